@@ -1,0 +1,37 @@
+"""Every bound of the system that is not a setting, with what it protects.
+
+A limit that an operator may want to move is a setting (see each role's settings);
+one that two processes must agree on stands here.
+"""
+
+from __future__ import annotations
+
+TOPIC_NAME_LENGTH_MAX = 249
+"""Kafka's own bound: name, dash and partition must fit a file name of 255 bytes."""
+
+KAFKA_FRAME_BYTES_MAX = 100 * 1024 * 1024
+"""Largest Kafka request (Kafka: socket.request.max.bytes)."""
+
+FORWARD_CHUNK_BYTES_MAX = 1024 * 1024
+"""Largest part of a relayed frame: gRPC streams carry 64 KiB to 1 MiB best."""
+
+GRPC_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Largest gRPC message. Above a chunk, because one batch may exceed every limit."""
+
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""Largest record batch that a topic may allow (max.message.bytes is below it)."""
+
+REPLICA_CREDIT_BYTES = 8 * 1024 * 1024
+"""Batches that a leader may have on the way to one follower node."""
+
+PRODUCER_ID_BLOCK_COUNT = 1000
+"""Producer ids in one block (KIP-730)."""
+
+PRODUCER_BATCHES_KEPT_MAX = 5
+"""Batches per producer that idempotence remembers; clients send at most five at once."""
+
+PARTITIONS_PER_REQUEST_MAX = 20_000
+"""Partitions that one admin request may create."""
+
+FEATURE_LEVEL = 1
+"""Metadata feature level of this build."""

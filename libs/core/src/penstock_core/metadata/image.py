@@ -1,0 +1,388 @@
+"""The immutable image of the cluster, and `apply`, the only way to a newer one.
+
+Controllers, nodes and gateways all hold a `MetadataImage` and advance it with the
+same records, so "what does this role believe" has one answer: its image's version.
+Applying copies only the maps that the records touch; images share the rest, and an
+old image stays valid for whoever still reads it (another thread included).
+
+A snapshot is `to_records()`; `MetadataImage.from_records` gives the image back.
+
+Records are the protobuf messages of the contract (docs/decisions/0002). The dataclasses
+here are what code reads: slotted, typed, hashable where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import metadata_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address: listener name ("" for gRPC and HTTP), host, port."""
+
+    listener: str
+    host: str
+    port: int
+    security: str = "PLAINTEXT"
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def from_pb(cls, message: common.Endpoint) -> Endpoint:
+        return cls(message.listener, message.host, message.port, message.security or "PLAINTEXT")
+
+    def to_pb(self) -> common.Endpoint:
+        return common.Endpoint(listener=self.listener, host=self.host, port=self.port, security=self.security)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """A registered storage node."""
+
+    node_id: NodeId
+    directory_id: bytes
+    node_epoch: int
+    version: str
+    feature_level: int
+    boot_id: bytes
+    rack: str
+    grpc: Endpoint
+    http: Endpoint
+    listeners: Mapping[str, Endpoint]
+    apis: Mapping[int, tuple[int, int]]
+    fenced: bool
+    in_controlled_shutdown: bool
+
+    @property
+    def active(self) -> bool:
+        """May lead partitions and join an ISR."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+    @classmethod
+    def from_pb(cls, r: pb.NodeRecord) -> NodeImage:
+        return cls(
+            node_id=NodeId(r.node_id),
+            directory_id=r.directory_id,
+            node_epoch=r.node_epoch,
+            version=r.process.version,
+            feature_level=r.process.feature_level,
+            boot_id=r.process.boot_id,
+            rack=r.rack,
+            grpc=Endpoint.from_pb(r.grpc),
+            http=Endpoint.from_pb(r.http),
+            listeners=MappingProxyType({e.listener: Endpoint.from_pb(e) for e in r.listeners}),
+            apis=MappingProxyType({a.api_key: (a.min_version, a.max_version) for a in r.apis}),
+            fenced=r.fenced,
+            in_controlled_shutdown=r.in_controlled_shutdown,
+        )
+
+    def to_pb(self) -> pb.NodeRecord:
+        return pb.NodeRecord(
+            node_id=self.node_id,
+            directory_id=self.directory_id,
+            node_epoch=self.node_epoch,
+            process=common.ProcessInfo(
+                version=self.version, feature_level=self.feature_level, boot_id=self.boot_id
+            ),
+            rack=self.rack,
+            grpc=self.grpc.to_pb(),
+            http=self.http.to_pb(),
+            listeners=[e.to_pb() for e in self.listeners.values()],
+            apis=[
+                common.ApiRange(api_key=k, min_version=low, max_version=high)
+                for k, (low, high) in self.apis.items()
+            ],
+            fenced=self.fenced,
+            in_controlled_shutdown=self.in_controlled_shutdown,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayImage:
+    """A live gateway; `record` is the contract's message, not to be changed."""
+
+    gateway_id: str
+    gateway_epoch: int
+    record: pb.GatewayRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionImage:
+    """State of one partition; see PartitionRecord for each field."""
+
+    topic_id: TopicId
+    partition: int
+    replicas: tuple[NodeId, ...]
+    isr: tuple[NodeId, ...]
+    leader: NodeId
+    leader_epoch: LeaderEpoch
+    partition_epoch: int
+    elr: tuple[NodeId, ...] = ()
+    adding_replicas: tuple[NodeId, ...] = ()
+    removing_replicas: tuple[NodeId, ...] = ()
+    recovering: bool = False
+    last_known_leader: NodeId = NodeId(-1)
+
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic_id, self.partition)
+
+    @classmethod
+    def from_pb(cls, r: pb.PartitionRecord) -> PartitionImage:
+        return cls(
+            topic_id=TopicId(r.topic_id),
+            partition=r.partition,
+            replicas=tuple(NodeId(n) for n in r.replicas),
+            isr=tuple(NodeId(n) for n in r.isr),
+            leader=NodeId(r.leader),
+            leader_epoch=LeaderEpoch(r.leader_epoch),
+            partition_epoch=r.partition_epoch,
+            elr=tuple(NodeId(n) for n in r.elr),
+            adding_replicas=tuple(NodeId(n) for n in r.adding_replicas),
+            removing_replicas=tuple(NodeId(n) for n in r.removing_replicas),
+            recovering=r.recovering,
+            last_known_leader=NodeId(r.last_known_leader),
+        )
+
+    def to_pb(self) -> pb.PartitionRecord:
+        return pb.PartitionRecord(
+            topic_id=self.topic_id,
+            partition=self.partition,
+            replicas=self.replicas,
+            isr=self.isr,
+            leader=self.leader,
+            leader_epoch=self.leader_epoch,
+            partition_epoch=self.partition_epoch,
+            elr=self.elr,
+            adding_replicas=self.adding_replicas,
+            removing_replicas=self.removing_replicas,
+            recovering=self.recovering,
+            last_known_leader=self.last_known_leader,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic with its partitions, by index."""
+
+    topic_id: TopicId
+    name: str
+    partitions: Mapping[int, PartitionImage] = field(default_factory=dict)
+
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """Everything that the cluster has agreed on, as of `version`.
+
+    `version` counts applied commands; only `apply` advances it. Treat every map as
+    read-only.
+    """
+
+    version: int = 0
+    cluster_id: bytes = b""
+    nodes: Mapping[NodeId, NodeImage] = field(default_factory=dict)
+    gateways: Mapping[str, GatewayImage] = field(default_factory=dict)
+    topics: Mapping[TopicId, TopicImage] = field(default_factory=dict)
+    topic_ids: Mapping[str, TopicId] = field(default_factory=dict)
+    configs: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
+    next_producer_id: int = 0
+
+    def topic(self, name: str) -> TopicImage | None:
+        """The topic of that name, or None."""
+        topic_id = self.topic_ids.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def partition(self, topic_id: TopicId, partition: int) -> PartitionImage | None:
+        """One partition by topic id, or None."""
+        topic = self.topics.get(topic_id)
+        return None if topic is None else topic.partitions.get(partition)
+
+    def config(self, resource_type: str, resource_name: str) -> Mapping[str, str]:
+        """Dynamic settings of one resource ("topic", "node", "cluster"); empty when none."""
+        return self.configs.get((resource_type, resource_name), _EMPTY)
+
+    def apply(self, records: Iterable[pb.MetadataRecord], version: int) -> MetadataImage:
+        """The image after `records`, which become version `version`.
+
+        Raises InvariantBroken when the version is not the next one or a record
+        speaks of something that isn't there: histories have then parted.
+        """
+        if version != self.version + 1:
+            raise InvariantBroken(f"delta {version} does not follow image version {self.version}")
+        builder = _Builder(self)
+        for record in records:
+            builder.replay(record)
+        return builder.finish(version)
+
+    def to_records(self) -> Iterator[pb.MetadataRecord]:
+        """Records that, applied to an empty image, give this one back."""
+        if self.cluster_id:
+            yield pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=self.cluster_id))
+        for node in self.nodes.values():
+            yield pb.MetadataRecord(node=node.to_pb())
+        for gateway in self.gateways.values():
+            yield pb.MetadataRecord(gateway=gateway.record)
+        for topic in self.topics.values():
+            yield pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic.topic_id, name=topic.name))
+            for partition in topic.partitions.values():
+                yield pb.MetadataRecord(partition=partition.to_pb())
+        for (kind, name), settings in self.configs.items():
+            for key, value in settings.items():
+                yield pb.MetadataRecord(
+                    config=pb.ConfigRecord(resource_type=kind, resource_name=name, key=key, value=value)
+                )
+        for name, level in self.features.items():
+            yield pb.MetadataRecord(feature=pb.FeatureRecord(name=name, level=level))
+        if self.next_producer_id:
+            yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=self.next_producer_id))
+
+    @classmethod
+    def from_records(cls, records: Iterable[pb.MetadataRecord], version: int) -> MetadataImage:
+        """The image that a snapshot of `version` holds."""
+        builder = _Builder(cls())
+        for record in records:
+            builder.replay(record)
+        return builder.finish(version)
+
+
+class _Builder:
+    """Replays records onto private copies of the maps that they touch."""
+
+    def __init__(self, base: MetadataImage) -> None:
+        self._base = base
+        self._cluster_id = base.cluster_id
+        self._nodes: dict[NodeId, NodeImage] | None = None
+        self._gateways: dict[str, GatewayImage] | None = None
+        self._topics: dict[TopicId, TopicImage] | None = None
+        self._topic_ids: dict[str, TopicId] | None = None
+        self._configs: dict[tuple[str, str], Mapping[str, str]] | None = None
+        self._features: dict[str, int] | None = None
+        self._next_producer_id = base.next_producer_id
+        # Topics whose partition map is already a private copy.
+        self._private: set[TopicId] = set()
+
+    def replay(self, record: pb.MetadataRecord) -> None:
+        kind = record.WhichOneof("record")
+        if kind is None:
+            raise InvariantBroken("metadata record of a kind that this version does not know")
+        getattr(self, f"_replay_{kind}")(getattr(record, kind))
+
+    def finish(self, version: int) -> MetadataImage:
+        base = self._base
+        return MetadataImage(
+            version=version,
+            cluster_id=self._cluster_id,
+            nodes=base.nodes if self._nodes is None else self._nodes,
+            gateways=base.gateways if self._gateways is None else self._gateways,
+            topics=base.topics if self._topics is None else self._topics,
+            topic_ids=base.topic_ids if self._topic_ids is None else self._topic_ids,
+            configs=base.configs if self._configs is None else self._configs,
+            features=base.features if self._features is None else self._features,
+            next_producer_id=self._next_producer_id,
+        )
+
+    def _own_topics(self) -> dict[TopicId, TopicImage]:
+        if self._topics is None:
+            self._topics = dict(self._base.topics)
+        return self._topics
+
+    def _own_topic_ids(self) -> dict[str, TopicId]:
+        if self._topic_ids is None:
+            self._topic_ids = dict(self._base.topic_ids)
+        return self._topic_ids
+
+    def _own_nodes(self) -> dict[NodeId, NodeImage]:
+        if self._nodes is None:
+            self._nodes = dict(self._base.nodes)
+        return self._nodes
+
+    def _own_gateways(self) -> dict[str, GatewayImage]:
+        if self._gateways is None:
+            self._gateways = dict(self._base.gateways)
+        return self._gateways
+
+    def _own_configs(self) -> dict[tuple[str, str], Mapping[str, str]]:
+        if self._configs is None:
+            self._configs = dict(self._base.configs)
+        return self._configs
+
+    def _replay_cluster(self, r: pb.ClusterRecord) -> None:
+        if self._cluster_id and self._cluster_id != r.cluster_id:
+            raise InvariantBroken("a cluster id is written once")
+        self._cluster_id = r.cluster_id
+
+    def _replay_node(self, r: pb.NodeRecord) -> None:
+        self._own_nodes()[NodeId(r.node_id)] = NodeImage.from_pb(r)
+
+    def _replay_node_removed(self, r: pb.NodeRemovedRecord) -> None:
+        self._own_nodes().pop(NodeId(r.node_id), None)
+        self._own_configs().pop(("node", str(r.node_id)), None)
+
+    def _replay_gateway(self, r: pb.GatewayRecord) -> None:
+        self._own_gateways()[r.gateway_id] = GatewayImage(r.gateway_id, r.gateway_epoch, r)
+
+    def _replay_gateway_removed(self, r: pb.GatewayRemovedRecord) -> None:
+        self._own_gateways().pop(r.gateway_id, None)
+
+    def _replay_topic(self, r: pb.TopicRecord) -> None:
+        topic_id = TopicId(r.topic_id)
+        self._own_topics()[topic_id] = TopicImage(topic_id, r.name, {})
+        self._own_topic_ids()[r.name] = topic_id
+        self._private.add(topic_id)
+
+    def _replay_topic_removed(self, r: pb.TopicRemovedRecord) -> None:
+        topic = self._own_topics().pop(TopicId(r.topic_id), None)
+        if topic is None:
+            raise InvariantBroken(f"removed topic {r.topic_id.hex()} is not there")
+        del self._own_topic_ids()[topic.name]
+        self._own_configs().pop(("topic", topic.name), None)
+
+    def _replay_partition(self, r: pb.PartitionRecord) -> None:
+        topic_id = TopicId(r.topic_id)
+        topics = self._own_topics()
+        topic = topics.get(topic_id)
+        if topic is None:
+            raise InvariantBroken(f"partition {r.partition} of topic {r.topic_id.hex()}, which is not there")
+        if topic_id not in self._private:
+            topic = topics[topic_id] = replace(topic, partitions=dict(topic.partitions))
+            self._private.add(topic_id)
+        # Private by construction: this builder made the dict.
+        partitions: dict[int, PartitionImage] = topic.partitions  # type: ignore[assignment]
+        partitions[r.partition] = PartitionImage.from_pb(r)
+
+    def _replay_config(self, r: pb.ConfigRecord) -> None:
+        configs = self._own_configs()
+        key = (r.resource_type, r.resource_name)
+        settings = dict(configs.get(key, {}))
+        if r.HasField("value"):
+            settings[r.key] = r.value
+        else:
+            settings.pop(r.key, None)
+        if settings:
+            configs[key] = settings
+        else:
+            configs.pop(key, None)
+
+    def _replay_producer_ids(self, r: pb.ProducerIdsRecord) -> None:
+        if r.next_producer_id < self._next_producer_id:
+            raise InvariantBroken("producer ids never go back")
+        self._next_producer_id = r.next_producer_id
+
+    def _replay_feature(self, r: pb.FeatureRecord) -> None:
+        if self._features is None:
+            self._features = dict(self._base.features)
+        self._features[r.name] = r.level
