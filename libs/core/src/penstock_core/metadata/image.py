@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from penstock_core.errors import InvariantBroken
-from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -131,7 +131,7 @@ class PartitionImage:
     adding_replicas: tuple[NodeId, ...] = ()
     removing_replicas: tuple[NodeId, ...] = ()
     recovering: bool = False
-    last_known_leader: NodeId = NodeId(-1)
+    last_known_leader: NodeId = NO_NODE
 
     @property
     def key(self) -> TopicPartition:
@@ -151,7 +151,7 @@ class PartitionImage:
             adding_replicas=tuple(NodeId(n) for n in r.adding_replicas),
             removing_replicas=tuple(NodeId(n) for n in r.removing_replicas),
             recovering=r.recovering,
-            last_known_leader=NodeId(r.last_known_leader),
+            last_known_leader=NodeId(r.last_known_leader) if r.last_known_leader else NO_NODE,
         )
 
     def to_pb(self) -> pb.PartitionRecord:
