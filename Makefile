@@ -16,3 +16,44 @@ setup: .venv/.ready ## make .venv with every package of this repository
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	touch $@
+
+.PHONY: test lint unit-test cluster-test spark-test compose-test proto lock clean
+PYTEST := $(BIN)/python -m pytest
+
+test: setup ## every check and test: the README's test command
+	$(MAKE) --no-print-directory lint
+	$(PYTEST) tests
+
+lint: setup ## ruff, mypy --strict, import contracts, generated files current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/generate_protos.py --check
+	$(BIN)/python tools/lock.py --check
+
+unit-test: setup ## the tests that start nothing
+	$(PYTEST) tests/unit
+
+cluster-test: setup ## real processes and real Kafka clients
+	$(PYTEST) tests/cluster
+
+spark-test: setup ## real Spark
+	$(PYTEST) tests/spark
+
+compose-test: setup ## images, compose, a killed container; starts Docker Engine when none runs
+	$(PYTEST) tests/compose
+
+proto: setup ## generate the protobuf stubs again
+	$(BIN)/python tools/generate_protos.py
+
+lock: setup ## resolve constraints.txt again
+	$(BIN)/python tools/lock.py
+
+clean: ## remove what make made, the environment included
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-report bench-report
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
+
+.PHONY: bench
+bench: setup ## Penstock beside Apache Kafka (needs java, mvn and kcat)
+	$(BIN)/python -m bench.compare

@@ -1,60 +1,135 @@
-"""Write constraints.txt: exact versions and hashes of everything third-party.
+"""Write constraints.txt, and from it what each service needs to run alone.
 
-Reads the dependencies of every package of this repository and the `dev` group of
-the root pyproject.toml, and resolves them together, so that one file pins them all.
+constraints.txt pins every third-party package, with hashes, for the packages of this
+repository and the `dev` group of the root pyproject.toml, resolved together.
+`services/<role>/requirements.txt` is the part of it that one service needs: derived,
+never edited; a test proves that it is current.
 
-    python tools/lock.py             resolve again, keeping today's versions where possible
-    python tools/lock.py --upgrade   take the newest versions
+    .venv/bin/python tools/lock.py             resolve again, keeping versions where possible
+    .venv/bin/python tools/lock.py --upgrade   take the newest versions
+    .venv/bin/python tools/lock.py --derive    only write the services' requirements again
+    .venv/bin/python tools/lock.py --check     exit 1 when one of those is stale
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
+SERVICES = ("controller", "storage-node", "gateway")
+HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
+
+
+def project_tables() -> dict[Path, dict[str, list[str]]]:
+    """Requirements of every package of this repository, by its folder."""
+    tables: dict[Path, dict[str, list[str]]] = {}
+    for pyproject in sorted(ROOT.glob("*/**/pyproject.toml")):
+        if ".venv" in pyproject.parts:
+            continue
+        document = tomllib.loads(pyproject.read_text())
+        project = document["project"]
+        extras = [r for group in project.get("optional-dependencies", {}).values() for r in group]
+        tables[pyproject.parent] = {
+            "name": [project["name"]],
+            "runtime": project["dependencies"],
+            "other": [*extras, *document["build-system"]["requires"]],
+        }
+    return tables
 
 
 def third_party_requirements() -> list[str]:
     """Requirements of all packages and of the dev group that are not our own packages."""
-    wanted: set[str] = set()
-    own: set[str] = set()
-    for pyproject in sorted(ROOT.glob("*/**/pyproject.toml")):
-        project = tomllib.loads(pyproject.read_text())["project"]
-        own.add(project["name"])
-        wanted.update(project["dependencies"])
-        for extra in project.get("optional-dependencies", {}).values():
-            wanted.update(extra)
-        build = tomllib.loads(pyproject.read_text())["build-system"]
-        wanted.update(build["requires"])
+    tables = project_tables().values()
+    own = {table["name"][0] for table in tables}
+    wanted = {r for table in tables for r in (*table["runtime"], *table["other"])}
     wanted.update(tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"])
-    return sorted(r for r in wanted if r.split("==")[0].split(">")[0].split("[")[0] not in own)
+    return sorted(r for r in wanted if Requirement(r).name not in own)
+
+
+def pinned_blocks() -> dict[str, str]:
+    """The lines of constraints.txt that pin one package, by its canonical name."""
+    blocks: dict[str, str] = {}
+    for block in re.split(r"\n(?=\S)", CONSTRAINTS.read_text().strip()):
+        if "==" in block:
+            blocks[canonicalize_name(block.split("==")[0].strip())] = block.rstrip() + "\n"
+    return blocks
+
+
+def closure(names: set[str]) -> set[str]:
+    """`names` and all that they need, by the metadata of the installed packages."""
+    seen: set[str] = set()
+    waiting = [(name, "") for name in names]
+    while waiting:
+        name, extra = waiting.pop()
+        key = canonicalize_name(name)
+        if (mark := f"{key}[{extra}]") in seen:
+            continue
+        seen.add(mark)
+        for text in importlib.metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                waiting.extend((requirement.name, e) for e in ("", *requirement.extras))
+    return {mark.split("[")[0] for mark in seen}
+
+
+def service_requirements(service: str) -> str:
+    """Text of services/<service>/requirements.txt."""
+    own = {table["name"][0] for table in project_tables().values()}
+    needed = closure({f"penstock-{service}"}) - {canonicalize_name(name) for name in own}
+    # setuptools builds our own packages where they are installed from source.
+    needed |= {"setuptools", "wheel"}
+    blocks = pinned_blocks()
+    return HEADER + "".join(blocks[name] for name in sorted(needed))
+
+
+def derive(*, check: bool) -> int:
+    stale = []
+    for service in SERVICES:
+        path = ROOT / "services" / service / "requirements.txt"
+        text = service_requirements(service)
+        if not path.exists() or path.read_text() != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not check:
+                path.write_text(text)
+    if check and stale:
+        print("stale, run tools/lock.py --derive:", ", ".join(stale))
+        return 1
+    return 0
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    parser.add_argument("--derive", action="store_true", help="only write the services' requirements")
+    parser.add_argument("--check", action="store_true", help="compare only, write nothing")
+    arguments = parser.parse_args()
+    if arguments.check or arguments.derive:
+        return derive(check=arguments.check)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "requirements.in"
         source.write_text("\n".join(third_party_requirements()) + "\n")
-        return subprocess.run(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "piptools",
-                    "compile",
-                    "--quiet",
-                    "--generate-hashes",
-                    "--strip-extras",
-                ),
-                *("--allow-unsafe", "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links"),
-                *("--no-emit-options", "--no-header", "--no-annotate"),
-                *("--output-file", str(ROOT / "constraints.txt"), *sys.argv[1:], str(source)),
-            ],
-            check=False,
-        ).returncode
+        command = [
+            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--strip-extras"),
+            *("--allow-unsafe", "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links"),
+            *("--no-emit-options", "--no-header", "--no-annotate"),
+            *(["--upgrade"] if arguments.upgrade else []),
+            *("--output-file", str(CONSTRAINTS), str(source)),
+        ]
+        subprocess.run(command, check=True)
+    return derive(check=False)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,122 @@
+"""The peer of the benchmarks: Apache Kafka in KRaft mode, from Maven jars, on loopback.
+
+`fetch_jars` copies the jars by their coordinates with mvn (once, into a cache folder);
+`KafkaCluster` formats and starts 1 or 3 combined brokers as the project's own start
+script would: 1 GiB heap, G1. Ends its processes by their ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import psutil
+
+KAFKA_VERSION = "4.3.1"
+ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock-bench"
+START_TIMEOUT_S = 60
+
+
+def fetch_jars() -> Path:
+    """Folder with Kafka's jars; needs mvn on the first call."""
+    folder = CACHE / f"kafka-{KAFKA_VERSION}"
+    if (folder / "complete").exists():
+        return folder
+    if shutil.which("mvn") is None:
+        raise SystemExit("the peer's jars come by Maven coordinates: install maven, then run this again")
+    folder.mkdir(parents=True, exist_ok=True)
+    dependencies = ""
+    for artifact in ARTIFACTS:
+        group, name, version = artifact.split(":")
+        dependencies += (
+            f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+            f"<version>{version}</version></dependency>"
+        )
+    (folder / "pom.xml").write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>peer</artifactId>"
+        f"<version>1</version><dependencies>{dependencies}</dependencies></project>"
+    )
+    subprocess.run(
+        ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies",
+         f"-DoutputDirectory={folder}", "-DincludeScope=runtime"],
+        check=True,
+    )  # fmt: skip
+    (folder / "complete").touch()
+    return folder
+
+
+class KafkaCluster:
+    """Combined KRaft brokers on loopback, ports from `first_port` on, three per node."""
+
+    def __init__(self, folder: Path, node_count: int, first_port: int = 19092) -> None:
+        self.folder = folder
+        self.node_count = node_count
+        self.processes: list[psutil.Popen] = []
+        self._ports = [(first_port + 3 * n, first_port + 3 * n + 1) for n in range(node_count)]
+        self._jars = fetch_jars()
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._ports[0][0]}"
+
+    def start(self) -> None:
+        """Format and start every node; returns at once, clients retry until it answers."""
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        voters = ",".join(f"{n + 1}@127.0.0.1:{port[1]}" for n, port in enumerate(self._ports))
+        for index, (client_port, controller_port) in enumerate(self._ports):
+            folder = self.folder / f"kafka-{index + 1}"
+            folder.mkdir(parents=True)
+            settings = folder / "server.properties"
+            settings.write_text(
+                f"process.roles=broker,controller\nnode.id={index + 1}\n"
+                f"controller.quorum.voters={voters}\ncontroller.listener.names=CONTROLLER\n"
+                f"listeners=PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}\n"
+                f"log.dirs={folder}/data\noffsets.topic.replication.factor={self.node_count}\n"
+                "auto.create.topics.enable=false\n"
+            )
+            self._java(
+                folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings)
+            ).wait(60)
+        for index in range(self.node_count):
+            folder = self.folder / f"kafka-{index + 1}"
+            self.processes.append(self._java(folder, "kafka.Kafka", str(folder / "server.properties")))
+
+    def rss_bytes(self) -> list[int]:
+        return [process.memory_info().rss for process in self.processes]
+
+    def cpu_seconds(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        deadline = time.monotonic() + 20
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except psutil.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+    def _java(self, folder: Path, main_class: str, *arguments: str) -> psutil.Popen:
+        log = (folder / f"{main_class}.log").open("wb")
+        command = [
+            "java",
+            "-Xms1G",
+            "-Xmx1G",
+            "-XX:+UseG1GC",
+            "-cp",
+            f"{self._jars}/*",
+            main_class,
+            *arguments,
+        ]
+        with log:
+            return psutil.Popen(command, stdout=log, stderr=log, cwd=folder)

@@ -1,0 +1,81 @@
+"""Each service installs from its own requirements into an empty environment, and starts there.
+
+One shared environment hides an import that a service does not declare; this does not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from support.ports import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 30
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def install(service: str, folder: Path) -> Path:
+    """A new environment that holds one service; returns its bin folder."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    bin_folder = folder / "bin"
+    pip = [str(bin_folder / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    requirements = ROOT / "services" / service / "requirements.txt"
+    subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(requirements)], check=True)
+    packages = ["proto", "libs/core", "libs/runtime", f"services/{service}"]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-build-isolation", *(f"{ROOT / package}" for package in packages)], check=True
+    )
+    subprocess.run([*pip[:3], "check"], check=True)
+    return bin_folder
+
+
+def arguments(service: str, folder: Path, http_port: int) -> list[str]:
+    grpc_port, raft_port, kafka_port = free_ports(3)
+    common = ["--http-bind", f"127.0.0.1:{http_port}", "--grpc-bind", f"127.0.0.1:{grpc_port}"]
+    data = ["--data-dir", str(folder / "data")]
+    if service == "controller":
+        return [
+            *(*common, *data, "--controller-id", "1", "--raft-bind", f"127.0.0.1:{raft_port}"),
+            *("--raft-peers", f"1@127.0.0.1:{raft_port}", "--controllers", f"1@127.0.0.1:{grpc_port}"),
+        ]
+    nowhere = ["--controllers", f"127.0.0.1:{raft_port}"]
+    mode = "direct" if service == "storage-node" else "proxy"
+    listener = f'[{{"name": "L", "bind": "127.0.0.1:{kafka_port}", "mode": "{mode}"}}]'
+    if service == "gateway":
+        return [*common, *nowhere, "--listeners", listener, "--gateway-id", "alone"]
+    return [*common, *nowhere, *data, "--listeners", listener]
+
+
+@pytest.mark.parametrize("service", ["controller", "storage-node", "gateway"])
+def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None:
+    bin_folder = install(service, tmp_path / "env")
+    command = str(bin_folder / f"penstock-{service}")
+    shown = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
+    assert "--http-bind" in shown.stdout
+
+    (http_port,) = free_ports(1)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "PYTHON"))}
+    process = subprocess.Popen([command, *arguments(service, tmp_path, http_port)], env=environment)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert process.poll() is None, f"{service} ended with {process.returncode}"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/healthz", timeout=2) as response:
+                    assert response.status == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"{service} did not answer"
+                time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
