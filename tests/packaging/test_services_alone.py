@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.ports import free_ports
+from penstock.local.ports import choose_free
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 30
@@ -32,14 +32,15 @@ def install(service: str, folder: Path) -> Path:
     subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(requirements)], check=True)
     packages = ["proto", "libs/core", "libs/runtime", f"services/{service}"]
     subprocess.run(
-        [*pip, "--no-deps", "--no-build-isolation", *(f"{ROOT / package}" for package in packages)], check=True
+        [*pip, "--no-deps", "--no-build-isolation", *(f"{ROOT / package}" for package in packages)],
+        check=True,
     )
     subprocess.run([*pip[:3], "check"], check=True)
     return bin_folder
 
 
 def arguments(service: str, folder: Path, http_port: int) -> list[str]:
-    grpc_port, raft_port, kafka_port = free_ports(3)
+    grpc_port, raft_port, kafka_port = choose_free(3, set())
     common = ["--http-bind", f"127.0.0.1:{http_port}", "--grpc-bind", f"127.0.0.1:{grpc_port}"]
     data = ["--data-dir", str(folder / "data")]
     if service == "controller":
@@ -62,7 +63,7 @@ def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None
     shown = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     assert "--http-bind" in shown.stdout
 
-    (http_port,) = free_ports(1)
+    (http_port,) = choose_free(1, set())
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "PYTHON"))}
     process = subprocess.Popen([command, *arguments(service, tmp_path, http_port)], env=environment)
     try:

@@ -1,0 +1,90 @@
+"""Storage nodes and controllers die under load: no acked record is lost, and they come back whole."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.cluster import running_cluster
+from support.kafka import Load, check_nothing_lost, create_topic, describe, read_all, wait_for_full_isr
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+def busiest_leader(bootstrap: str, topic: str) -> str:
+    """Name of the node that leads most partitions."""
+    leaders = Counter(partition.leader for partition in describe(bootstrap, topic).values())
+    return f"node-{leaders.most_common(1)[0][0]}"
+
+
+@pytest.mark.parametrize("mode", ["proxy", "direct"])
+def test_leader_killed_under_load(tmp_path: Path, mode: str) -> None:
+    with running_cluster(tmp_path) as cluster:
+        bootstrap = cluster.bootstrap if mode == "proxy" else cluster.direct_bootstrap
+        create_topic(bootstrap, "events", 6, 3, min_insync_replicas="2")
+        with Load(bootstrap, "events", rate_per_s=3_000) as load:
+            load.wait_for_acks(3_000)
+            victim = busiest_leader(bootstrap, "events")
+            cluster.kill(victim)
+            load.wait_for_acks(3_000)
+            cluster.start(victim)
+            wait_for_full_isr(bootstrap, "events")
+            load.wait_for_acks(1_000)
+        print(f"{mode}: longest gap {load.ledger.longest_gap_s():.2f} s, {len(load.ledger.acked)} acked")
+        check_nothing_lost(load.ledger, read_all(bootstrap, "events"))
+
+
+def test_every_node_killed_one_after_another(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "events", 6, 3)
+        with Load(cluster.bootstrap, "events", rate_per_s=2_000) as load:
+            for name in ("node-1", "node-2", "node-3"):
+                load.wait_for_acks(1_000)
+                cluster.kill(name)
+                load.wait_for_acks(1_000)
+                cluster.start(name)
+                wait_for_full_isr(cluster.bootstrap, "events")
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))
+
+
+def test_everything_killed_at_once_comes_back_by_itself(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "events", 6, 3)
+        with Load(cluster.bootstrap, "events", rate_per_s=2_000) as load:
+            load.wait_for_acks(2_000)
+            names = [process.name for process in cluster.status().processes]
+            for name in names:
+                cluster.kill(name)
+            notes = cluster.start(*names)
+            assert notes == []
+            load.wait_for_acks(1_000)
+        wait_for_full_isr(cluster.bootstrap, "events")
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))
+
+
+def test_controllers_killed_one_after_another(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "events", 3, 3)
+        with Load(cluster.bootstrap, "events") as load:
+            for name in ("controller-1", "controller-2", "controller-3"):
+                load.wait_for_acks(1_000)
+                cluster.kill(name)
+                load.wait_for_acks(1_000)
+                # Two of three are a quorum: metadata changes go on.
+                create_topic(cluster.bootstrap, f"while-{name}-is-dead", 1)
+                cluster.start(name)
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))
+
+
+def test_stopped_node_drains_first(tmp_path: Path) -> None:
+    """TERM moves leadership away before the node goes: no record waits for a failure to be noticed."""
+    with running_cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "events", 6, 3)
+        with Load(cluster.bootstrap, "events") as load:
+            load.wait_for_acks(2_000)
+            cluster.kill(busiest_leader(cluster.bootstrap, "events"), signal.SIGTERM)
+            load.wait_for_acks(2_000)
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))

@@ -1,0 +1,1 @@
+"""What tests of several kinds share: clusters of real processes, and Kafka clients that keep count."""

@@ -1,0 +1,236 @@
+"""Three Kafka clients behind one small face, so that one scenario runs with each of them.
+
+A `Writer` sends numbered records in a thread of its own and notes every ack; `read`
+returns all values of a topic. Nothing here is tuned for Penstock: the settings are the
+clients' own but for idempotence and acks=all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import aiokafka
+import aiokafka.admin
+import kafka
+import kafka.admin
+
+from support.kafka import Ledger, Load, create_topic, read_all
+from support.waiting import wait_for
+
+RATE_PER_S = 200
+READ_TIMEOUT_S = 60.0
+
+
+class Writer(ABC):
+    """Sends records until closed; `ledger.ack_times_s` and `ledger.acked` grow meanwhile."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
+    @abstractmethod
+    def __enter__(self) -> Writer: ...
+
+    @abstractmethod
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None: ...
+
+    def wait_for_acks(self, more: int, timeout_s: float = 30.0) -> None:
+        wanted = len(self.ledger.acked) + more
+        wait_for(lambda: len(self.ledger.acked) >= wanted, f"{more} more acknowledgements", timeout_s)
+
+
+class ConfluentWriter(Writer):
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._load = Load(bootstrap, topic, rate_per_s=RATE_PER_S, keys=8)
+        self.ledger = self._load.ledger
+
+    def __enter__(self) -> Writer:
+        self._load.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._load.__exit__(kind, error, trace)
+
+
+class ThreadWriter(Writer):
+    """A writer whose sending runs in a thread that ends when `_stop` is set."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__()
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._guarded, name=type(self).__name__)
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        self._stop.set()
+        self._thread.join(120)
+        if kind is None:
+            assert not self._thread.is_alive(), "the client did not close"
+            assert self._failure is None, self._failure
+            assert not self.ledger.errors, self.ledger.errors[:3]
+            assert len(self.ledger.acked) == len(self.ledger.values), "records without an answer"
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._failure = error
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+    def _value(self, number: int) -> bytes:
+        value = self.ledger.values[number] = b"%d:%s" % (number, b"x" * 80)
+        return value
+
+    def _acked(self, number: int, partition: int, offset: int) -> None:
+        self.ledger.acked[number] = (partition, offset)
+        self.ledger.ack_times_s.append(time.monotonic())
+
+
+class KafkaPythonWriter(ThreadWriter):
+    def run(self) -> None:
+        producer = kafka.KafkaProducer(bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True)
+        for number in itertools.count():
+            if self._stop.is_set():
+                break
+            future = producer.send(self._topic, self._value(number), key=b"key-%d" % (number % 8))
+            future.add_callback(lambda m, number=number: self._acked(number, m.partition, m.offset))
+            future.add_errback(lambda e, number=number: self.ledger.errors.append(f"{number}: {e}"))
+            time.sleep(1 / RATE_PER_S)
+        producer.flush(60)
+        producer.close()
+
+
+class AiokafkaWriter(ThreadWriter):
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True
+        )
+        await producer.start()
+        try:
+            for number in itertools.count():
+                if self._stop.is_set():
+                    break
+                future = await producer.send(self._topic, self._value(number), key=b"key-%d" % (number % 8))
+                future.add_done_callback(lambda f, number=number: self._done(number, f))
+                await asyncio.sleep(1 / RATE_PER_S)
+            await asyncio.wait_for(producer.flush(), 60)
+        finally:
+            await producer.stop()
+
+    def _done(self, number: int, future: asyncio.Future[aiokafka.structs.RecordMetadata]) -> None:
+        error = future.exception()
+        if error is not None:
+            self.ledger.errors.append(f"{number}: {error}")
+        else:
+            self._acked(number, future.result().partition, future.result().offset)
+
+
+def confluent_read(bootstrap: str, topic: str) -> list[bytes]:
+    return [record.value for record in read_all(bootstrap, topic)]
+
+
+def kafka_python_read(bootstrap: str, topic: str) -> list[bytes]:
+    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)
+    try:
+        partitions = [kafka.TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        values: list[bytes] = []
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while len(values) < sum(ends.values()):
+            assert time.monotonic() < deadline, f"read {len(values)} of {sum(ends.values())}"
+            for records in consumer.poll(timeout_ms=500).values():
+                values += [record.value for record in records]
+        return values
+    finally:
+        consumer.close()
+
+
+def aiokafka_read(bootstrap: str, topic: str) -> list[bytes]:
+    async def read() -> list[bytes]:
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            numbers = consumer.partitions_for_topic(topic) or await _partitions(consumer, topic)
+            partitions = [aiokafka.TopicPartition(topic, p) for p in numbers]
+            ends = await consumer.end_offsets(partitions)
+            consumer.assign(partitions)
+            await consumer.seek_to_beginning(*partitions)
+            values: list[bytes] = []
+            while len(values) < sum(ends.values()):
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    values += [record.value for record in records]
+            return values
+        finally:
+            await consumer.stop()
+
+    async def bounded() -> list[bytes]:
+        return await asyncio.wait_for(read(), READ_TIMEOUT_S)
+
+    return asyncio.run(bounded())
+
+
+async def _partitions(consumer: aiokafka.AIOKafkaConsumer, topic: str) -> set[int]:
+    # A consumer without a subscription learns only of the topics that it asked for.
+    metadata = await consumer._client.fetch_all_metadata()
+    found: set[int] = metadata.partitions_for_topic(topic)
+    return found
+
+
+def confluent_create(bootstrap: str, topic: str, partitions: int) -> None:
+    create_topic(bootstrap, topic, partitions)
+
+
+def kafka_python_create(bootstrap: str, topic: str, partitions: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.create_topics([kafka.admin.NewTopic(topic, partitions, -1)])
+    finally:
+        admin.close()
+
+
+def aiokafka_create(bootstrap: str, topic: str, partitions: int) -> None:
+    async def create() -> None:
+        admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        try:
+            answer = await admin.create_topics([aiokafka.admin.NewTopic(topic, partitions, 3)])
+            assert [error[1] for error in answer.topic_errors] == [0], answer
+        finally:
+            await admin.close()
+
+    asyncio.run(create())
+
+
+WRITERS: dict[str, Callable[[str, str], Writer]] = {
+    "confluent-kafka": ConfluentWriter,
+    "kafka-python": KafkaPythonWriter,
+    "aiokafka": AiokafkaWriter,
+}
+READERS: dict[str, Callable[[str, str], list[bytes]]] = {
+    "confluent-kafka": confluent_read,
+    "kafka-python": kafka_python_read,
+    "aiokafka": aiokafka_read,
+}
+CREATORS: dict[str, Callable[[str, str, int], None]] = {
+    "confluent-kafka": confluent_create,
+    "kafka-python": kafka_python_create,
+    "aiokafka": aiokafka_create,
+}
+CLIENTS = list(WRITERS)

@@ -1,0 +1,284 @@
+"""Kafka clients that keep count: produce with every ack noted, read all back, compare.
+
+The client is confluent-kafka, idempotent with acks=all unless told otherwise. A record's
+value begins with its number, so that any record found can be named.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.waiting import wait_for
+
+CALL_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record as it was read."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    timestamp_ms: int
+
+
+@dataclass
+class Ledger:
+    """What was sent (`values` by number) and what was acknowledged (number -> partition, offset)."""
+
+    values: dict[int, bytes] = field(default_factory=dict)
+    acked: dict[int, tuple[int, int]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    ack_times_s: list[float] = field(default_factory=list)
+
+    def delivered(self, number: int, error: Any, message: Any) -> None:
+        """Delivery report of record `number`."""
+        if error is not None:
+            self.errors.append(f"{number}: {error.str()}")
+        else:
+            self.acked[number] = (message.partition(), message.offset())
+            self.ack_times_s.append(time.monotonic())
+
+    def longest_gap_s(self) -> float:
+        """The longest time between two acknowledgements that followed each other."""
+        times = self.ack_times_s
+        return max((later - sooner for sooner, later in pairwise(times)), default=0.0)
+
+
+def client_config(bootstrap: str, **more: Any) -> dict[str, Any]:
+    """A client's settings: one address, and its log kept off the terminal."""
+    logger = logging.getLogger("tests.librdkafka")
+    logger.propagate = False
+    return {"bootstrap.servers": bootstrap, "logger": logger, "reconnect.backoff.max.ms": 1_000, **more}
+
+
+def create_topic(
+    bootstrap: str, topic: str, partitions: int = 1, replication_factor: int = -1, **config: str
+) -> None:
+    """Create a topic; `config` names have _ for the dots."""
+    admin = AdminClient(client_config(bootstrap))
+    new = NewTopic(
+        topic,
+        num_partitions=partitions,
+        replication_factor=replication_factor,
+        config={name.replace("_", "."): value for name, value in config.items()},
+    )
+    admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=CALL_TIMEOUT_S)
+
+
+def describe(bootstrap: str, topic: str) -> dict[int, Any]:
+    """Partition metadata of a topic (leader, replicas, isrs) by number."""
+    admin = AdminClient(client_config(bootstrap))
+    found = admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic]
+    assert found.error is None, found.error
+    return dict(found.partitions)
+
+
+def wait_for_full_isr(bootstrap: str, topic: str, timeout_s: float = 30.0) -> None:
+    """Until every replica of every partition is in sync."""
+    admin = AdminClient(client_config(bootstrap))
+
+    def full() -> bool:
+        parts = admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic].partitions.values()
+        return bool(parts) and all(sorted(p.isrs) == sorted(p.replicas) for p in parts)
+
+    wait_for(full, f"every replica of {topic} in sync", timeout_s)
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    count: int,
+    *,
+    first: int = 0,
+    value_bytes: int = 100,
+    keys: int = 0,
+    ledger: Ledger | None = None,
+    timeout_s: float = 60.0,
+    **config: Any,
+) -> Ledger:
+    """Produce `count` records numbered from `first`; every one must be acknowledged."""
+    book = ledger or Ledger()
+    producer = _producer(bootstrap, timeout_s, config)
+    for number in range(first, first + count):
+        _send(producer, topic, number, value_bytes, keys, book)
+    left = producer.flush(timeout_s + 5)
+    assert left == 0, f"{left} records without an answer"
+    assert not book.errors, book.errors[:3]
+    return book
+
+
+class Load:
+    """A producer in a thread: sends until stopped, at most `rate_per_s`; then all must be acknowledged.
+
+    Use as a context manager; `ledger` grows while it runs.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        rate_per_s: float = 2_000,
+        value_bytes: int = 100,
+        keys: int = 64,
+        timeout_s: float = 60.0,
+        **config: Any,
+    ) -> None:
+        self.ledger = Ledger()
+        self._producer = _producer(bootstrap, timeout_s, config)
+        self._topic = topic
+        self._rate_per_s = rate_per_s
+        self._value_bytes = value_bytes
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        left = self._producer.flush(self._timeout_s + 5)
+        if kind is None:
+            assert self._failure is None, self._failure
+            assert left == 0, f"{left} records without an answer"
+            assert not self.ledger.errors, self.ledger.errors[:3]
+
+    def wait_for_acks(self, more: int, timeout_s: float = 30.0) -> None:
+        """Until `more` records than now are acknowledged: the cluster goes on."""
+        wanted = len(self.ledger.acked) + more
+        wait_for(lambda: len(self.ledger.acked) >= wanted, f"{more} more acknowledgements", timeout_s)
+
+    def _run(self) -> None:
+        begun = time.monotonic()
+        number = 0
+        try:
+            while not self._stop.is_set():
+                due = int((time.monotonic() - begun) * self._rate_per_s)
+                while number < due and not self._stop.is_set():
+                    _send(self._producer, self._topic, number, self._value_bytes, self._keys, self.ledger)
+                    number += 1
+                self._producer.poll(0.005)
+        except BaseException as error:
+            self._failure = error
+
+
+def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any) -> list[Record]:
+    """Every record of a topic, from the first offset to the end as it is now."""
+    consumer = Consumer(
+        client_config(
+            bootstrap,
+            **{
+                "group.id": "tests-unused",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                **config,
+            },
+        )
+    )
+    records: list[Record] = []
+    try:
+        partitions = consumer.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic].partitions
+        left = {}
+        for number in partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=CALL_TIMEOUT_S)
+            if high > low:
+                left[number] = high
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
+        deadline = time.monotonic() + timeout_s
+        while left:
+            assert time.monotonic() < deadline, f"read {len(records)} records, ends not reached: {left}"
+            for message in consumer.consume(2_000, timeout=0.2):
+                error = message.error()
+                if error is not None:
+                    assert error.retriable(), error
+                    continue
+                record = _record(message)
+                records.append(record)
+                if record.offset + 1 >= left.get(record.partition, 0):
+                    left.pop(record.partition, None)
+    finally:
+        consumer.close()
+    return records
+
+
+def check_nothing_lost(ledger: Ledger, records: list[Record], *, idempotent: bool = True) -> None:
+    """Every acked record is there at its offset, as it was sent; with `idempotent` no number is there twice,
+    and each key's records are in order."""
+    at = {(record.partition, record.offset): record.value for record in records}
+    lost = [n for n, place in ledger.acked.items() if at.get(place) != ledger.values[n]]
+    assert not lost, (
+        f"{len(lost)} acked records are lost, the first is {min(lost)} at {ledger.acked[min(lost)]}"
+    )
+    if not idempotent:
+        return
+    seen = Counter(number_of(record.value) for record in records)
+    doubled = [number for number, times in seen.items() if times > 1]
+    assert not doubled, f"{len(doubled)} records are there twice, the first is {min(doubled)}"
+    last: dict[tuple[int, bytes | None], int] = {}
+    for record in records:
+        number = number_of(record.value)
+        if record.key is not None:
+            assert last.get((record.partition, record.key), -1) < number, (
+                f"{record.key!r}: {number} is out of order"
+            )
+            last[(record.partition, record.key)] = number
+
+
+def number_of(value: bytes) -> int:
+    """The number with which a record's value begins."""
+    return int(value.partition(b":")[0])
+
+
+def _producer(bootstrap: str, timeout_s: float, config: dict[str, Any]) -> Producer:
+    return Producer(
+        client_config(
+            bootstrap,
+            **{
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 2,
+                "message.timeout.ms": int(timeout_s * 1000),
+                **config,
+            },
+        )
+    )
+
+
+def _send(producer: Producer, topic: str, number: int, value_bytes: int, keys: int, ledger: Ledger) -> None:
+    value = b"%d:" % number
+    value += b"x" * (value_bytes - len(value))
+    key = b"key-%d" % (number % keys) if keys else None
+    ledger.values[number] = value
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=partial(ledger.delivered, number))
+            break
+        except BufferError:
+            producer.poll(0.05)
+    if number % 200 == 0:
+        producer.poll(0)
+
+
+def _record(message: Any) -> Record:
+    return Record(
+        message.partition(), message.offset(), message.key(), message.value() or b"", message.timestamp()[1]
+    )

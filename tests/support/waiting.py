@@ -1,0 +1,23 @@
+"""Waiting for a condition with a deadline: the only way in which tests wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_INTERVAL_S = 0.05
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    """The first true value of `condition`; after the deadline the test fails and names `what`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s:.0f} s (last: {value!r})")
+        time.sleep(POLL_INTERVAL_S)
