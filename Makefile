@@ -15,7 +15,12 @@ setup: .venv/.ready ## make .venv with every package of this repository
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+	$(BIN)/python -m compileall -q $(PACKAGES)
 	touch $@
+
+.PHONY: demo
+demo: setup ## real flights, a killed node, Spark: the whole thing in about a minute (needs Java 17)
+	@$(BIN)/python -m demo
 
 .PHONY: test lint unit-test cluster-test spark-test compose-test proto lock clean
 PYTEST := $(BIN)/python -m pytest

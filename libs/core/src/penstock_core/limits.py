@@ -12,6 +12,9 @@ TOPIC_NAME_LENGTH_MAX = 249
 KAFKA_FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Largest Kafka request (Kafka: socket.request.max.bytes)."""
 
+KAFKA_DECODED_BYTES_MAX = 2 * 1024 * 1024
+"""Largest Kafka request but Produce: its parts become objects, tens of times its size."""
+
 FORWARD_CHUNK_BYTES_MAX = 1024 * 1024
 """Largest part of a relayed frame: gRPC streams carry 64 KiB to 1 MiB best."""
 
@@ -20,6 +23,12 @@ GRPC_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 """Largest record batch that a topic may allow (max.message.bytes is below it)."""
+
+DECOMPRESSED_BATCH_BYTES_MAX = 32 * 1024 * 1024
+"""Largest size that a produced batch may decompress to: it is checked in memory."""
+
+DECOMPRESSION_RATIO_MAX = 1100
+"""Largest growth of a batch above 1 MiB (gzip's own limit is 1032): a bomb stops here."""
 
 REPLICA_CREDIT_BYTES = 8 * 1024 * 1024
 """Batches that a leader may have on the way to one follower node."""

@@ -1,0 +1,1 @@
+"""The `penstock` command. `main` finds commands lazily: a command imports only what it uses."""

@@ -1,0 +1,153 @@
+"""Talking to a cluster by Kafka's protocol: clients, deadlines, and errors in plain words.
+
+librdkafka keeps trying for ever and tells its troubles to stderr. Here a broker that
+cannot be reached is found out first, by a bare connection, within a bound; its own log
+is switched off; and every error that comes back is turned into one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.errors import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import AdminClient
+
+BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
+CONNECT_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 15.0
+
+bootstrap_option = click.option(
+    "--bootstrap",
+    "-b",
+    default=BOOTSTRAP_DEFAULT,
+    envvar="PENSTOCK_BOOTSTRAP",
+    show_default=True,
+    metavar="HOST:PORT[,...]",
+    help="Kafka address of one or more gateways. Also PENSTOCK_BOOTSTRAP.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+def client_config(bootstrap: str, **more: Any) -> dict[str, Any]:
+    """Settings that every client of the command has."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": "penstock-cli",
+        # Its log would go to stderr in a form of its own; failures reach us as errors.
+        "logger": _silent_logger(),
+        "error_cb": lambda _error: None,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        **more,
+    }
+
+
+def check_reachable(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Raise UNREACHABLE unless something accepts a connection at one of the addresses."""
+    problems = []
+    for address in bootstrap.split(","):
+        host, port = _split_address(address.strip())
+        try:
+            socket.create_connection((host, port), timeout=timeout_s).close()
+            return
+        except socket.gaierror:
+            problems.append(f"{address}: no such host")
+        except TimeoutError:
+            problems.append(f"{address}: no answer within {timeout_s:.0f} s")
+        except OSError as error:
+            problems.append(f"{address}: {(error.strerror or str(error)).lower()}")
+    raise CommandError(
+        f"no broker can be reached ({'; '.join(problems)}); is the cluster up (`penstock local status`), "
+        "and is --bootstrap right?",
+        ExitCode.UNREACHABLE,
+    )
+
+
+def admin_client(bootstrap: str) -> AdminClient:
+    """An admin client of a cluster that was seen to accept connections."""
+    from confluent_kafka.admin import AdminClient
+
+    check_reachable(bootstrap)
+    return AdminClient(client_config(bootstrap))
+
+
+def cluster_metadata(client: Any, bootstrap: str, topic: str | None = None) -> Any:
+    """Metadata of all topics or of one, from any client; raises UNREACHABLE after a bound."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return (
+            client.list_topics(topic, timeout=CALL_TIMEOUT_S)
+            if topic
+            else client.list_topics(timeout=CALL_TIMEOUT_S)
+        )
+    except KafkaException as error:
+        raise failure(error.args[0], f"the cluster at {bootstrap}") from error
+
+
+def topic_metadata(client: Any, bootstrap: str, topic: str) -> Any:
+    """Metadata of one topic; an unknown one is an error that says how to make it."""
+    from confluent_kafka import KafkaError
+
+    found = cluster_metadata(client, bootstrap, topic).topics[topic]
+    if found.error is not None and found.error.code() != KafkaError.LEADER_NOT_AVAILABLE:
+        raise failure(found.error, f"topic {topic!r}")
+    return found
+
+
+def failure(error: KafkaError, thing: str) -> CommandError:
+    """An error of the client library or the broker, in one line that names `thing` and the mend."""
+    from confluent_kafka import KafkaError
+
+    code = error.code()
+    name = thing.split("'")[1] if "'" in thing else "NAME"
+    unreachable = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
+    if code in unreachable:
+        return CommandError(f"{thing}: no broker answers ({error.str()})", ExitCode.UNREACHABLE)
+    if code in (KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._MSG_TIMED_OUT):
+        return CommandError(
+            f"{thing}: no answer in time; look at `penstock local status`", ExitCode.UNREACHABLE
+        )
+    mends = {
+        KafkaError.UNKNOWN_TOPIC_OR_PART: f"does not exist; make it with `penstock topic create {name}`",
+        KafkaError._UNKNOWN_TOPIC: f"does not exist; make it with `penstock topic create {name}`",
+        KafkaError._UNKNOWN_PARTITION: f"has no such partition; see `penstock topic describe {name}`",
+        KafkaError.TOPIC_ALREADY_EXISTS: "exists already; --if-not-exists makes that no error",
+    }
+    if code in mends:
+        return CommandError(f"{thing} {mends[code]}")
+    return CommandError(f"{thing}: {error.str()} ({error.name()})")
+
+
+def wait_for(future: Any, thing: str) -> Any:
+    """The result of one admin future, within a bound."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return future.result(timeout=CALL_TIMEOUT_S + 5)
+    except KafkaException as error:
+        raise failure(error.args[0], thing) from error
+    except TimeoutError as error:
+        raise CommandError(f"{thing}: no answer in time", ExitCode.UNREACHABLE) from error
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise CommandError(f"--bootstrap {address!r}: write it as HOST:PORT", ExitCode.USAGE)
+    return host.strip("[]"), int(port)
+
+
+def _silent_logger() -> logging.Logger:
+    logger = logging.getLogger("penstock.librdkafka")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger

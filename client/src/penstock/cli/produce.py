@@ -1,0 +1,233 @@
+"""`penstock produce`: lines in, acknowledged records out.
+
+Rules: idempotent and acks=all always: a line that was counted as sent is on every
+in-sync replica, once. Lines that could not be delivered are counted, the first failure
+is told, and the exit code is 1. Ctrl-C delivers what was read so far.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from penstock.cli.kafka import bootstrap_option, check_reachable, client_config, failure, topic_metadata
+from penstock.cli.output import console, note, print_json
+from penstock.errors import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+POLL_EVERY_RECORDS = 512
+QUEUE_RECORDS_MAX = 200_000
+
+Advance = Callable[[int], None]
+
+
+@dataclass
+class Tally:
+    """What became of the lines: `failed` are those that no broker acknowledged."""
+
+    read: int = 0
+    acked: int = 0
+    failed: int = 0
+    value_bytes: int = 0
+    first_failure: str = ""
+
+    def delivered(self, error: Any, _message: Any) -> None:
+        """Delivery report of one record."""
+        if error is None:
+            self.acked += 1
+        else:
+            self.fail(str(error.str()))
+
+    def fail(self, reason: str) -> None:
+        self.failed += 1
+        self.first_failure = self.first_failure or reason
+
+
+@click.command("produce")
+@click.argument("topic")
+@click.option(
+    "--file", "-f", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read this, not stdin."
+)
+@click.option(
+    "--key-separator", "-K", metavar="TEXT", help="Split each line at the first TEXT into key and value."
+)
+@click.option("--partition", "-p", type=click.IntRange(min=0), help="Send all to this partition.")
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Seconds until a record that no broker acknowledges counts as failed.",
+)
+@bootstrap_option
+@click.option("--json", "as_json", is_flag=True, help="Print the tally as JSON on stdout.")
+def COMMAND(  # noqa: N802 (the name that cli.main looks for)
+    topic: str,
+    file: Path | None,
+    key_separator: str | None,
+    partition: int | None,
+    compression: str,
+    timeout_s: int,
+    bootstrap: str,
+    as_json: bool,
+) -> int:
+    """Send lines to a topic, one record per line, acknowledged by every in-sync replica.
+
+    \b
+    Examples:
+      seq 1000 | penstock produce numbers
+      penstock produce flights --file flights.jsonl
+      printf 'AA|first\\nUA|second\\n' | penstock produce flights --key-separator '|'
+    """
+    from confluent_kafka import Producer
+
+    if key_separator == "":
+        raise CommandError("--key-separator is empty: give the text between key and value", ExitCode.USAGE)
+    check_reachable(bootstrap)
+    producer = Producer(
+        client_config(
+            bootstrap,
+            **{
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 5,
+                "batch.size": 1_000_000,
+                "compression.type": compression,
+                "message.timeout.ms": timeout_s * 1000,
+                "queue.buffering.max.messages": QUEUE_RECORDS_MAX,
+            },
+        )
+    )
+    _check_partition(producer, bootstrap, topic, partition)
+    tally = Tally()
+    begun = time.monotonic()
+    interrupted = False
+    send = _sender(producer, topic, partition, key_separator, tally)
+    with _source(file) as source, _progress(file) as advance:
+        try:
+            for line in source:
+                send(line)
+                advance(len(line))
+        except KeyboardInterrupt:
+            interrupted = True
+        undelivered = producer.flush(timeout_s + 5)
+    for _ in range(undelivered):
+        tally.fail("no acknowledgement in time")
+    _tell(topic, tally, time.monotonic() - begun, as_json)
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    if tally.failed:
+        raise CommandError(
+            f"topic {topic!r}: {tally.failed:,} of {tally.read:,} records were not delivered; "
+            f"the first: {tally.first_failure}"
+        )
+    return ExitCode.OK
+
+
+def _sender(
+    producer: Producer, topic: str, partition: int | None, key_separator: str | None, tally: Tally
+) -> Callable[[bytes], None]:
+    """A function that sends one line. Bounded: a full queue waits for acknowledgements."""
+    from confluent_kafka import KafkaException
+
+    separator = key_separator.encode() if key_separator is not None else None
+    more: dict[str, Any] = {} if partition is None else {"partition": partition}
+    report = tally.delivered
+
+    def send(line: bytes) -> None:
+        value = line.removesuffix(b"\n")
+        key = None
+        tally.read += 1
+        if separator is not None:
+            key, found, value = value.partition(separator)
+            if not found:
+                tally.fail(f"line {tally.read} has no separator {key_separator!r}")
+                return
+        tally.value_bytes += len(value)
+        while True:
+            try:
+                producer.produce(topic, value, key, on_delivery=report, **more)
+                break
+            except BufferError:
+                producer.poll(0.1)
+            except KafkaException as error:
+                tally.fail(f"line {tally.read}: {error.args[0].str()}")
+                return
+        if tally.read % POLL_EVERY_RECORDS == 0:
+            producer.poll(0)
+
+    return send
+
+
+def _check_partition(producer: Producer, bootstrap: str, topic: str, partition: int | None) -> None:
+    from confluent_kafka import KafkaError
+
+    found = topic_metadata(producer, bootstrap, topic)
+    if partition is not None and partition not in found.partitions:
+        raise failure(KafkaError(KafkaError._UNKNOWN_PARTITION), f"topic {topic!r}")
+
+
+@contextmanager
+def _source(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None:
+        if sys.stdin.isatty():
+            note("type a line for each record, Ctrl-D to end")
+        yield sys.stdin.buffer
+        return
+    with file.open("rb") as source:
+        yield source
+
+
+@contextmanager
+def _progress(file: Path | None) -> Iterator[Advance]:
+    """A bar by bytes read, only where somebody watches: stderr is a terminal and stdin is none."""
+    if not sys.stderr.isatty() or (file is None and sys.stdin.isatty()):
+        yield lambda _count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("sent"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("sent", total=file.stat().st_size if file else None)
+        pending = 0
+
+        def advance(count: int) -> None:
+            nonlocal pending
+            pending += count
+            if pending >= 65_536:
+                progress.advance(task, pending)
+                pending = 0
+
+        yield advance
+
+
+def _tell(topic: str, tally: Tally, took_s: float, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "records": tally.acked,
+                "failed": tally.failed,
+                "bytes": tally.value_bytes,
+                "seconds": round(took_s, 3),
+            }
+        )
+        return
+    rate = tally.acked / took_s if took_s > 0 else 0
+    note(f"{tally.acked:,} records acknowledged in {took_s:.2f} s ({rate:,.0f}/s), {tally.failed:,} failed")

@@ -1,0 +1,446 @@
+"""LocalCluster: real Penstock processes on loopback, started, killed and brought back by name.
+
+Rules: everything is started at once and nothing sleeps for luck: a call returns when a
+probe says that the thing it promised holds, or fails by a deadline with the log line of
+the process that did not come up. A process that was killed stays dead until `start`.
+The directory's lock is held by a changing call from beginning to end.
+
+Theory: the state on disk (plan.ClusterState) is all there is; any process may open the
+directory and go on, so the object is cheap and holds nothing that must not be lost.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import CommandError, ExitCode
+from penstock.local import plan, ports, probe
+from penstock.local.plan import (
+    CONTROLLER,
+    GATEWAY,
+    HOST,
+    NODE,
+    SINGLE,
+    ClusterSpec,
+    ClusterState,
+    Member,
+    ProcessRecord,
+)
+from penstock.local.processes import ProcessState, identity, last_lines, process_state, send_signal, spawn
+from penstock.local.store import Store
+
+POLL_INTERVAL_S = 0.02
+START_TIMEOUT_S = 60.0
+STARTING_MAX_S = 30.0
+"""How long after its start a process that is not ready counts as starting."""
+STOP_TIMEOUTS_S = ((GATEWAY, 10.0), (NODE, 30.0), (CONTROLLER, 10.0), (SINGLE, 30.0))
+"""Order in which `down` stops roles, and how long each may take before KILL."""
+KILL_TIMEOUT_S = 10.0
+PATIENCE_S = 5.0
+"""How long `start` waits for a process that answers, but is kept from being ready."""
+LOG_FILE = "log.txt"
+SETTINGS_FILE = plan.SETTINGS_FILE
+LOG_LINES_SHOWN = 5
+NAMES_SHOWN_MAX = 3
+
+Progress = Callable[[str], None]
+
+
+def silent(_message: str) -> None:
+    """The progress callback of callers that show none."""
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """One row of `status`: `pid` is None when dead; `detail` is for people."""
+
+    name: str
+    role: str
+    id: int
+    pid: int | None
+    state: ProcessState
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What `up` and `status` tell; `to_json` is the documented form."""
+
+    directory: Path
+    addresses: dict[str, str]
+    processes: list[ProcessStatus]
+
+    def to_json(self) -> dict[str, object]:
+        rows = [
+            {"name": row.name, "role": row.role, "id": row.id, "pid": row.pid, "state": str(row.state)}
+            for row in self.processes
+        ]
+        return {**self.addresses, "processes": rows}
+
+
+class LocalCluster:
+    """The cluster that lives in `directory`."""
+
+    def __init__(self, directory: Path, progress: Progress = silent) -> None:
+        self.store = Store(directory)
+        self.directory = self.store.directory
+        self._progress = progress
+
+    # --- facts -------------------------------------------------------------------
+
+    @property
+    def state(self) -> ClusterState:
+        return self.store.load()
+
+    @property
+    def bootstrap(self) -> str:
+        """Kafka address(es) of the gateways' proxy listeners."""
+        return plan.addresses(self.state)["bootstrap"]
+
+    @property
+    def direct_bootstrap(self) -> str:
+        return plan.addresses(self.state)["direct_bootstrap"]
+
+    @property
+    def gateway(self) -> str:
+        """gRPC address(es) of the gateways."""
+        return plan.addresses(self.state)["gateway"]
+
+    @property
+    def http(self) -> str:
+        return plan.addresses(self.state)["http"]
+
+    def log_file(self, name: str) -> Path:
+        """The log of a process, dead or alive."""
+        self.state.process(name)
+        return self._log(name)
+
+    def status(self) -> ClusterStatus:
+        """States of all processes now; asks each living one whether it is ready."""
+        state = self.state
+        return ClusterStatus(
+            self.directory,
+            plan.addresses(state),
+            [self._status_of(state, record) for record in state.processes],
+        )
+
+    def alive(self) -> list[str]:
+        """Names of the processes that exist now, stopped ones included."""
+        return [r.name for r in self.state.processes if _state_of(r) is not ProcessState.DEAD]
+
+    # --- changes -----------------------------------------------------------------
+
+    def up(self, spec: ClusterSpec, timeout_s: float = START_TIMEOUT_S) -> bool:
+        """Start the cluster; True when started, False when some of it was running already.
+
+        A directory that holds a stopped cluster gets that one back, data and settings;
+        callers check beforehand that `spec` does not ask for another (`differences`).
+        When a process dies or the deadline passes, those started here are stopped again,
+        settings are as they were, and of a cluster that was new only the logs are left.
+        """
+        spec.check()
+        with self.store.locked(create=True):
+            before = self.store.load() if self.store.exists() else None
+            if before is None:
+                avoid = plan.reserved_ports(spec.port)
+                state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))
+            else:
+                if any(_state_of(record) is not ProcessState.DEAD for record in before.processes):
+                    return False
+                state = self.store.load()
+                for role, settings in spec.settings.items():
+                    state.settings.setdefault(role, {}).update(settings)
+            try:
+                self._check_ports(state, state.members)
+                self._launch(state, state.processes)
+                notes = self._await_ready(state, state.processes, timeout_s)
+                if notes:
+                    raise CommandError(notes[0])
+            except BaseException:
+                # Also for Ctrl-C: what was begun here and is not up is not left behind.
+                self._stop(state.processes, grace_s=2.0)
+                if before is None:
+                    self.store.wipe(state, keep=LOG_FILE)
+                else:
+                    self.store.save(before)
+                raise
+        return True
+
+    def start(self, *names: str, timeout_s: float = START_TIMEOUT_S) -> list[str]:
+        """Start dead processes again, all at once, with the ports and data that they had.
+
+        One that is stopped (SIGSTOP) is continued, one that runs is left alone. Returns
+        when they are ready; a process that lives but cannot be ready, say a controller
+        without a quorum, is told in the notes returned. One that dies is an error.
+        """
+        notes = []
+        with self.store.locked():
+            state = self.store.load()
+            dead = []
+            for record in [state.process(name) for name in dict.fromkeys(names)]:
+                now = _state_of(record)
+                if now is ProcessState.STOPPED:
+                    send_signal(record.pid, record.identity, signal.SIGCONT)
+                    notes.append(f"{record.name} was stopped and goes on")
+                elif now is ProcessState.DEAD:
+                    dead.append(record)
+                else:
+                    notes.append(f"{record.name} is running already (process {record.pid})")
+            self._check_ports(state, [state.member(name) for record in dead for name in record.members])
+            self._launch(state, dead)
+            return notes + self._await_ready(state, dead, timeout_s, patience_s=PATIENCE_S)
+
+    def kill(self, name: str, signal_number: signal.Signals = signal.SIGKILL, timeout_s: float = 30.0) -> int:
+        """Send a signal to a process; after KILL or TERM waits until it is gone. Returns the pid."""
+        with self.store.locked():
+            record = self.store.load().process(name)
+            pid = record.pid
+            if pid is None or not send_signal(pid, record.identity, signal_number):
+                raise CommandError(f"{name} is dead already; `penstock local start {name}` brings it back")
+            stopped = _state_of(record) is ProcessState.STOPPED
+            wanted = {
+                signal.SIGKILL: ProcessState.DEAD,
+                signal.SIGTERM: ProcessState.STOPPED if stopped else ProcessState.DEAD,
+                signal.SIGSTOP: ProcessState.STOPPED,
+                signal.SIGCONT: ProcessState.RUNNING,
+            }.get(signal_number)
+            reached = wanted is None or _wait_until(
+                lambda: _state_of(record) in (wanted, ProcessState.DEAD), timeout_s
+            )
+            if not reached:
+                raise CommandError(
+                    f"{name} (process {pid}) is still there {timeout_s:.0f} s after {signal_number.name}: "
+                    f"look at `penstock local logs {name}`, or use --signal KILL"
+                )
+            return pid
+
+    def add(self, role: str, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Add and start one more storage node or gateway; returns its name."""
+        with self.store.locked():
+            state = self.store.load()
+            if state.single:
+                raise CommandError(
+                    "a --single cluster is one process and cannot grow: use `up` without --single"
+                )
+            avoid = plan.reserved_ports(state.port) | {p for m in state.members for p in m.ports.values()}
+            member = plan.plan_member(state, role, lambda count: ports.choose_free(count, avoid))
+            self._check_ports(state, [member])
+            record = state.process(member.name)
+            self._launch(state, [record])
+            notes = self._await_ready(state, [record], timeout_s)
+            if notes:
+                raise CommandError(notes[0])
+            return member.name
+
+    def down(self, *, wipe: bool = False) -> list[str]:
+        """Stop every process: gateways, then nodes, then controllers; returns the names stopped.
+
+        Each role gets TERM and its own bounded time, then KILL. `wipe` removes the data too.
+        """
+        with self.store.locked():
+            state = self.store.load()
+            names = [r.name for r in state.processes if _state_of(r) is not ProcessState.DEAD]
+            self._stop(state.processes)
+            if wipe:
+                self.store.wipe(state)
+            return names
+
+    def differences(self, asked: dict[str, object]) -> list[str]:
+        """Which of the options that were given explicitly do not fit the cluster in the directory."""
+        if not self.store.exists():
+            return []
+        state = self.store.load()
+        have: dict[str, object] = {
+            "controllers": len(state.of_role(CONTROLLER)),
+            "nodes": len(state.of_role(NODE)),
+            "gateways": len(state.of_role(GATEWAY)),
+            "racks": tuple(state.racks),
+            "port": state.port,
+            "single": state.single,
+        }
+        return [f"{name} is {_shown(have[name])}" for name, value in asked.items() if have[name] != value]
+
+    # --- inside ------------------------------------------------------------------
+
+    def _log(self, name: str) -> Path:
+        return self.directory / name / LOG_FILE
+
+    def _check_ports(self, state: ClusterState, members: Iterable[Member]) -> None:
+        for member in members:
+            for use, port in member.ports.items():
+                if ports.is_free(port):
+                    continue
+                if member.role == GATEWAY:
+                    mend = (
+                        f"choose another --port than {state.port} (with another --dir), or stop that program"
+                    )
+                else:
+                    mend = "stop that program, then try again"
+                raise CommandError(
+                    f"port {port} is taken {ports.holder(port)}; {member.name} needs it for {use}: {mend}"
+                )
+
+    def _launch(self, state: ClusterState, records: Sequence[ProcessRecord]) -> None:
+        """Write the settings files, then spawn all of the processes."""
+        for name in [name for record in records for name in record.members]:
+            (self.directory / name).mkdir(exist_ok=True)
+            settings = plan.member_settings(state, state.member(name), self.directory)
+            (self.directory / name / SETTINGS_FILE).write_text(plan.to_toml(settings))
+        for record in records:
+            directory = self.directory / record.name
+            directory.mkdir(exist_ok=True)
+            child = spawn(plan.command_line(state, record, self.directory), directory, self._log(record.name))
+            record.pid = child.pid
+            record.identity = identity(child.pid)
+            # Its end is seen and collected by pid; the object would warn of a child still running.
+            child.returncode = 0
+            self.store.save(state)
+
+    def _await_ready(
+        self,
+        state: ClusterState,
+        records: Sequence[ProcessRecord],
+        timeout_s: float,
+        patience_s: float | None = None,
+    ) -> list[str]:
+        """Wait until each process is ready and each gateway among them serves Kafka clients.
+
+        Returns notes on those that live but are not ready by the deadline, or already when
+        all that is missing has answered "not ready" and `patience_s` is over.
+        """
+        begun = time.monotonic()
+        gateways = [m for record in records for m in map(state.member, record.members) if m.role == GATEWAY]
+        nodes_expected = sum(
+            _state_of(record) is ProcessState.RUNNING and state.member(name).role == NODE
+            for record in state.processes
+            for name in record.members
+        )
+        while True:
+            missing: dict[str, probe.Readiness] = {}
+            for record in records:
+                if _state_of(record) is ProcessState.DEAD:
+                    raise self._died(record)
+                answer = self._ready(state, record)
+                if not answer.ready:
+                    missing[record.name] = answer
+            for member in gateways if not missing else ():
+                answer = probe.kafka_ready(HOST, member.ports["kafka"], nodes_expected)
+                if not answer.ready:
+                    missing[member.name] = answer
+            if not missing:
+                return []
+            self._progress(
+                f"{len(records) - len(missing)} of {len(records)} are ready; {_waiting_for(missing)}"
+            )
+            waited_s = time.monotonic() - begun
+            impatient = patience_s is not None and waited_s > patience_s
+            if waited_s > timeout_s or (impatient and all(answer.answered for answer in missing.values())):
+                return [
+                    f"{name} is not ready after {waited_s:.0f} s: {answer.reason}; its log: {self._log(name)}"
+                    for name, answer in missing.items()
+                ]
+            time.sleep(POLL_INTERVAL_S)
+
+    def _died(self, record: ProcessRecord) -> CommandError:
+        lines = last_lines(self._log(record.name), LOG_LINES_SHOWN)
+        tail = "\n  ".join(lines) if lines else "(it wrote nothing)"
+        return CommandError(
+            f"{record.name} ended at its start; the end of {self._log(record.name)}:\n  {tail}"
+        )
+
+    def _ready(self, state: ClusterState, record: ProcessRecord) -> probe.Readiness:
+        answers = [probe.http_ready(HOST, state.member(name).ports["http"]) for name in record.members]
+        return next((answer for answer in answers if not answer.ready), answers[-1])
+
+    def _status_of(self, state: ClusterState, record: ProcessRecord) -> ProcessStatus:
+        now = _state_of(record)
+        detail = ""
+        if now is ProcessState.RUNNING:
+            answer = self._ready(state, record)
+            detail = "" if answer.ready else f"not ready: {answer.reason}"
+            if not answer.ready and _age_s(self._log(record.name).with_name(SETTINGS_FILE)) < STARTING_MAX_S:
+                now = ProcessState.STARTING
+        pid = None if now is ProcessState.DEAD else record.pid
+        return ProcessStatus(record.name, record.role, record.id, pid, now, detail)
+
+    def _stop(self, records: Sequence[ProcessRecord], grace_s: float | None = None) -> None:
+        for role, role_timeout_s in STOP_TIMEOUTS_S:
+            group = [r for r in records if r.role == role and _state_of(r) is not ProcessState.DEAD]
+            for record in group:
+                send_signal(record.pid, record.identity, signal.SIGTERM)
+                send_signal(record.pid, record.identity, signal.SIGCONT)
+            timeout_s = role_timeout_s if grace_s is None else grace_s
+            if not self._await_dead(group, timeout_s):
+                for record in group:
+                    if send_signal(record.pid, record.identity, signal.SIGKILL):
+                        self._progress(f"{record.name} did not stop within {timeout_s:.0f} s: killed")
+                if not self._await_dead(group, KILL_TIMEOUT_S):
+                    names = ", ".join(r.name for r in group if _state_of(r) is not ProcessState.DEAD)
+                    raise CommandError(f"{names}: still there after SIGKILL; the disk may hang (see `dmesg`)")
+
+    def _await_dead(self, records: Sequence[ProcessRecord], timeout_s: float) -> bool:
+        def all_dead() -> bool:
+            left = [record.name for record in records if _state_of(record) is not ProcessState.DEAD]
+            if left:
+                self._progress(f"waiting for {', '.join(left)} to stop")
+            return not left
+
+        return _wait_until(all_dead, timeout_s)
+
+
+def role_fields() -> dict[str, set[str]]:
+    """Names of the settings of each role, from the roles that are installed."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, set[str]] = {}
+    for entry in entry_points(group="penstock.roles"):
+        if entry.name in plan.ROLES:
+            found[entry.name] = set(entry.load().settings.model_fields)
+    missing = [role for role in plan.ROLES if role not in found]
+    if missing:
+        raise CommandError(
+            f"{', '.join(missing)} is not installed: pip install 'penstock[local]'", ExitCode.FAILED
+        )
+    return found
+
+
+def _state_of(record: ProcessRecord) -> ProcessState:
+    return process_state(record.pid, record.identity)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_INTERVAL_S)
+    return True
+
+
+def _age_s(file: Path) -> float:
+    """Seconds since a process was started: its settings file is written at each start."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return STARTING_MAX_S
+
+
+def _waiting_for(missing: dict[str, probe.Readiness]) -> str:
+    """The names; of a last one also why, since that is what a user waits for."""
+    if len(missing) == 1:
+        name, answer = next(iter(missing.items()))
+        return f"waiting for {name}: {answer.reason}" if answer.answered else f"waiting for {name}"
+    first = list(missing)[:NAMES_SHOWN_MAX]
+    more = f" and {len(missing) - len(first)} more" if len(missing) > len(first) else ""
+    return f"waiting for {', '.join(first)}{more}"
+
+
+def _shown(value: object) -> str:
+    return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
+
+
+__all__ = ["ClusterSpec", "ClusterStatus", "LocalCluster", "ProcessStatus", "role_fields"]

@@ -1,0 +1,316 @@
+"""What a local cluster is made of: members, their ports, and their settings files. Pure.
+
+A *member* is one role with an id, a directory and ports; a *process* runs one member,
+or all of them (`--single`). Ports that people type follow from `--port` by a fixed rule
+(gateway i, from 1: Kafka P+10(i-1), gRPC P+2+10(i-1), direct Kafka P+100+10(i-1),
+HTTP 8080+(P-9092)+10(i-1)); all others are free ports chosen once and kept, so that a
+member which is started again has the address that its peers know.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CommandError, ExitCode
+
+HOST = "127.0.0.1"
+PORT_DEFAULT = 9092
+PORT_MIN = 2100
+"""Below it the HTTP ports that go with it would be privileged ones."""
+PORT_MAX = 65_000
+HTTP_PORT_OFFSET = 8080 - PORT_DEFAULT
+GATEWAYS_MAX = 10
+"""An eleventh gateway's proxy port would be the first one's direct port."""
+NODES_MAX = 100
+FORMAT = 1
+SETTINGS_FILE = "settings.toml"
+OWN_SETTINGS = frozenset(
+    {
+        *(
+            "config",
+            "data_dir",
+            "slots_dir",
+            "grpc_bind",
+            "grpc_advertised",
+            "http_bind",
+            "controllers",
+            "listeners",
+        ),
+        *("controller_id", "raft_bind", "raft_peers", "node_id", "gateway_id", "rack"),
+    }
+)
+"""Settings that follow from the layout: `--set` may not change them."""
+
+CONTROLLER = "controller"
+NODE = "storage-node"
+GATEWAY = "gateway"
+ROLES = (CONTROLLER, NODE, GATEWAY)
+SHORT_NAMES = {CONTROLLER: "controller", NODE: "node", GATEWAY: "gateway"}
+MODULES = {CONTROLLER: "penstock_controller", NODE: "penstock_storage_node", GATEWAY: "penstock_gateway"}
+SINGLE = "single"
+
+INTERNAL_PORTS = {CONTROLLER: ("grpc", "raft", "http"), NODE: ("grpc", "direct", "http"), GATEWAY: ()}
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What `up` was asked for. `settings` are the words of `--set`, role -> key -> value."""
+
+    controllers: int = 3
+    nodes: int = 3
+    gateways: int = 1
+    racks: tuple[str, ...] = ()
+    port: int = PORT_DEFAULT
+    single: bool = False
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise a usage error that names the option unless a cluster can be made of this."""
+        if self.controllers not in (1, 3, 5):
+            raise _usage(f"--controllers {self.controllers}: a quorum has 1, 3 or 5 controllers")
+        if not 1 <= self.nodes <= NODES_MAX:
+            raise _usage(f"--nodes {self.nodes}: choose from 1 to {NODES_MAX}")
+        if not 1 <= self.gateways <= GATEWAYS_MAX:
+            raise _usage(f"--gateways {self.gateways}: choose from 1 to {GATEWAYS_MAX}")
+        if not PORT_MIN <= self.port <= PORT_MAX:
+            raise _usage(f"--port {self.port}: choose from {PORT_MIN} to {PORT_MAX}")
+
+
+@dataclass
+class Member:
+    """One role with its id; `ports` by use: grpc, http, raft, direct, kafka."""
+
+    name: str
+    role: str
+    id: int
+    rack: str
+    ports: dict[str, int]
+
+
+@dataclass
+class ProcessRecord:
+    """One process: the members it runs and, once started, the pid and who that pid was.
+
+    `identity` tells this process from a later one with the same pid; see processes.py.
+    """
+
+    name: str
+    role: str
+    id: int
+    members: list[str]
+    pid: int | None = None
+    identity: str | None = None
+
+
+@dataclass
+class ClusterState:
+    """All that is kept in DIR/cluster.json. Durable; written whole and renamed into place."""
+
+    port: int
+    single: bool
+    racks: list[str]
+    settings: dict[str, dict[str, str]]
+    members: list[Member]
+    processes: list[ProcessRecord]
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: Path) -> ClusterState:
+        """Read cluster.json; a damaged one or a newer format is an error that names the file."""
+        try:
+            data = json.loads(text)
+            form = data.pop("format")
+            if form != FORMAT:
+                raise CommandError(
+                    f"{source} has format {form}, this build knows {FORMAT}: use the Penstock that made it, "
+                    "or another --dir"
+                )
+            members = [Member(**member) for member in data.pop("members")]
+            processes = [ProcessRecord(**process) for process in data.pop("processes")]
+            return cls(members=members, processes=processes, **data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CommandError(
+                f"{source} is damaged ({error}): stop its processes, remove it, or use another --dir"
+            ) from error
+
+    def of_role(self, role: str) -> list[Member]:
+        return [member for member in self.members if member.role == role]
+
+    def member(self, name: str) -> Member:
+        return next(member for member in self.members if member.name == name)
+
+    def process(self, name: str) -> ProcessRecord:
+        """The process of that name; raises a usage error that lists the names there are."""
+        for process in self.processes:
+            if process.name == name:
+                return process
+        names = ", ".join(process.name for process in self.processes)
+        raise CommandError(f"no process is named {name!r}; there are: {names}", ExitCode.USAGE)
+
+
+def gateway_ports(base: int, gateway_id: int) -> dict[str, int]:
+    """The ports of gateway `gateway_id` (from 1) of a cluster at port `base`."""
+    port = base + 10 * (gateway_id - 1)
+    return {"kafka": port, "grpc": port + 2, "direct": port + 100, "http": port + HTTP_PORT_OFFSET}
+
+
+def plan_cluster(spec: ClusterSpec, choose_ports: Callable[[int], list[int]]) -> ClusterState:
+    """Lay out a new cluster. `choose_ports(count)` gives that many free ports."""
+    spec.check()
+    state = ClusterState(spec.port, spec.single, list(spec.racks), dict(spec.settings), [], [])
+    counts = {CONTROLLER: spec.controllers, NODE: spec.nodes, GATEWAY: spec.gateways}
+    needed = sum(len(INTERNAL_PORTS[role]) * count for role, count in counts.items())
+    free = iter(choose_ports(needed))
+    for role in ROLES:
+        for _ in range(counts[role]):
+            plan_member(state, role, lambda count: [next(free) for _ in range(count)])
+    if spec.single:
+        names = [member.name for member in state.members]
+        state.processes = [ProcessRecord(SINGLE, SINGLE, 1, names)]
+    return state
+
+
+def plan_member(state: ClusterState, role: str, choose_ports: Callable[[int], list[int]]) -> Member:
+    """Add the next member of a role, with a process of its own, to `state`; returns it."""
+    member_id = max((member.id for member in state.of_role(role)), default=0) + 1
+    if role == GATEWAY:
+        if member_id > GATEWAYS_MAX:
+            raise _usage(f"a local cluster has at most {GATEWAYS_MAX} gateways")
+        ports = gateway_ports(state.port, member_id)
+    else:
+        uses = INTERNAL_PORTS[role]
+        ports = dict(zip(uses, choose_ports(len(uses)), strict=True))
+    rack = state.racks[(member_id - 1) % len(state.racks)] if state.racks and role == NODE else ""
+    member = Member(f"{SHORT_NAMES[role]}-{member_id}", role, member_id, rack, ports)
+    state.members.append(member)
+    state.processes.append(ProcessRecord(member.name, role, member_id, [member.name]))
+    return member
+
+
+def reserved_ports(port: int) -> set[int]:
+    """Ports that a gateway of this cluster may come to need: never handed out as free ones."""
+    return {value for i in range(1, GATEWAYS_MAX + 1) for value in gateway_ports(port, i).values()}
+
+
+def member_settings(state: ClusterState, member: Member, directory: Path) -> dict[str, Any]:
+    """The member's settings file, as names and values."""
+    controllers = state.of_role(CONTROLLER)
+    ports = member.ports
+    settings: dict[str, Any] = {
+        "data_dir": str(directory / member.name / "data"),
+        "grpc_bind": f"{HOST}:{ports['grpc']}",
+        "http_bind": f"{HOST}:{ports['http']}",
+        "controllers": [f"{c.id}@{HOST}:{c.ports['grpc']}" for c in controllers],
+    }
+    if member.rack:
+        settings["rack"] = member.rack
+    if member.role == CONTROLLER:
+        settings["controller_id"] = member.id
+        settings["raft_bind"] = f"{HOST}:{ports['raft']}"
+        settings["raft_peers"] = [f"{c.id}@{HOST}:{c.ports['raft']}" for c in controllers]
+    elif member.role == NODE:
+        settings["node_id"] = member.id
+        settings["listeners"] = [_listener("DIRECT", ports["direct"], "direct")]
+    else:
+        settings["gateway_id"] = member.name
+        settings["listeners"] = [
+            _listener("PROXY", ports["kafka"], "proxy"),
+            _listener("DIRECT", ports["direct"], "direct"),
+        ]
+    settings.update({key: _parsed(value) for key, value in state.settings.get(member.role, {}).items()})
+    return settings
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """A settings file's text: scalars and lists first, then lists of tables."""
+    lines = []
+    tables = []
+    for key, value in settings.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            for table in value:
+                tables += ["", f"[[{key}]]"]
+                tables += [f"{name} = {json.dumps(entry)}" for name, entry in table.items()]
+        else:
+            lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines + tables) + "\n"
+
+
+def command_line(state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:
+    """What starts the process. `-P` keeps its working directory out of the import path."""
+    if process.role == SINGLE:
+        files = [f"{state.member(name).role}={directory / name / SETTINGS_FILE}" for name in process.members]
+        return [sys.executable, "-P", "-m", "penstock.local.single", *files]
+    config = directory / process.name / SETTINGS_FILE
+    return [sys.executable, "-P", "-m", MODULES[process.role], "--config", str(config)]
+
+
+def addresses(state: ClusterState) -> dict[str, str]:
+    """The addresses that clients are given; several gateways make comma-separated lists."""
+    gateways = state.of_role(GATEWAY)
+
+    def listed(use: str, scheme: str = "") -> str:
+        return ",".join(f"{scheme}{HOST}:{gateway.ports[use]}" for gateway in gateways)
+
+    return {
+        "bootstrap": listed("kafka"),
+        "direct_bootstrap": listed("direct"),
+        "gateway": listed("grpc"),
+        "http": listed("http", "http://"),
+    }
+
+
+def parse_assignments(
+    words: Sequence[str], fields_of: Callable[[], Mapping[str, set[str]]]
+) -> dict[str, dict[str, str]]:
+    """Turn `--set` words into role -> key -> value.
+
+    `key=value` goes to each role that has such a setting, `node.key=value` to one role.
+    `fields_of` tells which role has which settings (asked only when there are words).
+    """
+    settings: dict[str, dict[str, str]] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise _usage(f"--set {shlex.quote(word)}: write it as key=value or role.key=value")
+        prefix, _, key = name.rpartition(".")
+        key = key.replace("-", "_")
+        known = fields_of()
+        roles = [role for role in known if prefix in ("", role, SHORT_NAMES[role])]
+        if not roles:
+            raise _usage(f"--set {name}: {prefix!r} is no role; there are controller, node and gateway")
+        if key in OWN_SETTINGS:
+            raise _usage(f"--set {name}: the local cluster chooses it itself; see --port and --dir")
+        takers = [role for role in roles if key in known[role]]
+        if not takers:
+            fields = {field for role in roles for field in known[role]} - OWN_SETTINGS
+            close = difflib.get_close_matches(key, fields, n=3, cutoff=0.5) or sorted(fields)
+            raise _usage(f"--set {name}: no such setting; did you mean {', '.join(close)}?")
+        for role in takers:
+            settings.setdefault(role, {})[key] = value
+    return settings
+
+
+def _listener(name: str, port: int, mode: str) -> dict[str, str]:
+    return {"name": name, "bind": f"{HOST}:{port}", "mode": mode}
+
+
+def _parsed(value: str) -> Any:
+    """A `--set` value as TOML can say it: JSON where it is JSON, else the word itself."""
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    return value if parsed is None or isinstance(parsed, dict) else parsed
+
+
+def _usage(message: str) -> CommandError:
+    return CommandError(message, ExitCode.USAGE)

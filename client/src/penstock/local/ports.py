@@ -1,0 +1,72 @@
+"""Free ports, and who holds one that is taken.
+
+Internal ports are taken below the range from which the kernel gives ports to outgoing
+connections: a member that is dead for an hour finds its own port free when it comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from collections.abc import Set
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.errors import CommandError
+from penstock.local.plan import HOST
+
+PORTS_FROM = 15_000
+PORTS_TO_DEFAULT = 32_000
+ATTEMPTS_MAX = 2_000
+
+
+def is_free(port: int) -> bool:
+    """Whether a listener could bind the port on loopback now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise CommandError(
+                f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port"
+            ) from error
+    return True
+
+
+def choose_free(count: int, avoid: Set[int], rng: random.Random | None = None) -> list[int]:
+    """`count` different ports that are free now and not in `avoid`."""
+    picker = rng or random.SystemRandom()
+    highest = min(PORTS_TO_DEFAULT, _ephemeral_from() - 1)
+    chosen: list[int] = []
+    for _ in range(ATTEMPTS_MAX):
+        if len(chosen) == count:
+            return chosen
+        port = picker.randint(PORTS_FROM, highest)
+        if port not in avoid and port not in chosen and is_free(port):
+            chosen.append(port)
+    raise CommandError(f"no {count} free ports between {PORTS_FROM} and {highest}: stop some other servers")
+
+
+def holder(port: int) -> str:
+    """Who listens on the port, as far as this user may know, in words."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    break
+                return f"by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "by another program"
+
+
+def _ephemeral_from() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return PORTS_TO_DEFAULT
+    # A machine with a range that starts very low leaves no room below it: then any port will do.
+    return first if first > PORTS_FROM + 1_000 else PORTS_TO_DEFAULT

@@ -1,0 +1,135 @@
+"""Start, watch and signal child processes that outlive the command that started them.
+
+Rules: a process is known by its pid *and* by when it started, so that a pid which the
+system gave to another program is never signalled. Children run in a session of their
+own: neither Ctrl-C at the terminal nor its closing reaches them.
+
+A dead child of this very process is a zombie until it is waited for; `is_alive` counts
+zombies as dead, and `reap` collects them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class ProcessState(StrEnum):
+    """States that `penstock local status` shows."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+def spawn(command: Sequence[str], directory: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in the background, its output appended to `log`.
+
+    Variables named PENSTOCK_* are taken out of its environment: they would win over the
+    settings file that the local cluster wrote for it.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PYTHONUNBUFFERED"] = "1"
+    with log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603 (our own interpreter, arguments that we made)
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def identity(pid: int) -> str | None:
+    """What tells this process from any other that ever has the same pid; None when there is none."""
+    fields = _proc_stat(pid)
+    if fields is not None:
+        return f"{_boot_id()}:{fields[19]}"
+    if _BOOT_ID.exists():
+        return None
+    import psutil
+
+    try:
+        return f"created:{psutil.Process(pid).create_time():.2f}"
+    except psutil.Error:
+        return None
+
+
+def process_state(pid: int | None, known_identity: str | None) -> ProcessState:
+    """RUNNING, STOPPED or DEAD, by the operating system alone."""
+    if pid is None or known_identity is None:
+        return ProcessState.DEAD
+    if identity(pid) != known_identity:
+        return ProcessState.DEAD
+    letter = _state_letter(pid)
+    if letter in ("Z", "X"):
+        reap(pid)
+        return ProcessState.DEAD
+    return ProcessState.STOPPED if letter in ("T", "t") else ProcessState.RUNNING
+
+
+def send_signal(pid: int | None, known_identity: str | None, signal_number: signal.Signals) -> bool:
+    """Signal the process if it is still the one we started; False when it is gone."""
+    if pid is None or process_state(pid, known_identity) is ProcessState.DEAD:
+        return False
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def reap(pid: int) -> None:
+    """Collect a dead child of this process; anything else is left alone."""
+    with suppress(ChildProcessError, OSError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last non-empty lines of a log file, at most `count`; [] when there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 16_384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+@cache
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip()
+
+
+def _proc_stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on (index 0); index 19 is the start time in ticks."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _state_letter(pid: int) -> str:
+    fields = _proc_stat(pid)
+    if fields is not None:
+        return fields[0]
+    import psutil
+
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return "X"
+    return {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_STOPPED: "T"}.get(status, "R")

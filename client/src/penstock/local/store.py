@@ -1,0 +1,91 @@
+"""DIR/cluster.json: read, replaced as a whole, and guarded by a lock between commands."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import CommandError, ExitCode
+from penstock.local.plan import ClusterState
+
+STATE_FILE = "cluster.json"
+LOCK_FILE = "cluster.lock"
+
+
+class Store:
+    """The files of one local cluster's directory that belong to no role."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self.state_file = self.directory / STATE_FILE
+
+    def exists(self) -> bool:
+        return self.state_file.exists()
+
+    def load(self) -> ClusterState:
+        """The state; raises a usage error that says how to make one when there is none."""
+        try:
+            text = self.state_file.read_text()
+        except FileNotFoundError:
+            raise CommandError(
+                f"no local cluster in {self.directory}: `penstock local up` starts one, --dir names another",
+                ExitCode.USAGE,
+            ) from None
+        except OSError as error:
+            raise CommandError(
+                f"cannot read {self.state_file}: {error.strerror}; check its owner and --dir"
+            ) from error
+        return ClusterState.from_json(text, self.state_file)
+
+    def save(self, state: ClusterState) -> None:
+        """Replace cluster.json in one step: a reader never sees half of it."""
+        scratch = self.state_file.with_suffix(".tmp")
+        scratch.write_text(state.to_json())
+        scratch.replace(self.state_file)
+
+    @contextmanager
+    def locked(self, *, create: bool = False) -> Iterator[None]:
+        """Hold the directory's lock: one changing command at a time; others wait their turn."""
+        try:
+            if create:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            elif not self.exists():
+                self.load()
+            descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            self.load()
+            raise
+        except OSError as error:
+            raise CommandError(
+                f"cannot use {self.directory}: {error.strerror}; choose another --dir"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def wipe(self, state: ClusterState, keep: str | None = None) -> None:
+        """Remove what `up` made here, and the directory itself if nothing else is in it.
+
+        Files named `keep` (a log, say) stay where they are.
+        """
+        for name in {*(member.name for member in state.members), *(p.name for p in state.processes)}:
+            place = self.directory / name
+            for entry in list(place.iterdir()) if place.is_dir() else ():
+                if entry.name == keep:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            with suppress(OSError):
+                place.rmdir()
+        for file in (self.state_file, self.directory / LOCK_FILE):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.directory.rmdir()

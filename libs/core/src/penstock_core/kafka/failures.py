@@ -1,0 +1,204 @@
+"""Responses that fail a request as a whole: the right shape, every item with the error.
+
+Clients find no error in a response that lacks the partitions or topics that they asked
+for, and some wait for ever; so each is named, as Kafka's getErrorResponse methods do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from penstock_core.kafka import api_versions, codec
+from penstock_core.kafka.apis import PRODUCE_VERSION_MIN, ApiKey
+from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.metadata import decode_metadata
+from penstock_core.kafka.produce import (
+    ProduceResult,
+    encode_produce_response,
+    skim_produce,
+    skim_produce_old,
+)
+from penstock_core.kafka.wire import Buffer, Malformed
+
+
+def error_response(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes | None:
+    """See `codec.error_response`."""
+    fail = _TABLE.get(header.api_key)
+    if fail is None:
+        raise Malformed(f"api key {header.api_key} is not answered")
+    return fail(header, frame, code, message)
+
+
+def _produce(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes | None:
+    old = header.api_version < PRODUCE_VERSION_MIN
+    skim = skim_produce_old(frame, header) if old else skim_produce(frame, header)
+    if skim.acks == 0:
+        return None
+    results = [
+        ProduceResult(p.topic, p.topic_id, p.partition, code, error_message=message) for p in skim.partitions
+    ]
+    return encode_produce_response(header, results)
+
+
+def _fetch(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = decode_fetch(frame, header)
+    results = [FetchResult(p.topic, p.topic_id, p.partition, code) for p in request.partitions]
+    return b"".join(encode_fetch_response(header, results))
+
+
+def _api_versions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    return api_versions.encode_api_versions_response(header, {}, code)
+
+
+def _metadata(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = decode_metadata(frame, header)
+    topic_type = codec.entity_type(header.api_key, header.api_version, "MetadataResponseTopic")
+    topics = tuple(
+        codec.build(
+            topic_type,
+            error_code=code,
+            # Below version 12 a name is never null, and never asked for by id.
+            name=name,
+            topic_id=topic_id,
+            is_internal=False,
+            partitions=(),
+        )
+        for name, topic_id in request.topics or ()
+    )
+    response = codec.build(
+        codec.response_type(header.api_key, header.api_version),
+        brokers=(),
+        cluster_id=None,
+        controller_id=-1,
+        topics=topics,
+        error_code=code,
+    )
+    return codec.encode_response(header, response)
+
+
+def _respond(header: RequestHeader, **values: Any) -> bytes:
+    schema = codec.response_type(header.api_key, header.api_version)
+    return codec.encode_response(header, codec.build(schema, **values))
+
+
+def _list_offsets(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    topic_type = codec.entity_type(header.api_key, header.api_version, "ListOffsetsTopicResponse")
+    item_type = codec.entity_type(header.api_key, header.api_version, "ListOffsetsPartitionResponse")
+    topics = tuple(
+        codec.build(
+            topic_type,
+            name=topic.name,
+            partitions=tuple(
+                codec.build(item_type, partition_index=p.partition_index, error_code=code)
+                for p in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return _respond(header, topics=topics)
+
+
+def _offset_for_leader_epoch(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    topic_type = codec.entity_type(header.api_key, header.api_version, "OffsetForLeaderTopicResult")
+    item_type = codec.entity_type(header.api_key, header.api_version, "EpochEndOffset")
+    topics = tuple(
+        codec.build(
+            topic_type,
+            topic=topic.topic,
+            partitions=tuple(
+                codec.build(item_type, partition=p.partition, error_code=code) for p in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return _respond(header, topics=topics)
+
+
+def _find_coordinator(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    nowhere: dict[str, Any] = {
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+        "error_code": code,
+        "error_message": message,
+    }
+    if header.api_version < 4:
+        return _respond(header, **nowhere)
+    item_type = codec.entity_type(header.api_key, header.api_version, "Coordinator")
+    coordinators = tuple(codec.build(item_type, key=key, **nowhere) for key in request.coordinator_keys)
+    return _respond(header, coordinators=coordinators)
+
+
+def _create_topics(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
+    topics = tuple(
+        codec.build(
+            item_type, name=t.name, topic_id=None, error_code=code, error_message=message, configs=None
+        )
+        for t in request.topics
+    )
+    return _respond(header, topics=topics)
+
+
+def _delete_topics(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    item_type = codec.entity_type(header.api_key, header.api_version, "DeletableTopicResult")
+    if header.api_version >= 6:
+        named = [(t.name, t.topic_id) for t in request.topics]
+    else:
+        named = [(name, None) for name in request.topic_names]
+    responses = tuple(
+        codec.build(item_type, name=name, topic_id=topic_id, error_code=code, error_message=message)
+        for name, topic_id in named
+    )
+    return _respond(header, responses=responses)
+
+
+def _create_partitions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    item_type = codec.entity_type(header.api_key, header.api_version, "CreatePartitionsTopicResult")
+    results = tuple(
+        codec.build(item_type, name=t.name, error_code=code, error_message=message) for t in request.topics
+    )
+    return _respond(header, results=results)
+
+
+def _init_producer_id(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    return _respond(header, error_code=code, producer_id=-1, producer_epoch=-1)
+
+
+def _describe_cluster(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    return _respond(header, error_code=code, error_message=message, cluster_id="", brokers=())
+
+
+def _describe_topic_partitions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    item_type = codec.entity_type(header.api_key, header.api_version, "DescribeTopicPartitionsResponseTopic")
+    topics = tuple(
+        codec.build(item_type, error_code=code, name=t.name, topic_id=None, partitions=())
+        for t in request.topics
+    )
+    return _respond(header, topics=topics)
+
+
+_TABLE: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes | None]]] = {
+    ApiKey.PRODUCE: _produce,
+    ApiKey.FETCH: _fetch,
+    ApiKey.LIST_OFFSETS: _list_offsets,
+    ApiKey.METADATA: _metadata,
+    ApiKey.FIND_COORDINATOR: _find_coordinator,
+    ApiKey.API_VERSIONS: _api_versions,
+    ApiKey.CREATE_TOPICS: _create_topics,
+    ApiKey.DELETE_TOPICS: _delete_topics,
+    ApiKey.INIT_PRODUCER_ID: _init_producer_id,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch,
+    ApiKey.CREATE_PARTITIONS: _create_partitions,
+    ApiKey.DESCRIBE_CLUSTER: _describe_cluster,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
+}

@@ -1,0 +1,212 @@
+"""Settings of a topic: Kafka's names and defaults, checked in one place.
+
+Rules: controllers check with `validate_topic_config` before a setting is written;
+roles read with `TopicSettings.from_config`, which falls back to the default for a value
+that it cannot read (written by a newer version) rather than stop serving. A setting
+that Penstock takes but does not act on yet is in `_TABLE` without a field; one that it
+would have to act on to be honest (recompression, tiered storage) is refused.
+
+Source: LogConfig, TopicConfig and ServerLogConfigs of Apache Kafka 4.3. Deviations:
+`min.insync.replicas` is 2 by default where the replication factor is 3 or more, and is
+never above the replication factor; `penstock.durability` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import BATCH_BYTES_MAX
+
+Durability: TypeAlias = Literal["fsync", "replicated"]
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What a log and its leader need to know of their topic. -1 means "no limit" for retention."""
+
+    retention_ms: int = 7 * _DAY_MS
+    retention_bytes: int = -1
+    segment_bytes: int = 1024 * 1024 * 1024
+    segment_ms: int = 7 * _DAY_MS
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    delete_retention_ms: int = _DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = LONG_MAX
+    min_cleanable_dirty_ratio: float = 0.5
+    file_delete_delay_ms: int = 60_000
+    max_message_bytes: int = 1024 * 1024 + 12
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = LONG_MAX
+    message_timestamp_after_max_ms: int = 3_600_000
+    min_insync_replicas: int = 1
+    compression_type: str = "producer"
+    unclean_leader_election_enable: bool = False
+    durability: Durability = "fsync"
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted_by_retention(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def is_fsync(self) -> bool:
+        """Acknowledged means flushed to disk."""
+        return self.durability == "fsync"
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, str], replication_factor: int) -> TopicSettings:
+        """The settings that `config` (a topic's dynamic settings) gives.
+
+        Unknown keys and unreadable values are passed over. `min_insync_replicas` is
+        the effective one: the set value, else 2 where `replication_factor` is 3 or
+        more, else 1; and never above the replication factor.
+        """
+        values: dict[str, object] = {}
+        for key, text in config.items():
+            rule = _TABLE.get(key)
+            if rule is None or rule.field is None:
+                continue
+            try:
+                values[rule.field] = rule.parse(text)
+            except ValueError:
+                continue
+        wanted = values.get("min_insync_replicas")
+        if not isinstance(wanted, int):
+            wanted = default_min_insync_replicas(replication_factor)
+        values["min_insync_replicas"] = max(1, min(wanted, replication_factor))
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def default_min_insync_replicas(replication_factor: int) -> int:
+    """`min.insync.replicas` of a topic that does not set it."""
+    return 2 if replication_factor >= 3 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How one setting is read. `field` None: taken, and shown, but nothing acts on it."""
+
+    field: str | None
+    default: str
+    parse: Callable[[str], object]
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text.strip())
+        except ValueError:
+            raise ValueError(f"not an integer: use {low}..{high}") from None
+        if not low <= value <= high:
+            raise ValueError(f"out of range: use {low}..{high}")
+        return value
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("not a number: use 0..1") from None
+    if not 0 <= value <= 1:
+        raise ValueError("out of range: use 0..1")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("not a boolean: use true or false")
+    return lowered == "true"
+
+
+def _one_of(*allowed: str, why: str = "") -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"use {' or '.join(allowed)}{why}")
+        return text
+
+    return parse
+
+
+def _policy(text: str) -> frozenset[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not parts or any(part not in ("delete", "compact") for part in parts):
+        raise ValueError("use delete, compact, or delete,compact")
+    return frozenset(parts)
+
+
+_LONG = _integer(0, LONG_MAX)
+_LONG_FROM_1 = _integer(1, LONG_MAX)
+_NO_LIMIT_OR_LONG = _integer(-1, LONG_MAX)
+
+_TABLE: Final[Mapping[str, _Rule]] = {
+    "cleanup.policy": _Rule("cleanup_policy", "delete", _policy),
+    "compression.type": _Rule(
+        "compression_type",
+        "producer",
+        _one_of("producer", why=": batches are kept as the producer compressed them"),
+    ),
+    "delete.retention.ms": _Rule("delete_retention_ms", str(_DAY_MS), _LONG),
+    "file.delete.delay.ms": _Rule("file_delete_delay_ms", "60000", _LONG),
+    "flush.messages": _Rule(None, str(LONG_MAX), _LONG_FROM_1),
+    "flush.ms": _Rule(None, str(LONG_MAX), _LONG),
+    "index.interval.bytes": _Rule("index_interval_bytes", "4096", _integer(0, INT_MAX)),
+    "max.compaction.lag.ms": _Rule("max_compaction_lag_ms", str(LONG_MAX), _LONG_FROM_1),
+    "max.message.bytes": _Rule("max_message_bytes", "1048588", _integer(0, BATCH_BYTES_MAX)),
+    "message.timestamp.after.max.ms": _Rule("message_timestamp_after_max_ms", "3600000", _LONG),
+    "message.timestamp.before.max.ms": _Rule("message_timestamp_before_max_ms", str(LONG_MAX), _LONG),
+    "message.timestamp.type": _Rule(
+        "message_timestamp_type", "CreateTime", _one_of("CreateTime", "LogAppendTime")
+    ),
+    "min.cleanable.dirty.ratio": _Rule("min_cleanable_dirty_ratio", "0.5", _ratio),
+    "min.compaction.lag.ms": _Rule("min_compaction_lag_ms", "0", _LONG),
+    "min.insync.replicas": _Rule("min_insync_replicas", "1", _integer(1, INT_MAX)),
+    "penstock.durability": _Rule("durability", "fsync", _one_of("fsync", "replicated")),
+    "preallocate": _Rule(None, "false", _boolean),
+    "retention.bytes": _Rule("retention_bytes", "-1", _NO_LIMIT_OR_LONG),
+    "retention.ms": _Rule("retention_ms", str(7 * _DAY_MS), _NO_LIMIT_OR_LONG),
+    "segment.bytes": _Rule("segment_bytes", str(1024**3), _integer(1024, INT_MAX)),
+    "segment.index.bytes": _Rule("segment_index_bytes", str(10 * 1024**2), _integer(4, INT_MAX)),
+    "segment.jitter.ms": _Rule("segment_jitter_ms", "0", _LONG),
+    "segment.ms": _Rule("segment_ms", str(7 * _DAY_MS), _LONG_FROM_1),
+    "unclean.leader.election.enable": _Rule("unclean_leader_election_enable", "false", _boolean),
+}
+
+TOPIC_CONFIG_DEFAULTS: Final[Mapping[str, str]] = {key: rule.default for key, rule in _TABLE.items()}
+"""Every setting that a topic takes, with its default as Kafka writes it.
+
+That of `min.insync.replicas` holds for fewer than three replicas: see
+`default_min_insync_replicas`.
+"""
+
+
+def validate_topic_config(key: str, value: str) -> None:
+    """Raise INVALID_CONFIG, naming key, value and mend, unless a topic may be set so."""
+    rule = _TABLE.get(key)
+    if rule is None:
+        raise PenstockError(
+            ErrorCode.INVALID_CONFIG, f"unknown topic setting {key!r}: use one of {', '.join(sorted(_TABLE))}"
+        )
+    try:
+        rule.parse(value)
+    except ValueError as error:
+        raise PenstockError(ErrorCode.INVALID_CONFIG, f"topic setting {key}={value!r}: {error}") from None

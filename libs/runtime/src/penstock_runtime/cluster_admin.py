@@ -1,0 +1,289 @@
+"""CreateTopics, DeleteTopics and CreatePartitions: checked here, done by the controller.
+
+Checks that need only the request are Kafka's (ControllerApis, ReplicationControlManager):
+doubled names are INVALID_REQUEST, counts beside an assignment too. The rest is the
+controller's to judge. The answer waits until this process has applied the change or the
+client's own timeout has passed, whichever is first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.kafka import codec
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.metadata.image import MetadataImage
+from penstock_proto.v1 import common_pb2
+from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.kafka_connection import Connection
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_runtime.lifecycle import monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+
+_TIMEOUT_MIN_MS: Final = 1_000
+_TIMEOUT_MAX_MS: Final = 60_000
+_TOPIC_CONFIG_SOURCE: Final = 1
+"""DescribeConfigs' DYNAMIC_TOPIC_CONFIG."""
+
+_Failure = tuple[int, str]
+
+
+class Admin:
+    """Turns the admin requests of Kafka clients into calls to the active controller."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        controllers: ControllerClient,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+    ) -> None:
+        self._metadata = metadata
+        self._controllers = controllers
+        self._authorizer = authorizer
+        self._metrics = metrics
+
+    # CreateTopics
+
+    async def create_topics(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to CreateTopics."""
+        request = codec.decode_request(header, frame)
+        doubled = _doubled(t.name for t in request.topics)
+        failures: dict[str, _Failure] = {}
+        wanted: list[pb.NewTopic] = []
+        for topic in request.topics:
+            if topic.name in doubled:
+                failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
+            elif not self._may_create(connection, topic.name):
+                failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to create it")
+            else:
+                try:
+                    wanted.append(_new_topic(topic))
+                except PenstockError as e:
+                    failures[topic.name] = (e.code, e.message)
+        done: dict[str, pb.CreatedTopic] = {}
+        if wanted:
+            call = pb.CreateTopicsRequest(
+                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+            )
+            response = await self._call("CreateTopics", call, request.timeout, not request.validate_only)
+            done = {t.name: t for t in response.topics}
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
+        results = []
+        for name in dict.fromkeys(t.name for t in request.topics):
+            code, message = failures.get(name) or _outcome(done.get(name))
+            self._metrics.count_error(header.api_key, code)
+            created = done.get(name) if code == 0 else None
+            results.append(
+                codec.build(
+                    item_type,
+                    name=name,
+                    topic_id=created.topic_id or None if created else None,
+                    error_code=code,
+                    error_message=message or None,
+                    num_partitions=created.partition_count if created else -1,
+                    replication_factor=created.replication_factor if created else -1,
+                    configs=self._configs(header, name) if created else None,
+                )
+            )
+        schema = codec.response_type(header.api_key, header.api_version)
+        return codec.encode_response(header, codec.build(schema, topics=tuple(results)))
+
+    def _may_create(self, connection: Connection, topic: str) -> bool:
+        may = self._authorizer.authorize
+        who = connection.principal
+        return may(who, Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or may(
+            who, Operation.CREATE, ResourceType.TOPIC, topic
+        )
+
+    def _configs(self, header: RequestHeader, topic: str) -> tuple[Any, ...]:
+        """Settings of a topic just made, as far as they were set (version 5 on)."""
+        if header.api_version < 5:
+            return ()
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicConfigs")
+        return tuple(
+            codec.build(
+                item_type,
+                name=key,
+                value=value,
+                read_only=False,
+                config_source=_TOPIC_CONFIG_SOURCE,
+                is_sensitive=False,
+            )
+            for key, value in self._metadata.image.config("topic", topic).items()
+        )
+
+    # DeleteTopics
+
+    async def delete_topics(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to DeleteTopics: by name, from version 6 by id too."""
+        request = codec.decode_request(header, frame)
+        if header.api_version >= 6:
+            asked = [(t.name, codec.topic_id(t.topic_id) or b"") for t in request.topics]
+        else:
+            asked = [(name, b"") for name in request.topic_names]
+        image = self._metadata.image
+        doubled = _doubled(asked)
+        outcomes: dict[tuple[str | None, bytes], _Failure] = {}
+        wanted: dict[tuple[str | None, bytes], pb.TopicRef] = {}
+        for key in dict.fromkeys(asked):
+            refusal = self._refuse_delete(connection, image, key, doubled=key in doubled)
+            if refusal is None:
+                wanted[key] = pb.TopicRef(name=key[0] or "", topic_id=key[1])
+            else:
+                outcomes[key] = refusal
+        if wanted:
+            call = pb.DeleteTopicsRequest(topics=wanted.values(), principal=str(connection.principal))
+            response = await self._call("DeleteTopics", call, request.timeout, wait=True)
+            by_name = {t.name: t for t in response.topics if t.name}
+            by_id = {t.topic_id: t for t in response.topics if t.topic_id}
+            for key in wanted:
+                outcomes[key] = _outcome(by_name.get(key[0]) if key[0] else by_id.get(key[1]))
+        item_type = codec.entity_type(header.api_key, header.api_version, "DeletableTopicResult")
+        results = []
+        for key, (code, message) in outcomes.items():
+            self._metrics.count_error(header.api_key, code)
+            name, topic_id = _full_reference(image, key)
+            results.append(
+                codec.build(
+                    item_type,
+                    name=name,
+                    topic_id=topic_id or None,
+                    error_code=code,
+                    error_message=message or None,
+                )
+            )
+        schema = codec.response_type(header.api_key, header.api_version)
+        return codec.encode_response(header, codec.build(schema, responses=tuple(results)))
+
+    def _refuse_delete(
+        self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes], *, doubled: bool
+    ) -> _Failure | None:
+        name, topic_id = key
+        if doubled:
+            return ErrorCode.INVALID_REQUEST, "the topic is in the request twice"
+        if name is None and not topic_id:
+            return ErrorCode.INVALID_REQUEST, "neither name nor id is given"
+        if name is not None and topic_id:
+            return ErrorCode.INVALID_REQUEST, "give either the name or the id"
+        shown, _ = _full_reference(image, key)
+        if shown is not None and not self._authorizer.authorize(
+            connection.principal, Operation.DELETE, ResourceType.TOPIC, shown
+        ):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to delete it"
+        return None
+
+    # CreatePartitions
+
+    async def create_partitions(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        """The response to CreatePartitions."""
+        request = codec.decode_request(header, frame)
+        doubled = _doubled(t.name for t in request.topics)
+        failures: dict[str, _Failure] = {}
+        wanted: list[pb.NewPartitions] = []
+        for topic in request.topics:
+            if topic.name in doubled:
+                failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
+            elif not self._authorizer.authorize(
+                connection.principal, Operation.ALTER, ResourceType.TOPIC, topic.name
+            ):
+                failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to alter it")
+            else:
+                wanted.append(
+                    pb.NewPartitions(
+                        name=topic.name,
+                        total_count=topic.count,
+                        assignments=[pb.ReplicaList(node_ids=a.broker_ids) for a in topic.assignments or ()],
+                    )
+                )
+        done: dict[str, pb.CreatedTopic] = {}
+        if wanted:
+            call = pb.CreatePartitionsRequest(
+                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+            )
+            response = await self._call("CreatePartitions", call, request.timeout, not request.validate_only)
+            done = {t.name: t for t in response.topics}
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatePartitionsTopicResult")
+        results = []
+        for name in dict.fromkeys(t.name for t in request.topics):
+            code, message = failures.get(name) or _outcome(done.get(name))
+            self._metrics.count_error(header.api_key, code)
+            results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
+        schema = codec.response_type(header.api_key, header.api_version)
+        return codec.encode_response(header, codec.build(schema, results=tuple(results)))
+
+    async def _call(self, method: str, request: Any, timeout: timedelta, wait: bool) -> Any:
+        """Call the controller; with `wait` come back once the change is applied here."""
+        # Clients may ask for 0 ms; what a healthy cluster does at once is still done.
+        timeout_ms = min(max(int(timeout.total_seconds() * 1000), _TIMEOUT_MIN_MS), _TIMEOUT_MAX_MS)
+        deadline_ms = monotonic_ms() + timeout_ms
+        response = await self._controllers.call(method, request, timeout_ms)
+        if response.error.code:
+            raise PenstockError(_error_code(response.error.code), response.error.message)
+        if wait and response.version:
+            # Done is done: a slow stream of metadata does not turn it into a failure.
+            await self._metadata.wait_for_version(response.version, deadline_ms - monotonic_ms())
+        return response
+
+
+def _new_topic(topic: Any) -> pb.NewTopic:
+    """The controller's form of a CreatableTopic. Raises PenstockError on what it cannot say."""
+    assignments = {a.partition_index: list(a.broker_ids) for a in topic.assignments}
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                "give either an assignment or counts of partitions and replicas, not both",
+            )
+        if sorted(assignments) != list(range(len(topic.assignments))):
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"an assignment must name the partitions 0 to {len(topic.assignments) - 1}, each once",
+            )
+    for config in topic.configs:
+        if config.value is None:
+            raise PenstockError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value; leave it out")
+    return pb.NewTopic(
+        name=topic.name,
+        partition_count=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments=[pb.ReplicaList(node_ids=assignments[i]) for i in sorted(assignments)],
+        configs={c.name: c.value for c in topic.configs},
+    )
+
+
+def _doubled(keys: Iterable[Any]) -> set[Any]:
+    return {key for key, count in Counter(keys).items() if count > 1}
+
+
+def _outcome(result: pb.CreatedTopic | pb.DeletedTopic | None) -> _Failure:
+    if result is None:
+        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller left it out of its answer"
+    error: common_pb2.Error = result.error
+    return error.code, error.message
+
+
+def _error_code(code: int) -> ErrorCode:
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def _full_reference(image: MetadataImage, key: tuple[str | None, bytes]) -> tuple[str | None, bytes]:
+    """Name and id of a topic that was given by one of them, as far as they are known."""
+    name, topic_id = key
+    if topic_id:
+        topic = image.topics.get(TopicId(topic_id))
+        return (name if topic is None else topic.name), topic_id
+    topic = image.topic(name or "")
+    return name, b"" if topic is None else topic.topic_id

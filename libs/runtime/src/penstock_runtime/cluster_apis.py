@@ -1,0 +1,276 @@
+"""Kafka APIs that any process with metadata answers: gateway and storage node alike.
+
+Reads come from the metadata image, changes go to the active controller; CreateTopics,
+DeleteTopics and CreatePartitions answer once this process has applied them, so that the
+client's next Metadata request here shows them.
+
+Every item of a request is asked of the authorizer; what may not be described looks as
+if it were not there. A request that cannot be read ends its connection (Malformed is
+left to the listener); any other failure is answered in the right shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka import codec
+from penstock_core.kafka.api_versions import decode_api_versions, encode_api_versions_response
+from penstock_core.kafka.apis import SUPPORTED, ApiKey, is_supported
+from penstock_core.kafka.frames import RequestHeader, parse_request_header
+from penstock_core.kafka.metadata import MetadataRequest, decode_metadata, encode_metadata_response
+from penstock_core.kafka.wire import Malformed
+from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_runtime import cluster_admin, cluster_describe
+from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.kafka_connection import CLOSE, Connection, Response
+from penstock_runtime.kafka_metrics import KafkaMetrics, api_name
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.producer_ids import ProducerIdAllocator
+
+_CACHE_ENTRIES_MAX = 64
+_CACHE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class AddressView(Protocol):
+    """What clients of this process are told of where nodes are."""
+
+    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        """Host and port for that client; None leaves the node out.
+
+        May depend on the image, the connection's listener, its local and peer host, and
+        nothing else: answers are kept by those.
+        """
+        ...
+
+    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
+        """Version ranges to advertise."""
+        ...
+
+
+def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> RequestHeader | Response:
+    """The header of a request that can be answered, else what to give the listener.
+
+    An unknown version of ApiVersions is answered in version 0 with the supported range
+    (KIP-511), Produce below 3 with UNSUPPORTED_VERSION since it is advertised; anything
+    else that is not supported closes the connection, as Kafka does.
+    """
+    try:
+        header = parse_request_header(frame)
+    except Malformed as e:
+        return connection.refuse("header", str(e))
+    connection.client_id = header.client_id
+    if is_supported(header.api_key, header.api_version):
+        return header
+    if header.api_key == ApiKey.API_VERSIONS:
+        metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
+        return encode_api_versions_response(header, {})
+    if header.api_key == ApiKey.PRODUCE and 0 <= header.api_version <= SUPPORTED[ApiKey.PRODUCE][1]:
+        metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
+        try:
+            refusal = codec.error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION)
+        except Malformed as e:
+            return connection.refuse("body", str(e))
+        return CLOSE if refusal is None else refusal
+    return connection.refuse(
+        "version",
+        f"{api_name(header.api_key)} (api key {header.api_key}) version {header.api_version}"
+        " is not supported",
+    )
+
+
+class ClusterApis:
+    """Answers the APIs of `handles`."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        controllers: ControllerClient,
+        producer_ids: ProducerIdAllocator,
+        addresses: AddressView,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+        *,
+        controller_id: Callable[[MetadataImage], int] | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._producer_ids = producer_ids
+        self._addresses = addresses
+        self._authorizer = authorizer
+        self._metrics = metrics
+        self._controller_id = controller_id or lowest_live_node
+        self._admin = cluster_admin.Admin(metadata, controllers, authorizer, metrics)
+        self._handlers: dict[
+            int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
+        ] = {
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.METADATA: self._metadata_request,
+            ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
+            ApiKey.FIND_COORDINATOR: self._find_coordinator,
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.CREATE_TOPICS: self._admin.create_topics,
+            ApiKey.DELETE_TOPICS: self._admin.delete_topics,
+            ApiKey.CREATE_PARTITIONS: self._admin.create_partitions,
+        }
+        self._cache: dict[tuple[object, ...], bytes] = {}
+        self._cache_version = -1
+        self._cache_bytes = 0
+
+    def handles(self, api_key: int) -> bool:
+        """Whether `answer` and `handle` know the API."""
+        return api_key in self._handlers
+
+    def answer(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """The response, at once where it needs nobody else. Raises Malformed."""
+        result = self._handlers[header.api_key](connection, header, frame)
+        if isinstance(result, bytes):
+            return result
+        return self._guard(result, header, frame)
+
+    async def handle(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response, without length prefix. Raises Malformed when the request cannot be read."""
+        result = self.answer(connection, header, frame)
+        return result if isinstance(result, bytes) else await result
+
+    async def _guard(self, response: Awaitable[bytes], header: RequestHeader, frame: bytearray) -> bytes:
+        try:
+            return await response
+        except Malformed:
+            raise
+        except PenstockError as e:
+            self._metrics.count_error(header.api_key, e.code)
+            failure = codec.error_response(header, frame, e.code, e.message)
+            if failure is None:
+                raise
+            return failure
+
+    # Reads
+
+    def _api_versions(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        software, version = decode_api_versions(frame, header)
+        if software:
+            connection.state["client_software"] = f"{software} {version}"[:200]
+        return encode_api_versions_response(header, self._addresses.apis(self._metadata.image))
+
+    def _metadata_request(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        image = self._metadata.image
+        if self._cache_version != image.version:
+            self._cache.clear()
+            self._cache_bytes = 0
+            self._cache_version = image.version
+        key = (
+            *(connection.listener, connection.principal, connection.peer_host),
+            *(
+                connection.local_host,
+                connection.local_port,
+                bytes(frame[:4]),
+                bytes(frame[header.body_offset :]),
+            ),
+        )
+        kept = self._cache.get(key)
+        if kept is not None:
+            return header.correlation_id.to_bytes(4, "big", signed=True) + kept
+        request = decode_metadata(frame, header)
+        visible, hidden = self._visible(connection, request, image)
+        response = encode_metadata_response(
+            header,
+            visible,
+            hidden,
+            lambda node: self._addresses.node_address(connection, node),
+            self._controller_id(image),
+        )
+        if len(self._cache) < _CACHE_ENTRIES_MAX and self._cache_bytes + len(response) <= _CACHE_BYTES_MAX:
+            self._cache[key] = response[4:]
+            self._cache_bytes += len(response)
+        return response
+
+    def _visible(
+        self, connection: Connection, request: MetadataRequest, image: MetadataImage
+    ) -> tuple[MetadataRequest, MetadataImage]:
+        """Request and image without the topics that the principal may not describe."""
+        if request.topics is None:
+            asked = list(image.topics.values())
+        else:
+            found = (
+                image.topics.get(topic_id) if topic_id is not None else image.topic(name or "")
+                for name, topic_id in request.topics
+            )
+            asked = [topic for topic in found if topic is not None]
+        refused = {
+            topic.topic_id
+            for topic in asked
+            if not self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        }
+        if not refused:
+            return request, image
+        return request, cluster_describe.without_topics(image, refused)
+
+    def _describe_cluster(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        image = self._metadata.image
+        return cluster_describe.describe_cluster(
+            header,
+            frame,
+            image,
+            lambda node: self._addresses.node_address(connection, node),
+            self._controller_id(image),
+        )
+
+    def _describe_topic_partitions(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        return cluster_describe.describe_topic_partitions(
+            header,
+            frame,
+            self._metadata.image,
+            lambda topic: self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic),
+        )
+
+    def _find_coordinator(self, _: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        self._metrics.count_error(header.api_key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        response = codec.error_response(
+            header,
+            frame,
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            "this version has no consumer groups and no transactions yet; assign partitions by hand",
+        )
+        if response is None:
+            raise Malformed("FindCoordinator has no error response")
+        return response
+
+    # Producer ids
+
+    async def _init_producer_id(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        request = codec.decode_request(header, frame)
+        if request.transactional_id == "":
+            raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
+        if request.transactional_id is not None:
+            raise PenstockError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no transactions yet")
+        if not self._may(connection, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to idempotent writes")
+        # An id and epoch in the request belong to transactions; without one a new id is
+        # given each time (Kafka: TransactionCoordinator.handleInitProducerId).
+        producer_id = await self._producer_ids.allocate()
+        response = codec.build(
+            codec.response_type(header.api_key, header.api_version),
+            error_code=0,
+            producer_id=producer_id,
+            producer_epoch=0,
+        )
+        return codec.encode_response(header, response)
+
+    def _may(
+        self, connection: Connection, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return self._authorizer.authorize(connection.principal, operation, resource_type, name)
+
+
+def lowest_live_node(image: MetadataImage) -> int:
+    """The node that clients are told is the controller: any that they can reach will do."""
+    return min((n.node_id for n in image.nodes.values() if n.active), default=-1)

@@ -1,0 +1,107 @@
+"""A small HTTP server: `/healthz`, `/readyz`, `/metrics`, and what a role adds.
+
+`/healthz` says that the event loop turns; `/readyz` says 503 and the reason while the
+role does not serve. Reads only, no state changes: nothing here needs a guard against
+forged requests yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from penstock_core.metadata.image import Endpoint
+from penstock_runtime.addresses import bind_sockets
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import error_fields
+
+_REQUEST_BYTES_MAX = 1024 * 1024
+_SHUTDOWN_TIMEOUT_S = 1.0
+
+
+class HttpServer:
+    """Health, metrics and `extra_routes` of one role.
+
+    `bind` "" opens nothing; `start` then returns an endpoint with port 0.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        lifecycle: Lifecycle,
+        extra_routes: Iterable[web.AbstractRouteDef] = (),
+        *,
+        allow_insecure_bind: bool | None = None,
+    ) -> None:
+        self._bind = bind
+        self._lifecycle = lifecycle
+        self._allow_insecure_bind = (
+            lifecycle.allow_insecure_bind if allow_insecure_bind is None else allow_insecure_bind
+        )
+        app = web.Application(middlewares=[self._guard], client_max_size=_REQUEST_BYTES_MAX)
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+                *extra_routes,
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
+        self._started = False
+
+    async def start(self) -> Endpoint:
+        """Open the port. Raises StartupError naming the port and the mend."""
+        if not self._bind:
+            return Endpoint("", "", 0)
+        sockets, endpoint = bind_sockets(
+            self._bind, "http_bind", allow_insecure_bind=self._allow_insecure_bind, backlog=128
+        )
+        await self._runner.setup()
+        self._started = True
+        for s in sockets:
+            await web.SockSite(self._runner, s).start()
+        return endpoint
+
+    async def stop(self) -> None:
+        """Close the port and what is open on it. Safe to call twice."""
+        if self._started:
+            self._started = False
+            await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        reason = self._lifecycle.ready_reason()
+        if reason is None:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=f"{reason}\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=metrics_text(self._lifecycle.registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
+        )
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: object) -> web.StreamResponse:
+        """An unexpected error is logged once and answered without its text."""
+        try:
+            response: web.StreamResponse = await handler(request)  # type: ignore[operator]
+        except web.HTTPException:
+            raise
+        except Exception as e:
+            self._lifecycle.unhandled_errors.inc()
+            self._lifecycle.log.error("http request failed", path=request.path, **error_fields(e))
+            return web.Response(status=500, text="internal error; the log of this process says more\n")
+        response.headers.setdefault("X-Content-Type-Options", "nosniff")
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+
+def metrics_text(registry: CollectorRegistry) -> bytes:
+    """All metrics in Prometheus' text form."""
+    return generate_latest(registry)

@@ -1,0 +1,218 @@
+"""The life of one role in a process: readiness, tasks, metrics, the end.
+
+Rules. The first TERM or INT sets `stopping`: the role drains and its `run` returns. A
+second one ends the process at once. A task made with `create_task` that fails ends the
+role with one log line; nothing fails unseen. `InvariantBroken` anywhere is fatal.
+
+Exit codes: 0 drained, 1 drain took too long, 2 could not start, 70 failed, 143 (TERM) or
+130 (INT) ended by a second signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.gc_collector import GCCollector
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_proto.v1 import common_pb2
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.logs import error_fields, get_log
+from penstock_runtime.version import VERSION
+
+EXIT_DRAIN_TOO_LONG = 1
+EXIT_FAILED = 70
+LOOP_TICK_MS = 100
+_TASK_END_TIMEOUT_MS = 2_000
+
+T = TypeVar("T")
+
+
+def monotonic_ms() -> int:
+    """The clock that every `clock_ms` of a real process is."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Lifecycle:
+    """What a role has of its process. Make it inside a running event loop's thread."""
+
+    def __init__(self, role: str, identity: str = "", *, allow_insecure_bind: bool = False) -> None:
+        self.role = role
+        self.stopping = asyncio.Event()
+        """Set once: drain and return."""
+        self.failed = asyncio.Event()
+        """Set by `fatal`; `exit_code` says with what."""
+        self.exit_code = 0
+        self.allow_insecure_bind = allow_insecure_bind
+        """What listeners and servers take when they are not told otherwise."""
+        self.loop_ticks = 0
+        """Turns of the event loop, one per 100 ms while it is not stuck."""
+        self.boot_id = uuid.uuid4().bytes
+        self.log = get_log(role=role, **({"id": identity} if identity else {}))
+        self.registry = CollectorRegistry()
+        self.shared: dict[str, object] = {}
+        """One-per-role objects of other modules (counters), by name."""
+        self._not_ready_reason: str | None = "starting"
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tick: asyncio.TimerHandle | None = None
+        self._next_tick = 0.0
+        self._add_process_metrics()
+
+    def _add_process_metrics(self) -> None:
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        Gauge(
+            "penstock_build_info",
+            "Version of this process; always 1.",
+            ["role", "version", "feature_level"],
+            registry=self.registry,
+        ).labels(self.role, VERSION, str(FEATURE_LEVEL)).set(1)
+        Gauge("penstock_ready", "1 when the role is ready to serve.", registry=self.registry).set_function(
+            lambda: float(self._not_ready_reason is None)
+        )
+        self._lag = Gauge(
+            "penstock_loop_lag_seconds_max",
+            "Longest delay of a timer of the event loop since the last scrape.",
+            registry=self.registry,
+        )
+        self._lag_max = 0.0
+        self._lag.set_function(self._take_lag)
+        self.unhandled_errors = Counter(
+            "penstock_unhandled_errors",
+            "Errors that nothing expected; each is logged once.",
+            registry=self.registry,
+        )
+
+    # Identity
+
+    def bind_identity(self, identity: str) -> None:
+        """Name the process in every later log line, once its id is known."""
+        self.log = self.log.bind(id=identity)
+
+    def process_info(self) -> common_pb2.ProcessInfo:
+        """What this process says of itself when it registers."""
+        return common_pb2.ProcessInfo(version=VERSION, feature_level=FEATURE_LEVEL, boot_id=self.boot_id)
+
+    # Readiness
+
+    def set_ready(self) -> None:
+        """The role serves. Logged when it changes."""
+        if self._not_ready_reason is not None:
+            self._not_ready_reason = None
+            self.log.info("ready")
+
+    def set_not_ready(self, reason: str) -> None:
+        """The role does not serve, and why, in one line. Logged when it changes."""
+        if self._not_ready_reason != reason:
+            self._not_ready_reason = reason
+            self.log.info("not ready", reason=reason)
+
+    def ready_reason(self) -> str | None:
+        """None when ready, else why not."""
+        return "stopping" if self.stopping.is_set() else self._not_ready_reason
+
+    # Tasks and failure
+
+    def create_task(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run `coro` for the life of the role; its failure is the role's failure."""
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.fail_with(error, task=task.get_name())
+
+    def fail_with(self, error: BaseException, **fields: object) -> None:
+        """End the role because of `error`, with one log line."""
+        if isinstance(error, StartupError):
+            self.fatal(error.message, error.exit_code)
+        elif not self.failed.is_set():
+            self.unhandled_errors.inc()
+            self.log.error("failed", **fields, **error_fields(error))
+            self._end(EXIT_FAILED)
+
+    def fatal(self, message: str, code: int = EXIT_FAILED) -> None:
+        """End the role with one log line. The first call decides; later ones are ignored."""
+        if not self.failed.is_set():
+            for line in message.splitlines():
+                self.log.error(line)
+            self._end(code)
+
+    def _end(self, code: int) -> None:
+        self.exit_code = code
+        self.failed.set()
+        self.stopping.set()
+
+    def loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's handler: what reached nobody is logged once and counted."""
+        error = context.get("exception")
+        if isinstance(error, InvariantBroken):
+            self.fail_with(error)
+            return
+        self.unhandled_errors.inc()
+        fields = error_fields(error) if isinstance(error, BaseException) else {}
+        self.log.error("unhandled error", what=context.get("message", ""), **fields)
+
+    async def end_tasks(self) -> None:
+        """Cancel what `create_task` started and wait for it."""
+        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=_TASK_END_TIMEOUT_MS / 1000)
+            for task in left:
+                self.log.warning("task does not end", task=task.get_name())
+
+    # Stopping
+
+    def request_stop(self, reason: str) -> None:
+        """Begin to drain."""
+        if not self.stopping.is_set():
+            self.log.info("stopping", reason=reason)
+            self.stopping.set()
+
+    def end_at_once(self, code: int) -> None:
+        """End the process with no more ado (second TERM)."""
+        self.log.warning("ending at once", code=code)
+        os._exit(code)
+
+    # Progress of the event loop
+
+    def start_ticking(self) -> None:
+        """Count turns of the event loop and measure how late its timers are."""
+        loop = asyncio.get_running_loop()
+        self._next_tick = loop.time() + LOOP_TICK_MS / 1000
+        self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
+
+    def stop_ticking(self) -> None:
+        """The opposite of `start_ticking`."""
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+
+    def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        self.loop_ticks += 1
+        self._lag_max = max(self._lag_max, now - self._next_tick)
+        self._next_tick = now + LOOP_TICK_MS / 1000
+        self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
+
+    def _take_lag(self) -> float:
+        lag, self._lag_max = self._lag_max, 0.0
+        return lag
+
+
+ClockMs = Callable[[], int]

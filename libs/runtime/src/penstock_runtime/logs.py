@@ -1,0 +1,105 @@
+"""Logs: one line per event on standard error, for people or as JSON.
+
+No stack trace reaches a user: `where(error)` gives the call chain as one short field.
+JSON lines and the DEBUG level carry the whole trace as the field `trace`, for us.
+Logs of libraries (asyncio, aiohttp, grpc) come out in the same form, from WARNING up.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from pathlib import PurePath
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+Log = FilteringBoundLogger
+
+_TRACE = {"json": True, "console": False}
+_settings = {"trace": False}
+
+
+def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Set up structlog and the standard library's logging for this process."""
+    out = stream or sys.stderr
+    number = logging.getLevelNamesMapping()[level]
+    _settings["trace"] = _TRACE[form] or number <= logging.DEBUG
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _shorten_exceptions,
+    ]
+    renderer: Processor
+    if form == "json":
+        renderer = structlog.processors.JSONRenderer(sort_keys=False)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared[:-1], structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _shorten_exceptions,
+                renderer,
+            ],
+            keep_exc_info=True,
+        )
+    )
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old.formatter, structlog.stdlib.ProcessorFormatter):
+            root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+
+
+def get_log(**bound: Any) -> Log:
+    """A logger with fields that every line of it carries."""
+    log: Log = structlog.get_logger(**bound)
+    return log
+
+
+def where(error: BaseException, frames: int = 6) -> str:
+    """The innermost calls of an error's traceback, outermost first: `role.py:31 > log.py:210`."""
+    chain = [f"{PurePath(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+    return " > ".join(chain[-frames:])
+
+
+def error_fields(error: BaseException) -> dict[str, str]:
+    """Fields that describe an unexpected error in a log line."""
+    fields = {"error": f"{type(error).__name__}: {one_line(error)}", "where": where(error)}
+    if error.__cause__ is not None:
+        fields["cause"] = f"{type(error.__cause__).__name__}: {one_line(error.__cause__)}"
+    if _settings["trace"]:
+        fields["trace"] = "".join(traceback.format_exception(error))
+    return fields
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message with line breaks taken out."""
+    return " ".join(str(error).split())
+
+
+def _shorten_exceptions(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Turn `exc_info` into the fields of `error_fields`."""
+    info = event.pop("exc_info", None)
+    if info is True:
+        info = sys.exc_info()
+    if isinstance(info, tuple):
+        info = info[1]
+    if isinstance(info, BaseException):
+        event.update(error_fields(info))
+    return event

@@ -1,0 +1,200 @@
+"""Starting and ending a role: settings, logs, event loop, signals, exit code.
+
+Each role's `__main__` is `run_role_main(ROLE)`. The one-process mode runs several roles
+in one loop with `run_roles`; there they end in reverse order, gateways before nodes
+before controllers, so that each can still drain against what it needs.
+
+No process is ever forked here: gRPC threads do not survive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, Lifecycle
+from penstock_runtime.logs import configure_logs, error_fields, get_log
+from penstock_runtime.settings import RoleSettings, load_settings
+from penstock_runtime.version import VERSION
+
+ENTRY_POINT_GROUP = "penstock.roles"
+_CANCEL_TIMEOUT_MS = 1_000
+
+S = TypeVar("S", bound=RoleSettings)
+
+
+@dataclass(frozen=True)
+class Role(Generic[S]):
+    """One of the services. `run` serves until `lifecycle.stopping`, drains, and returns."""
+
+    name: str
+    settings: type[S]
+    run: Callable[[S, Lifecycle], Awaitable[None]]
+    help: str = ""
+
+
+def find_role(name: str) -> Role[Any]:
+    """The installed role of that name (entry point group `penstock.roles`)."""
+    found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise StartupError(
+            f"role {name} is not installed (installed: {known}); install the package penstock-{name}"
+        )
+    role = found[name].load()
+    if not isinstance(role, Role):
+        raise StartupError(f"entry point {name} of {ENTRY_POINT_GROUP} is not a Role")
+    return role
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where there is one, else asyncio's own."""
+    if sys.platform == "win32":
+        # Listeners share one read buffer, which a proactor's reads under way would not bear.
+        return asyncio.SelectorEventLoop()
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run_role_main(role: Role[Any], argv: Sequence[str] | None = None) -> int:
+    """Run one role as this process; the exit code. Never raises, never prints a trace."""
+    try:
+        settings = load_settings(role.settings, argv, role.name)
+    except StartupError as e:
+        for line in e.message.splitlines():
+            print(f"penstock-{role.name}: {line}", file=sys.stderr)
+        return e.exit_code
+    configure_logs(settings.log_level, settings.log_format)
+    return run_in_loop(lambda: run_roles([(role, settings)]))
+
+
+def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run `main` on a fresh event loop; 70 when it raises."""
+    _prepare_process()
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(main())
+    except KeyboardInterrupt:
+        return 130
+    except Exception as e:
+        get_log().error("failed", **error_fields(e))
+        return EXIT_FAILED
+
+
+def _prepare_process() -> None:
+    # Only a crash of the interpreter itself prints anything; it has nothing else to say it with.
+    with contextlib.suppress(RuntimeError, ValueError, OSError, AttributeError):
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)
+    _raise_open_files_limit()
+    # What start-up made lives for ever: keep it out of every later collection.
+    gc.freeze()
+
+
+def _raise_open_files_limit() -> None:
+    """Logs and connections need descriptors; the soft limit is often 1,024."""
+    try:
+        import resource
+    except ImportError:  # no such thing on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
+    """Run roles side by side until a signal or the failure of one; the exit code.
+
+    They are told to stop in reverse order, each after the one before it has ended.
+    """
+    lives = [Lifecycle(role.name, allow_insecure_bind=s.allow_insecure_bind) for role, s in roles]
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.set_exception_handler(lives[0].loop_exception)
+    _install_signals(loop, lives, stop)
+    runs: list[asyncio.Task[None]] = []
+    for (role, settings), life in zip(roles, lives, strict=True):
+        life.log.info("starting", version=VERSION, settings=settings.printable())
+        life.start_ticking()
+        runs.append(loop.create_task(_run_one(role, settings, life), name=role.name))
+    waits = [loop.create_task(w) for w in (stop.wait(), *(life.failed.wait() for life in lives))]
+    try:
+        await asyncio.wait([*runs, *waits], return_when=asyncio.FIRST_COMPLETED)
+        for (_, settings), life, run in reversed(list(zip(roles, lives, runs, strict=True))):
+            await _end_one(settings, life, run)
+    finally:
+        for task in waits:
+            task.cancel()
+        _remove_signals(loop)
+    return next((life.exit_code for life in lives if life.exit_code), 0)
+
+
+async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> None:
+    try:
+        await role.run(settings, life)
+    except asyncio.CancelledError:
+        raise
+    except Exception as e:
+        life.fail_with(e)
+        return
+    if not life.stopping.is_set():
+        life.fatal("the role ended by itself")
+
+
+async def _end_one(settings: RoleSettings, life: Lifecycle, run: asyncio.Task[None]) -> None:
+    """Let one role drain, within its bound."""
+    life.request_stop("asked to")
+    # A failed role gets no time to drain: what it stands on may be broken.
+    bound_ms = _CANCEL_TIMEOUT_MS if life.failed.is_set() else settings.shutdown_timeout_ms
+    failed = asyncio.ensure_future(life.failed.wait())
+    await asyncio.wait([run, failed], timeout=bound_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if not run.done():
+        if not life.failed.is_set():
+            life.fatal(
+                f"draining took longer than shutdown_timeout_ms = {bound_ms}; ending without it",
+                EXIT_DRAIN_TOO_LONG,
+            )
+        run.cancel()
+        await asyncio.wait([run], timeout=_CANCEL_TIMEOUT_MS / 1000)
+    await life.end_tasks()
+    life.stop_ticking()
+    if run.done() and not run.cancelled() and (error := run.exception()) is not None:
+        life.fail_with(error)
+    life.log.info("stopped", code=life.exit_code)
+
+
+def _install_signals(loop: asyncio.AbstractEventLoop, lives: list[Lifecycle], stop: asyncio.Event) -> None:
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            lives[0].end_at_once(128 + number)
+        lives[0].log.info("signal", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Where the loop cannot (Windows, another thread) the default stays.
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, on_signal, number)
+
+
+def _remove_signals(loop: asyncio.AbstractEventLoop) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(number)
+
+
+__all__ = ["Role", "find_role", "new_event_loop", "run_in_loop", "run_role_main", "run_roles"]

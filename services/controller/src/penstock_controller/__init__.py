@@ -1,0 +1,1 @@
+"""Penstock's controller: the cluster's metadata in a Raft quorum."""

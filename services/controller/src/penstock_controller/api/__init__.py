@@ -1,0 +1,1 @@
+"""The gRPC side of the controller: thin asyncio shells around `state` and `quorum`."""

@@ -1,0 +1,280 @@
+"""The controller on the event loop: follows the quorum and acts while it is active.
+
+Events of the quorum arrive in order and set the image that requests are generated from.
+While active, a tick ends sessions, probes what broke and gives leadership back to
+preferred replicas; all of it goes through the same queue as everybody's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock_controller.api.metrics import ControllerMetrics
+from penstock_controller.api.watchers import Watchers
+from penstock_controller.api.worker import CommandWorker, NotActive
+from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
+from penstock_controller.quorum.events import QuorumEvent
+from penstock_controller.state import gateways, nodes
+from penstock_controller.state.generation import Context, Generated
+from penstock_controller.state.sessions import Sessions
+from penstock_core.errors import PenstockError
+from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata import MetadataImage
+from penstock_runtime.grpc_tools import Probe, probe
+from penstock_runtime.lifecycle import Lifecycle
+
+R = TypeVar("R")
+
+TICK_MS = 100
+PROBE_TIMEOUT_MS = 500
+PROBE_AGAIN_MS = 200
+REBALANCE_CHANGES_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the core needs of the role's settings."""
+
+    controller_id: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    rebalance_interval_ms: int
+
+
+class ControllerCore:
+    """State of one controller process on its event loop."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        lifecycle: Lifecycle,
+        clock_ms: Callable[[], int],
+        metrics: ControllerMetrics,
+        on_cluster_id: Callable[[bytes], None],
+    ) -> None:
+        self.settings = settings
+        self.status = QuorumStatus()
+        self.image = MetadataImage()
+        self.sessions = Sessions(settings.session_timeout_ms, TICK_MS)
+        self.clock_ms = clock_ms
+        self.worker: CommandWorker
+        self.watchers: Watchers
+        self._quorum: Quorum
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._on_cluster_id = on_cluster_id
+        self._next_rebalance_ms = 0
+        # Node or gateway -> version whose arrival at the others lets it stop.
+        self._leaving: dict[NodeId | str, int] = {}
+        self._in_hand: set[tuple[str, NodeId | str, int]] = set()
+        self.active_ended = asyncio.Event()
+
+    def connect(self, quorum: Quorum, worker: CommandWorker) -> None:
+        """Give the core its quorum (made after it, because the quorum reports to it)."""
+        self._quorum = quorum
+        self.worker = worker
+        self.watchers = Watchers(quorum.leader_contact_age_ms)
+
+    @property
+    def active(self) -> bool:
+        return self.worker.active
+
+    def leader_silence_ms(self) -> int:
+        """Time since the active controller was last heard of; 0 on itself."""
+        return self._quorum.leader_contact_age_ms()
+
+    # --- events of the quorum -----------------------------------------------------------
+
+    def on_events(self, events: list[QuorumEvent]) -> None:
+        """In order, on the event loop."""
+        for event in events:
+            if isinstance(event, Applied):
+                self._take_image(event.image)
+                self.watchers.applied(event.image, event.records)
+                self._metrics.applied(event)
+            elif isinstance(event, Proposal):
+                self.worker.proposal_ended(event.token, event.outcome)
+            elif isinstance(event, QuorumStatus):
+                self._on_status(event)
+            elif isinstance(event, Reset):
+                self._take_image(event.image)
+                self.watchers.reset(event.image)
+
+    def _take_image(self, image: MetadataImage) -> None:
+        if image.cluster_id and not self.image.cluster_id:
+            self._on_cluster_id(image.cluster_id)
+        self.image = self.worker.image = image
+
+    def _on_status(self, status: QuorumStatus) -> None:
+        old, self.status = self.status, status
+        if status.leader_id != old.leader_id or status.active != old.active:
+            self._lifecycle.log.info(
+                "quorum", leader=status.leader_id, term=status.term, active=status.active
+            )
+        # A change of term while active means that another leader was there in between.
+        if self.active and (not status.active or status.term != old.term):
+            self.worker.set_active(False)
+            self.active_ended.set()
+        if status.active and not self.active:
+            self._begin()
+        self._metrics.is_active.set(float(status.active))
+        if status.leader_id < 0:
+            self._lifecycle.set_not_ready("no active controller is known; a majority of raft_peers must run")
+        elif self.image.cluster_id:
+            self._lifecycle.set_ready()
+
+    def _begin(self) -> None:
+        self.active_ended = asyncio.Event()
+        self._leaving.clear()
+        now_ms = self.clock_ms()
+        self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
+        self.sessions.begin(self.image, now_ms)
+        self.worker.set_active(True)
+        if not self.image.cluster_id:
+            self.spawn(self._found_cluster(), "found cluster")
+
+    async def _found_cluster(self) -> None:
+        if await self.submit_quietly(lambda ctx: gateways.found_cluster(ctx, FEATURE_LEVEL)):
+            self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
+        self._lifecycle.set_ready()
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def submit(self, generate: Callable[[Context], Generated[R]]) -> R:
+        """See CommandWorker.submit."""
+        return await self.worker.submit(generate)
+
+    async def submit_quietly(self, generate: Callable[[Context], Generated[R]]) -> R | None:
+        """For our own wishes: None when this controller is no longer active or overloaded.
+
+        Whoever is active then, or the next tick, comes to the same wish by itself.
+        """
+        try:
+            return await self.submit(generate)
+        except (NotActive, PenstockError):
+            return None
+
+    def spawn(self, coro: object, name: str) -> None:
+        self._lifecycle.create_task(coro, name)  # type: ignore[arg-type]
+
+    def once(
+        self, kind: str, name: NodeId | str, epoch: int, generate: Callable[[Context], Generated[bool]]
+    ) -> None:
+        """Submit a wish about a node or gateway unless the same one is in hand."""
+        key = (kind, name, epoch)
+        if key not in self._in_hand:
+            self._in_hand.add(key)
+            self.spawn(self._do_once(key, generate), f"{kind} {name}")
+
+    async def _do_once(
+        self, key: tuple[str, NodeId | str, int], generate: Callable[[Context], Generated[bool]]
+    ) -> None:
+        try:
+            if await self.submit_quietly(generate):
+                self._lifecycle.log.info(key[0], name=key[1], epoch=key[2], version=self.image.version)
+                if key[0] in ("drain", "remove"):
+                    self._leaving[key[1]] = self.image.version
+        finally:
+            self._in_hand.discard(key)
+
+    def fence(self, node_id: NodeId, epoch: int, reason: str) -> None:
+        node = self.image.nodes.get(node_id)
+        if node is not None and not node.fenced and node.node_epoch == epoch:
+            self._lifecycle.log.info("node lost", node=node_id, reason=reason)
+            self.once("fence", node_id, epoch, lambda ctx: nodes.fence_node(ctx, node_id, epoch))
+
+    def remove_gateway(self, gateway_id: str, epoch: int, reason: str) -> None:
+        gateway = self.image.gateways.get(gateway_id)
+        if gateway is not None and gateway.gateway_epoch == epoch:
+            self._lifecycle.log.info("gateway lost", gateway=gateway_id, reason=reason)
+            self.once(
+                "remove", gateway_id, epoch, lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch)
+            )
+
+    def may_leave(self, name: NodeId | str) -> bool:
+        """Whether everybody knows by now that the leaving node or gateway is out."""
+        version = self._leaving.get(name)
+        if version is None:
+            return False
+        node_id = None if isinstance(name, str) else name
+        return self.sessions.seen_by_others(self.image, node_id, version)
+
+    # --- broken streams ---------------------------------------------------------------------
+
+    async def probe_node(self, node_id: NodeId, epoch: int) -> None:
+        """A node's session stream broke: refused connections prove it dead; silence does not."""
+        while self.active:
+            node = self.image.nodes.get(node_id)
+            broke_ms = self.clock_ms()
+            if node is None or node.fenced or node.node_epoch != epoch:
+                return
+            result = await probe(node.grpc.host, node.grpc.port, PROBE_TIMEOUT_MS)
+            if (self.sessions.heard_ms(node_id) or 0) > broke_ms:
+                return
+            if result is Probe.REFUSED:
+                self.fence(node_id, epoch, "connection refused")
+                return
+            await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+
+    async def probe_gateway(self, gateway_id: str, epoch: int) -> None:
+        """As `probe_node`."""
+        while self.active:
+            gateway = self.image.gateways.get(gateway_id)
+            broke_ms = self.clock_ms()
+            if gateway is None or gateway.gateway_epoch != epoch:
+                return
+            result = await probe(gateway.record.grpc.host, gateway.record.grpc.port, PROBE_TIMEOUT_MS)
+            if (self.sessions.heard_ms(gateway_id) or 0) > broke_ms:
+                return
+            if result is Probe.REFUSED:
+                self.remove_gateway(gateway_id, epoch, "connection refused")
+                return
+            await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+
+    # --- the tick ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            if self.active:
+                self._tick(self.clock_ms())
+            self._metrics.image(self.image, self.watchers.count)
+
+    def _tick(self, now_ms: int) -> None:
+        lost_nodes, lost_gateways = self.sessions.tick(self.image, now_ms)
+        for lost in lost_nodes:
+            if not isinstance(lost.name, str):
+                self.fence(lost.name, lost.epoch, lost.reason)
+        for lost in lost_gateways:
+            if isinstance(lost.name, str):
+                self.remove_gateway(lost.name, lost.epoch, lost.reason)
+        interval_ms = self.settings.rebalance_interval_ms
+        if interval_ms and now_ms >= self._next_rebalance_ms:
+            self._next_rebalance_ms = now_ms + interval_ms
+            self._rebalance(now_ms)
+
+    def _rebalance(self, now_ms: int) -> None:
+        interval_ms = self.settings.rebalance_interval_ms
+
+        def steady(node_id: NodeId) -> bool:
+            return self.sessions.steady(node_id, interval_ms, now_ms)
+
+        def generate(ctx: Context) -> Generated[int]:
+            return nodes.elect_preferred(ctx, None, steady, REBALANCE_CHANGES_MAX)
+
+        # Looked at on the image first: a tick with nothing to do commits no barrier.
+        if generate(Context(self.image, self.worker.rng)).records:
+            self.spawn(self._do_rebalance(generate), "rebalance")
+
+    async def _do_rebalance(self, generate: Callable[[Context], Generated[int]]) -> None:
+        changed = await self.submit_quietly(generate)
+        if changed:
+            self._lifecycle.log.info("leaders rebalanced", partitions=changed)
+
+
+__all__ = ["ControllerCore", "CoreSettings"]

@@ -1,0 +1,68 @@
+"""Metrics of a controller."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from penstock_controller.quorum import Applied, QuorumMeters
+from penstock_core.ids import NO_NODE
+from penstock_core.metadata import MetadataImage
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+class ControllerMetrics:
+    """All of them, in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"penstock_controller_{name}", text, registry=registry)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"penstock_controller_{name}", text, registry=registry)
+
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"penstock_controller_{name}_seconds", text, registry=registry, buckets=_SECONDS)
+
+        self.version = gauge("metadata_version", "Metadata version applied here.")
+        self.is_active = gauge("is_active", "1 on the active controller.")
+        self.nodes_fenced = gauge("nodes_fenced", "Registered storage nodes that are fenced.")
+        self.nodes = gauge("nodes", "Registered storage nodes.")
+        self.gateways = gauge("gateways", "Live gateways.")
+        self.watchers = gauge("watchers", "Metadata streams open here.")
+        self.commands = counter("commands_applied", "Metadata commands applied here.")
+        self.records = counter("records_applied", "Metadata records applied here.")
+        self.elections = counter("leader_elections", "Partition leader changes applied here.")
+        self.bad_frames = counter(
+            "raft_bad_frames", "Raft connections closed for bytes that were no message."
+        )
+        self.snapshot_s = seconds("snapshot", "Time to write a snapshot.")
+        self.journal_sync_s = seconds(
+            "journal_sync", "Time to write and flush one block of the Raft journal."
+        )
+        self.commit_s = seconds("commit", "Time from a command's proposal to its application here.")
+        self._leaders: dict[tuple[bytes, int], int] = {}
+
+    def meters(self) -> QuorumMeters:
+        """For the quorum's threads; prometheus metrics are thread-safe."""
+        return QuorumMeters(self.journal_sync_s.observe, self.snapshot_s.observe, self.bad_frames.inc)
+
+    def applied(self, event: Applied) -> None:
+        self.commands.inc()
+        self.records.inc(len(event.records))
+        for record in event.records:
+            if record.HasField("partition"):
+                partition = record.partition
+                # Epoch 0 is a new partition; a raised epoch with a leader is an election.
+                if partition.leader != NO_NODE and partition.leader_epoch > 0:
+                    key = (partition.topic_id, partition.partition)
+                    if self._leaders.get(key) != partition.leader_epoch:
+                        self._leaders[key] = partition.leader_epoch
+                        self.elections.inc()
+
+    def image(self, image: MetadataImage, watchers_count: int) -> None:
+        self.version.set(image.version)
+        self.nodes.set(len(image.nodes))
+        self.nodes_fenced.set(sum(n.fenced for n in image.nodes.values()))
+        self.gateways.set(len(image.gateways))
+        self.watchers.set(watchers_count)

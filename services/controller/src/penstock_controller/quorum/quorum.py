@@ -1,0 +1,158 @@
+"""The quorum for the event loop: a tick thread, events out, proposals in.
+
+All Raft work happens on one thread of its own. Its results cross to the loop as plain
+immutable data through one guarded `call_soon_threadsafe` a turn. A failure on the tick
+thread (an I/O error of the journal above all) is final: it is reported once and the
+thread ends; a log that failed to sync is never written again by this process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pysyncobj.monotonic import monotonic
+
+from penstock_controller.quorum import pins
+from penstock_controller.quorum.events import QuorumConfig, QuorumEvent, QuorumMeters, Reset
+from penstock_controller.quorum.identity import PeerMemory
+from penstock_controller.quorum.journal import DurableJournal
+from penstock_controller.quorum.machine import Machine
+from penstock_controller.quorum.raft import COMMAND_BYTES_MAX, RaftNode
+from penstock_controller.quorum.snapshot import SnapshotStore
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.metadata import MetadataImage
+
+_STOP_S = 5.0
+_TRANSFER_POLL_S = 0.02
+
+
+class Quorum:
+    """One member of the controllers' quorum, running.
+
+    `deliver` gets lists of events on the tick thread and must only hand them over.
+    `on_fatal` is called at most once, on the tick or the snapshot thread.
+    """
+
+    def __init__(
+        self,
+        config: QuorumConfig,
+        deliver: Callable[[list[QuorumEvent]], None],
+        on_fatal: Callable[[BaseException], None],
+        on_warning: Callable[[str], None],
+        meters: QuorumMeters | None = None,
+    ) -> None:
+        """Open the files and bind the port. Raises DamagedFile, WrongLibrary, PenstockError."""
+        meters = meters or QuorumMeters()
+        pins.check_library()
+        pins.install_hooks()
+        self._config = config
+        self._on_fatal = on_fatal
+        self._failed = False
+        self._stopping = threading.Event()
+        self._calls: deque[Callable[[], None]] = deque()
+        config.directory.mkdir(parents=True, exist_ok=True)
+        journal = DurableJournal(config.directory, meters.journal_sync_s)
+        store = SnapshotStore(
+            config.directory,
+            lambda: self._machine.image,
+            lambda error: on_warning(f"snapshot not written: {error}; tried again later"),
+            meters.snapshot_s,
+        )
+        snapshot = store.load()
+        if snapshot is not None:
+            journal.align(snapshot.previous, snapshot.last)
+        self._machine = Machine(
+            snapshot.image if snapshot is not None else MetadataImage(),
+            lambda event: self._raft.emit(event),
+            self._fail,
+        )
+        self._store = store
+        self._raft = RaftNode(
+            config,
+            journal,
+            store,
+            snapshot,
+            self._machine,
+            PeerMemory(config.directory, config.directory_id),
+            deliver,
+            meters.bad_frame,
+        )
+        if snapshot is not None:
+            self._raft.emit(Reset(snapshot.image))
+        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest image, readable from any thread."""
+        return self._machine.image
+
+    def propose(self, command: bytes, token: object) -> None:
+        """Propose a command; a Proposal event with `token` follows, unless the leader is lost first.
+
+        Raises PenstockError when it is too large to be one.
+        """
+        if len(command) > COMMAND_BYTES_MAX:
+            raise PenstockError(
+                ErrorCode.POLICY_VIOLATION,
+                f"request makes {len(command)} bytes of metadata, the most is {COMMAND_BYTES_MAX}; split it",
+            )
+        self._raft.propose(command, token)
+
+    def barrier(self, token: object) -> None:
+        """Commit a no-op; APPLIED proves that this controller still leads."""
+        self._raft.barrier(token)
+
+    def leader_contact_age_ms(self) -> int:
+        """Time since the leader was last heard; 0 on the leader, large when there is none."""
+        if self._raft._isLeader():
+            return 0
+        return int((monotonic() - self._raft.transport.last_append_at) * 1000)
+
+    def stop(self) -> None:
+        """Hand leadership over if we have it, then end the thread. Blocks; call it off the loop."""
+        self._raft.resigning = True
+        if self._may_transfer():
+            deadline = time.monotonic() + self._config.transfer_s
+            while self._may_transfer() and time.monotonic() < deadline:
+                # Asked again and again: it is denied while no peer holds the whole log.
+                self._calls.append(self._raft.transferLeadership)
+                time.sleep(_TRANSFER_POLL_S)
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_S)
+
+    def _may_transfer(self) -> bool:
+        """Whether this controller leads and enough peers are there to elect another one."""
+        return (
+            self._thread.is_alive()
+            and self._raft._isLeader()
+            and len(self._raft.transport.reachable) > len(self._config.peers) // 2
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and not self._failed:
+                while self._calls:
+                    self._calls.popleft()()
+                self._raft.tick()
+        except Exception as error:  # every failure of Raft is final
+            self._fail(error)
+        finally:
+            try:
+                self._raft.transport.destroy()
+                self._store.close()
+                if not self._failed:
+                    self._raft.journal._destroy()
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_fatal(error)

@@ -1,0 +1,369 @@
+"""PySyncObj's transport over our own links, with the guards that the stock one lacks.
+
+- The journal is synced before a vote or an acknowledgement leaves (sync-on-send).
+- Acknowledgements and votes of another term, and a voter's second vote, do not count.
+- Appends pass `append_filter`; snapshots are checked before they are installed.
+- Peers say hello with their ids; anybody else is closed. Nothing is ever unpickled.
+- Quiet links carry keepalives; silent ones are closed; lost ones are dialled again
+  after 0.1 s by the peer of the higher id.
+- A leader of an older term is told so, else a controller that moved ahead would never
+  again take its appends.
+
+Everything here runs on the tick thread, but for name resolution.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pysyncobj.monotonic import monotonic
+from pysyncobj.node import Node
+from pysyncobj.poller import POLL_EVENT_TYPE
+from pysyncobj.transport import Transport
+
+from penstock_controller.quorum.append_filter import bare, filter_append
+from penstock_controller.quorum.events import QuorumConfig, RaftPeer
+from penstock_controller.quorum.link import FRAME_BYTES_MAX, Link
+from penstock_controller.quorum.messages import BadMessage, Message, decode, encode
+from penstock_core.errors import ErrorCode, PenstockError
+
+if TYPE_CHECKING:
+    from penstock_controller.quorum.raft import RaftNode
+
+_log = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 0.02
+KEEPALIVE_S = 0.5
+LINK_SILENCE_S = 5.0
+HELLO_S = 2.0
+UNKNOWN_LINKS_MAX = 16
+LEADER_LOST_S = 0.05
+_SYNCED_FIRST = frozenset({"request_vote", "response_vote", "next_node_idx"})
+
+
+class PeerNode(Node):  # type: ignore[misc]
+    """A member of the quorum for PySyncObj; its id is the controller id as text."""
+
+    def __init__(self, peer: RaftPeer) -> None:
+        super().__init__(str(peer.controller_id))
+        self.peer = peer
+
+    @property
+    def controller_id(self) -> int:
+        return self.peer.controller_id
+
+
+class PeerTransport(Transport):  # type: ignore[misc]
+    """Links to all peers of one controller."""
+
+    def __init__(
+        self,
+        raft: RaftNode,
+        config: QuorumConfig,
+        nodes: Mapping[int, PeerNode],
+        on_bad_frame: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(raft, None, [])
+        self._raft = raft
+        self._config = config
+        self._nodes = nodes
+        self._on_bad_frame = on_bad_frame
+        self._links: dict[int, Link] = {}
+        self._dialling: dict[int, Link] = {}
+        self._unknown: set[Link] = set()
+        self._dialled_at: dict[int, float] = {}
+        self._addresses: dict[str, str] = {}
+        self._resolving: set[str] = set()
+        self._resolver = ThreadPoolExecutor(1, "raft-resolver")
+        self._refusals_logged: set[str] = set()
+        self._votes: tuple[int, set[int]] = (0, set())
+        self._next_housekeeping = 0.0
+        self._server: socket.socket | None = None
+        # A fresh controller counts as just in contact, so that watchers may come early.
+        self.last_append_at = monotonic()
+        self._listen()
+
+    # --- PySyncObj's interface -------------------------------------------------------
+
+    def send(self, node: PeerNode, message: Message) -> bool:
+        link = self._links.get(node.controller_id)
+        if link is None:
+            return False
+        kind = message["type"]
+        if kind in _SYNCED_FIRST:
+            self._raft.journal.sync()
+            if kind == "next_node_idx":
+                message = dict(message, term=self._raft.raftCurrentTerm)
+        try:
+            return link.send(encode(message))
+        except BadMessage:
+            # A follower's queued command that PySyncObj would hand to the leader: proposals
+            # are made on the active controller only, so it simply fails.
+            return False
+
+    def destroy(self) -> None:
+        for link in [*self._links.values(), *self._dialling.values(), *self._unknown]:
+            link.close("this controller stops")
+        if self._server is not None:
+            self._raft._poller.unsubscribe(self._server.fileno())
+            self._server.close()
+            self._server = None
+        self._resolver.shutdown(wait=False, cancel_futures=True)
+
+    # --- for the raft node -------------------------------------------------------------
+
+    @property
+    def reachable(self) -> frozenset[int]:
+        return frozenset(self._links)
+
+    def broadcast(self, message: Message) -> None:
+        for controller_id in list(self._links):
+            self.send(self._nodes[controller_id], message)
+
+    def say_hello(self, controller_id: int) -> None:
+        """Tell a connected peer again who we are: we are a full member now."""
+        self.send(self._nodes[controller_id], self._raft.hello(controller_id))
+
+    def hears_leader(self) -> bool:
+        """True while a leader is alive as far as this controller can tell."""
+        raft = self._raft
+        if raft._isLeader():
+            return True
+        leader = raft.leader_id
+        return leader in self._links and monotonic() - self.last_append_at < self._config.silence_min_s
+
+    def housekeeping(self) -> None:
+        """Each tick: dial, keep alive, give up."""
+        now = monotonic()
+        if now < self._next_housekeeping:
+            return
+        self._next_housekeeping = now + HOUSEKEEPING_S
+        for controller_id, node in self._nodes.items():
+            if controller_id < self._config.controller_id and controller_id not in self._links:
+                self._dial(node, now)
+        for link in list(self._links.values()):
+            if now - link.last_read_at > LINK_SILENCE_S:
+                link.close(f"silent for {LINK_SILENCE_S:g} s")
+            elif now - link.last_sent_at > KEEPALIVE_S:
+                link.send(encode({"type": "keepalive"}))
+        for link in [*self._unknown, *self._dialling.values()]:
+            if now - link.opened_at > HELLO_S:
+                link.close("no hello in time")
+
+    # --- connections -------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        host, port = self._config.bind_host, self._config.bind_port
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            server = socket.socket(family, kind, proto)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.setblocking(False)
+            server.bind(address)
+            server.listen(UNKNOWN_LINKS_MAX)
+        except OSError as error:
+            raise PenstockError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"cannot bind raft address {host}:{port} ({error.strerror}); free the port or set raft_bind",
+            ) from None
+        self._server = server
+        self._raft._poller.subscribe(
+            server.fileno(), self._on_accept, POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.ERROR
+        )
+
+    def _on_accept(self, _fd: int, _mask: int) -> None:
+        if self._server is None:
+            return
+        try:
+            sock, _ = self._server.accept()
+        except OSError:
+            # The peer gave up already, or we are out of descriptors; the poller asks again.
+            return
+        if len(self._unknown) >= UNKNOWN_LINKS_MAX:
+            sock.close()
+            return
+        self._unknown.add(self._open(sock, connecting=False))
+
+    def _dial(self, node: PeerNode, now: float) -> None:
+        controller_id = node.controller_id
+        if (
+            controller_id in self._dialling
+            or now - self._dialled_at.get(controller_id, 0) < self._config.retry_s
+        ):
+            return
+        self._dialled_at[controller_id] = now
+        address = self._resolve(node.peer.host)
+        if address is None:
+            return
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        result = sock.connect_ex((address, node.peer.port))
+        if result not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._addresses.pop(node.peer.host, None)
+            return
+        link = self._open(sock, connecting=True)
+        self._dialling[controller_id] = link
+        link.send(encode(self._raft.hello(controller_id)))
+
+    def _resolve(self, host: str) -> str | None:
+        """An IP address for `host`; None while a thread looks it up."""
+        try:
+            return str(ipaddress.ip_address(host))
+        except ValueError:
+            pass
+        known = self._addresses.get(host)
+        if known is None and host not in self._resolving:
+            self._resolving.add(host)
+            self._resolver.submit(self._look_up, host)
+        return known
+
+    def _look_up(self, host: str) -> None:
+        try:
+            self._addresses[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError:
+            _log.debug("cannot resolve %s", host)
+        finally:
+            self._resolving.discard(host)
+
+    def _open(self, sock: socket.socket, *, connecting: bool) -> Link:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Link(
+            self._raft._poller, sock, self._on_frame, self._on_closed, monotonic, connecting=connecting
+        )
+
+    def _on_closed(self, link: Link, reason: str) -> None:
+        self._unknown.discard(link)
+        for controller_id, dialled in list(self._dialling.items()):
+            if dialled is link:
+                del self._dialling[controller_id]
+                self._addresses.pop(self._nodes[controller_id].peer.host, None)
+        if link.peer_id is None:
+            if reason.startswith("bad frame"):
+                self._bad_frame(f"raft port: {reason}; closed a connection that is no controller's")
+            return
+        if self._links.get(link.peer_id) is not link:
+            return
+        del self._links[link.peer_id]
+        _log.info("link to controller %d lost: %s", link.peer_id, reason)
+        if reason.startswith("bad frame"):
+            self._bad_frame(f"controller {link.peer_id}: {reason}")
+        node = self._nodes[link.peer_id]
+        self._raft.on_link_lost(node, LEADER_LOST_S)
+        self._onNodeDisconnected(node)
+
+    def _bad_frame(self, line: str) -> None:
+        _log.warning("%s", line)
+        if self._on_bad_frame is not None:
+            self._on_bad_frame()
+
+    # --- messages ------------------------------------------------------------------------
+
+    def _on_frame(self, link: Link, payload: memoryview) -> None:
+        try:
+            message = decode(payload)
+        except BadMessage as error:
+            link.close(f"bad frame: {error}")
+            return
+        if link.peer_id is None:
+            self._on_hello(link, message)
+        elif message["type"] == "hello":
+            self._raft.on_hello(link.peer_id, message)
+        else:
+            self._on_message(self._nodes[link.peer_id], message)
+
+    def _on_hello(self, link: Link, message: Message) -> None:
+        if message["type"] != "hello":
+            link.close("bad frame: spoke before its hello")
+            return
+        peer_id = message["from"]
+        if message["to"] != self._config.controller_id or peer_id not in self._nodes:
+            link.close("bad frame: hello from a controller that is not in raft_peers")
+            return
+        dialled = self._dialling.pop(peer_id, None)
+        if dialled is not None and dialled is not link:
+            dialled.close("doubled")
+        self._unknown.discard(link)
+        link.peer_id = peer_id
+        link.frame_bytes_max = FRAME_BYTES_MAX
+        old = self._links.pop(peer_id, None)
+        if old is not None:
+            old.peer_id = None
+            old.close("replaced by a newer one")
+            self._onNodeDisconnected(self._nodes[peer_id])
+        if dialled is not link:
+            link.send(encode(self._raft.hello(peer_id)))
+        self._raft.on_hello(peer_id, message)
+        self._links[peer_id] = link
+        self._onNodeConnected(self._nodes[peer_id])
+
+    def _on_message(self, node: PeerNode, message: Message) -> None:
+        kind = message["type"]
+        raft = self._raft
+        term = raft.raftCurrentTerm
+        if kind == "append_entries":
+            self._on_append(node, message, term)
+        elif kind == "next_node_idx":
+            if message["term"] > term:
+                raft.step_down(message["term"])
+            elif message["term"] == term:
+                self._onMessageReceived(node, message)
+        elif kind == "response_vote":
+            self._on_vote(node, message, term)
+        elif kind == "request_vote":
+            if raft.may_vote:
+                self._onMessageReceived(node, message)
+        elif kind == "prevote":
+            granted = raft.may_vote and raft.would_vote(message)
+            reply = {"type": "prevote_reply", "round": message["round"], "term": term, "granted": granted}
+            self.send(node, reply)
+        elif kind == "prevote_reply":
+            raft.on_prevote_reply(node.controller_id, message)
+        elif kind == "term_notice":
+            if message["term"] > term:
+                raft.step_down(message["term"])
+        elif kind == "timeout_now":
+            self._onMessageReceived(node, message)
+
+    def _on_vote(self, node: PeerNode, message: Message, term: int) -> None:
+        if message["term"] != term:
+            return
+        if self._votes[0] != term:
+            self._votes = (term, set())
+        if node.controller_id not in self._votes[1]:
+            self._votes[1].add(node.controller_id)
+            self._onMessageReceived(node, message)
+
+    def _on_append(self, node: PeerNode, message: Message, term: int) -> None:
+        if message["term"] < term:
+            self.send(node, {"type": "term_notice", "term": term})
+            return
+        self.last_append_at = monotonic()
+        raft = self._raft
+        raft.on_leader_sign(message)
+        if "serialized" in message:
+            installed = raft.receive_snapshot(message["serialized"])
+            self._onMessageReceived(node, bare(message, installed or 1))
+            self._acknowledge(node, installed)
+            return
+        filtered = filter_append(message, raft.journal.entries[0][1], raft.journal.entries)
+        self._onMessageReceived(node, filtered.message)
+        if filtered.acknowledge is not None:
+            self._acknowledge(node, filtered.acknowledge)
+
+    def _acknowledge(self, node: PeerNode, index: int | None) -> None:
+        """Acknowledge the log through `index`; None says only "alive"."""
+        ack = {
+            "type": "next_node_idx",
+            "next_node_idx": (index or 0) + 1,
+            "reset": False,
+            "success": index is not None,
+        }
+        self.send(node, ack)

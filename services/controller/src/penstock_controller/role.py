@@ -1,0 +1,161 @@
+"""The controller role: opens the quorum, serves gRPC, stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from penstock_controller.api.core import ControllerCore, CoreSettings
+from penstock_controller.api.metrics import ControllerMetrics
+from penstock_controller.api.service import ControllerService
+from penstock_controller.api.worker import CommandWorker
+from penstock_controller.directory import DataDirectory
+from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
+from penstock_controller.quorum.events import QuorumEvent
+from penstock_controller.quorum.files import DamagedFile
+from penstock_controller.quorum.pins import WrongLibrary
+from penstock_controller.settings import ControllerSettings
+from penstock_controller.state.generation import Defaults
+from penstock_core.errors import PenstockError
+from penstock_core.ids import NodeId
+from penstock_proto.v1 import controller_pb2_grpc
+from penstock_runtime.addresses import StartupError, check_bind
+from penstock_runtime.grpc_tools import serve
+from penstock_runtime.http import HttpServer
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.roles import Role
+from penstock_runtime.settings import parse_address, parse_member
+
+_GRPC_GRACE_S = 0.2
+_SILENCE_SPREAD = 1.6
+
+
+async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
+    """Serve until told to stop."""
+    lifecycle.bind_identity(str(settings.controller_id))
+    check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
+    directory = DataDirectory(settings.data_dir, settings.controller_id)
+    metrics = ControllerMetrics(lifecycle.registry)
+    core = ControllerCore(
+        CoreSettings(
+            settings.controller_id,
+            settings.node_session_timeout_ms,
+            settings.node_heartbeat_interval_ms,
+            settings.leader_rebalance_interval_ms,
+        ),
+        lifecycle,
+        monotonic_ms,
+        metrics,
+        directory.join_cluster,
+    )
+    config = quorum_config(settings, directory)
+    quorum = _open_quorum(config, core, lifecycle, metrics)
+    # The system's randomness: cluster and topic ids must not repeat.
+    rng = random.SystemRandom()
+    worker = CommandWorker(
+        quorum,
+        settings.controller_id,
+        Defaults(settings.default_partition_count, settings.default_replication_factor),
+        rng,
+        lambda: time.time_ns() // 1_000_000,
+        lambda node_id: _alive(core, node_id),
+    )
+    core.connect(quorum, worker)
+    http = HttpServer(settings.http_bind, lifecycle)
+    service = ControllerService(core, config.peers, settings.grpc_addresses())
+    server, endpoint = await serve(
+        settings.grpc_bind,
+        lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
+        allow_insecure_bind=settings.allow_insecure_bind,
+    )
+    try:
+        http_endpoint = await http.start()
+        lifecycle.log.info(
+            "listening", grpc=endpoint.address, http=http_endpoint.address, raft=settings.raft_bind
+        )
+        lifecycle.create_task(worker.run(), "commands")
+        lifecycle.create_task(core.run(), "controller tick")
+        quorum.start()
+        await lifecycle.stopping.wait()
+    finally:
+        # Leadership first, so that another controller is active before this one stops answering.
+        await asyncio.to_thread(quorum.stop)
+        core.watchers.cut_off_all()
+        await server.stop(_GRPC_GRACE_S)
+        await http.stop()
+        directory.close()
+
+
+def _alive(core: ControllerCore, node_id: NodeId) -> bool:
+    return core.sessions.alive(node_id, core.clock_ms())
+
+
+def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> QuorumConfig:
+    """The quorum's settings from the role's."""
+    members = [parse_member(member) for member in settings.raft_peers]
+    peers = tuple(RaftPeer(member_id or 0, address.host, address.port) for member_id, address in members)
+    me = next(p for p in peers if p.controller_id == settings.controller_id)
+    bind = parse_address(settings.raft_bind)
+    silence_s = settings.raft_silence_ms / 1000
+    return QuorumConfig(
+        controller_id=settings.controller_id,
+        peers=peers,
+        bind_host=bind.host,
+        bind_port=bind.port or me.port,
+        directory=settings.data_dir,
+        directory_id=directory.directory_id,
+        silence_min_s=silence_s,
+        silence_max_s=silence_s * _SILENCE_SPREAD,
+        leader_fallback_s=silence_s * 1.2,
+        snapshot_every_count=settings.raft_snapshot_every,
+    )
+
+
+def _open_quorum(
+    config: QuorumConfig, core: ControllerCore, lifecycle: Lifecycle, metrics: ControllerMetrics
+) -> Quorum:
+    loop = asyncio.get_running_loop()
+
+    def on_loop(call: object, *args: object) -> None:
+        try:
+            loop.call_soon_threadsafe(call, *args)  # type: ignore[arg-type]
+        except RuntimeError:
+            # The loop is closed: the process ends, and nobody waits for news any more.
+            return
+
+    def deliver(events: list[QuorumEvent]) -> None:
+        on_loop(take, events)
+
+    def take(events: list[QuorumEvent]) -> None:
+        try:
+            core.on_events(events)
+        except Exception as error:  # a fault here would leave the image behind for good
+            lifecycle.fail_with(error)
+
+    try:
+        return Quorum(
+            config,
+            deliver,
+            lambda error: on_loop(_fail, lifecycle, error),
+            lambda line: on_loop(lifecycle.log.warning, line),
+            metrics.meters(),
+        )
+    except (DamagedFile, WrongLibrary) as error:
+        raise StartupError(str(error)) from None
+    except PenstockError as error:
+        raise StartupError(error.message) from None
+    except OSError as error:
+        raise StartupError(f"data_dir = {config.directory}: {error.strerror}: {error.filename}") from None
+
+
+def _fail(lifecycle: Lifecycle, error: BaseException) -> None:
+    if isinstance(error, OSError):
+        lifecycle.fatal(
+            f"the Raft log cannot be written: {error.strerror or error}; mend the disk, then start again"
+        )
+    else:
+        lifecycle.fail_with(error)
+
+
+ROLE = Role("controller", ControllerSettings, run, "keeps the cluster's metadata in a Raft quorum")

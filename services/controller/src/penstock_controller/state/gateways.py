@@ -1,0 +1,79 @@
+"""Registration and removal of gateways. A gateway exists only as long as its session."""
+
+from __future__ import annotations
+
+from penstock_controller.state.generation import Context, Generated, NextCommand, make_error
+from penstock_core.errors import ErrorCode
+from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+GATEWAY_ID_LENGTH_MAX = 200
+
+
+def register_gateway(
+    ctx: Context, request: api.RegisterGatewayRequest
+) -> Generated[api.RegisterGatewayResponse]:
+    """Name the gateway from now on. A later one of the same id takes the place of the earlier."""
+    image = ctx.image
+    error = None
+    if request.cluster_id and request.cluster_id != image.cluster_id:
+        error = make_error(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"the gateway knows cluster {request.cluster_id.hex()}, this is {image.cluster_id.hex()}; "
+            "point controllers at its own cluster",
+        )
+    elif not 0 < len(request.gateway_id) <= GATEWAY_ID_LENGTH_MAX:
+        error = make_error(
+            ErrorCode.INVALID_REQUEST, f"gateway_id needs 1 to {GATEWAY_ID_LENGTH_MAX} characters"
+        )
+    if error is not None:
+        return Generated(api.RegisterGatewayResponse(error=error))
+    old = image.gateways.get(request.gateway_id)
+    if old is not None and old.gateway_epoch == ctx.version:
+        raise NextCommand
+    record = pb.GatewayRecord(
+        gateway_id=request.gateway_id,
+        gateway_epoch=ctx.version,
+        process=request.process,
+        listeners=request.listeners,
+        grpc=request.grpc,
+        http=request.http,
+    )
+    reply = api.RegisterGatewayResponse(
+        gateway_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
+    )
+    return Generated(reply, [pb.MetadataRecord(gateway=record)])
+
+
+def remove_gateway(ctx: Context, gateway_id: str, gateway_epoch: int) -> Generated[bool]:
+    """Name the gateway no more; the reply says whether it was named."""
+    gateway = ctx.image.gateways.get(gateway_id)
+    if gateway is None or gateway.gateway_epoch != gateway_epoch:
+        return Generated(False)
+    removed = pb.GatewayRemovedRecord(gateway_id=gateway_id)
+    return Generated(True, [pb.MetadataRecord(gateway_removed=removed)])
+
+
+def allocate_producer_ids(
+    ctx: Context, request: api.AllocateProducerIdsRequest
+) -> Generated[api.AllocateProducerIdsResponse]:
+    """A block of ids that nobody else gets (KIP-730)."""
+    first = ctx.image.next_producer_id
+    record = pb.ProducerIdsRecord(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)
+    reply = api.AllocateProducerIdsResponse(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
+    return Generated(reply, [pb.MetadataRecord(producer_ids=record)])
+
+
+def found_cluster(ctx: Context, feature_level: int) -> Generated[bool]:
+    """The very first command: who this cluster is. The reply says whether it was needed."""
+    if ctx.image.cluster_id:
+        return Generated(False)
+    cluster_id = ctx.rng.randbytes(16)
+    return Generated(
+        True,
+        [
+            pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id)),
+            pb.MetadataRecord(feature=pb.FeatureRecord(name="metadata.level", level=feature_level)),
+        ],
+    )

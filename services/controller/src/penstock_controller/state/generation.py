@@ -1,0 +1,101 @@
+"""The frame in which requests generate records.
+
+A generator gets a `Context` and returns the records of its request with the reply; it
+changes nothing. Several requests share one command: each sees the image that the ones
+before it make, and all get the command's one version.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
+from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
+from penstock_core.topic_settings import TopicSettings
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import metadata_pb2 as pb
+
+R = TypeVar("R")
+
+
+class NextCommand(Exception):
+    """The request cannot share the command being made; it starts the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a topic gets when its creator leaves it to the cluster."""
+
+    partition_count: int = 1
+    # -1: min(3, live nodes).
+    replication_factor: int = -1
+
+
+def _nobody(_node_id: NodeId) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything that a generator may look at."""
+
+    # The state after the requests before this one; its version is the command's base.
+    image: MetadataImage
+    rng: random.Random
+    defaults: Defaults = Defaults()
+    # Whether a node's session is alive (soft state).
+    alive: Callable[[NodeId], bool] = _nobody
+
+    @property
+    def version(self) -> int:
+        """The version that the command will make."""
+        return self.image.version + 1
+
+    def after(self, records: list[pb.MetadataRecord]) -> Context:
+        """The context for the next request of the same command."""
+        if not records:
+            return self
+        image = self.image.apply(records, self.version)
+        return replace(self, image=replace(image, version=self.image.version))
+
+
+@dataclass(frozen=True, slots=True)
+class Generated(Generic[R]):
+    """What a request comes to."""
+
+    reply: R
+    records: list[pb.MetadataRecord] = field(default_factory=list)
+
+
+def error_pb(error: PenstockError) -> common.Error:
+    return common.Error(code=error.code, message=error.message)
+
+
+def make_error(code: ErrorCode, message: str) -> common.Error:
+    return common.Error(code=code, message=message)
+
+
+def partition_record(partition: PartitionImage) -> pb.MetadataRecord:
+    return pb.MetadataRecord(partition=partition.to_pb())
+
+
+def topic_settings(image: MetadataImage, topic: TopicImage) -> TopicSettings:
+    """Settings of a topic; min.insync.replicas is effective for its replication factor."""
+    first = topic.partitions.get(0)
+    factor = len(first.replicas) if first is not None else 1
+    return TopicSettings.from_config(image.config("topic", topic.name), factor)
+
+
+def merged(old: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Settings after changes, of which None removes."""
+    result = dict(old)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = value
+    return result

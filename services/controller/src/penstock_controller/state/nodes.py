@@ -1,0 +1,275 @@
+"""Registration, fencing, unfencing and draining of storage nodes.
+
+Fencing takes the node out of every ISR and moves its leadership in the same command.
+A partition's last ISR member goes to the ELR and may lead again when it is back, so a
+cluster whose nodes were all killed at once comes back whole (rule "coming back").
+
+Source: ClusterControlManager and ReplicationControlManager of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from penstock_controller.state.generation import (
+    Context,
+    Generated,
+    NextCommand,
+    make_error,
+    partition_record,
+    topic_settings,
+)
+from penstock_controller.state.partitions import Rules, change_partition
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
+from penstock_core.metadata import MetadataImage, NodeImage, PartitionImage, TopicImage
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+ANY_NODE_ID = -1
+
+
+def is_active(image: MetadataImage, node_id: NodeId) -> bool:
+    node = image.nodes.get(node_id)
+    return node is not None and node.active
+
+
+def rules_for(
+    image: MetadataImage, topic: TopicImage, active: Callable[[NodeId], bool] | None = None
+) -> Rules:
+    settings = topic_settings(image, topic)
+    return Rules(
+        active=active or (lambda node_id: is_active(image, node_id)),
+        min_isr=settings.min_insync_replicas,
+        unclean=settings.unclean_leader_election_enable,
+    )
+
+
+def partitions_of(image: MetadataImage, node_id: NodeId) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    """Every partition that is assigned to the node."""
+    for topic in image.topics.values():
+        for partition in topic.partitions.values():
+            if node_id in partition.replicas:
+                yield topic, partition
+
+
+# --- registration ------------------------------------------------------------------
+
+
+def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[api.RegisterNodeResponse]:
+    """Grant a node id and an epoch. The node starts fenced, out of every ISR but where it is the last."""
+    image = ctx.image
+    try:
+        _check_cluster(image, request.cluster_id)
+        node_id = _grant_id(ctx, request)
+    except PenstockError as error:
+        return Generated(api.RegisterNodeResponse(error=make_error(error.code, error.message)))
+    old = image.nodes.get(node_id)
+    if old is not None and old.node_epoch == ctx.version:
+        raise NextCommand
+    node = pb.NodeRecord(
+        node_id=node_id,
+        directory_id=request.directory_id,
+        node_epoch=ctx.version,
+        process=request.process,
+        rack=request.rack,
+        grpc=request.grpc,
+        listeners=request.listeners,
+        apis=request.apis,
+        fenced=True,
+        http=request.http,
+    )
+    records = [pb.MetadataRecord(node=node)]
+    if old is not None:
+        records += _after_return(image, node_id, _lost_by(image, old, request))
+    reply = api.RegisterNodeResponse(
+        node_id=node_id, node_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
+    )
+    return Generated(reply, records)
+
+
+def _check_cluster(image: MetadataImage, cluster_id: bytes) -> None:
+    if cluster_id and cluster_id != image.cluster_id:
+        raise PenstockError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"the data directory belongs to cluster {cluster_id.hex()}, this is {image.cluster_id.hex()}; "
+            "use a directory of this cluster or an empty one",
+        )
+
+
+def _grant_id(ctx: Context, request: api.RegisterNodeRequest) -> NodeId:
+    nodes = ctx.image.nodes
+    if len(request.directory_id) != 16:
+        raise PenstockError(ErrorCode.INVALID_REQUEST, "directory_id is not 16 bytes")
+    owner = next((n for n in nodes.values() if n.directory_id == request.directory_id), None)
+    if request.node_id == ANY_NODE_ID:
+        if owner is not None:
+            return owner.node_id
+        wanted = 1
+        while wanted in nodes:
+            wanted += 1
+        return NodeId(wanted)
+    node_id = NodeId(request.node_id)
+    if node_id < 1:
+        raise PenstockError(
+            ErrorCode.INVALID_REQUEST, f"node_id is {node_id}; use 1 or more, or -1 for a free one"
+        )
+    if owner is not None and owner.node_id != node_id:
+        raise PenstockError(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            f"the data directory is that of node {owner.node_id}, not {node_id}; set node_id to {owner.node_id}",
+        )
+    old = nodes.get(node_id)
+    if (
+        old is not None
+        and old.directory_id != request.directory_id
+        and (not old.fenced or ctx.alive(node_id))
+    ):
+        raise PenstockError(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            f"node id {node_id} is in use by a live node with another data directory; choose another node_id",
+        )
+    return node_id
+
+
+def _lost_by(
+    image: MetadataImage, old: NodeImage, request: api.RegisterNodeRequest
+) -> Callable[[TopicImage, PartitionImage], bool]:
+    """Which of its replicas lost acknowledged data."""
+    new_directory = old.directory_id != request.directory_id
+    damaged = {TopicPartition(TopicId(d.topic_id), d.partition) for d in request.damaged}
+    durable: dict[TopicId, bool] = {}
+
+    def lost(topic: TopicImage, partition: PartitionImage) -> bool:
+        if new_directory or partition.key in damaged:
+            return True
+        if request.clean_shutdown:
+            return False
+        if topic.topic_id not in durable:
+            durable[topic.topic_id] = topic_settings(image, topic).is_fsync
+        return not durable[topic.topic_id]
+
+    return lost
+
+
+def _after_return(
+    image: MetadataImage, node_id: NodeId, lost: Callable[[TopicImage, PartitionImage], bool]
+) -> list[pb.MetadataRecord]:
+    """Changes when a new process of a known node registers: fenced, less what it lost."""
+
+    def active(other: NodeId) -> bool:
+        return other != node_id and is_active(image, other)
+
+    records = []
+    for topic, partition in partitions_of(image, node_id):
+        gone = (node_id,) if lost(topic, partition) else ()
+        if node_id not in partition.isr and node_id not in partition.elr:
+            continue
+        new = change_partition(
+            partition,
+            rules_for(image, topic, active),
+            isr=[n for n in partition.isr if n != node_id],
+            lost=gone,
+        )
+        if new is not None:
+            records.append(partition_record(new))
+    return records
+
+
+# --- sessions ------------------------------------------------------------------------
+
+
+def fence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
+    """End a node's session: fenced, in no ISR, leads nothing. The reply says whether it was up."""
+    node = ctx.image.nodes.get(node_id)
+    if node is None or node.node_epoch != node_epoch or node.fenced:
+        return Generated(False)
+    fenced = replace(node, fenced=True, in_controlled_shutdown=False)
+    records = [pb.MetadataRecord(node=fenced.to_pb())]
+    return Generated(True, records + _without(ctx.image, node_id, keep_last=False))
+
+
+def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
+    """Let a caught-up node serve, and elect it where nobody leads."""
+    node = ctx.image.nodes.get(node_id)
+    if node is None or node.node_epoch != node_epoch or (not node.fenced and not node.in_controlled_shutdown):
+        return Generated(False)
+    up = replace(node, fenced=False, in_controlled_shutdown=False)
+
+    def active(other: NodeId) -> bool:
+        return other == node_id or is_active(ctx.image, other)
+
+    records = [pb.MetadataRecord(node=up.to_pb())]
+    for topic, partition in partitions_of(ctx.image, node_id):
+        if partition.leader == NO_NODE:
+            new = change_partition(partition, rules_for(ctx.image, topic, active))
+            if new is not None:
+                records.append(partition_record(new))
+    return Generated(True, records)
+
+
+def drain_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
+    """Begin a controlled shutdown: leadership and ISR membership go where others can take them."""
+    node = ctx.image.nodes.get(node_id)
+    if node is None or node.node_epoch != node_epoch or node.fenced or node.in_controlled_shutdown:
+        return Generated(False)
+    draining = replace(node, in_controlled_shutdown=True)
+    records = [pb.MetadataRecord(node=draining.to_pb())]
+    return Generated(True, records + _without(ctx.image, node_id, keep_last=True))
+
+
+def _without(image: MetadataImage, node_id: NodeId, *, keep_last: bool) -> list[pb.MetadataRecord]:
+    """Partition changes that take the node out; `keep_last` leaves those that nobody else can lead."""
+
+    def active(other: NodeId) -> bool:
+        return other != node_id and is_active(image, other)
+
+    records = []
+    for topic, partition in partitions_of(image, node_id):
+        if node_id not in partition.isr:
+            continue
+        others = [n for n in partition.isr if n != node_id]
+        if keep_last and not any(active(n) for n in others):
+            continue
+        new = change_partition(partition, rules_for(image, topic, active), isr=others)
+        if new is not None:
+            records.append(partition_record(new))
+    return records
+
+
+def still_leads(image: MetadataImage, node_id: NodeId) -> bool:
+    """Whether a draining node leads a partition that another ISR member could lead."""
+    return any(
+        partition.leader == node_id and any(n != node_id and is_active(image, n) for n in partition.isr)
+        for _, partition in partitions_of(image, node_id)
+    )
+
+
+# --- preferred leaders -------------------------------------------------------------------
+
+
+def elect_preferred(
+    ctx: Context,
+    wanted: set[TopicPartition] | None,
+    may_lead: Callable[[NodeId], bool],
+    changes_max: int,
+) -> Generated[int]:
+    """Move leadership to the first replica of the assignment where that one is in the ISR.
+
+    `wanted` None means every partition. The reply counts the changes, at most `changes_max`.
+    """
+    records: list[pb.MetadataRecord] = []
+    for topic in ctx.image.topics.values():
+        for partition in topic.partitions.values():
+            first = partition.replicas[0]
+            if partition.leader == first or first not in partition.isr or not may_lead(first):
+                continue
+            if wanted is not None and partition.key not in wanted:
+                continue
+            new = change_partition(partition, rules_for(ctx.image, topic), prefer_first=True)
+            if new is not None:
+                records.append(partition_record(new))
+            if len(records) >= changes_max:
+                return Generated(len(records), records)
+    return Generated(len(records), records)

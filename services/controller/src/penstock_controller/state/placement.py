@@ -1,0 +1,163 @@
+"""Where replicas go: even over nodes, spread over racks, leaders even too. Pure.
+
+Replicas: partition after partition, each replica goes to the node with the least key
+(rack's uses in this partition, rack's load in this topic per node, node's load in this
+topic, node's load in the cluster, chance). Taking the least-loaded distinct nodes each
+time keeps the counts of a topic within one of each other (within each rack where racks
+are of unequal size).
+
+Leaders: given such sets, an assignment of leaders that is within one of even always
+exists (each node's share of its sets is count/r, and flows round to integers). A greedy
+choice that favours nodes with few leaders is mended along alternating paths until no
+node leads two partitions more than another.
+
+The striped placer of Kafka is simpler, but leaves spreads of two and more when nodes do
+not divide partitions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock_core.ids import NodeId
+
+
+@dataclass(slots=True)
+class Load:
+    """What nodes already carry."""
+
+    replicas: Counter[NodeId] = field(default_factory=Counter)
+    leaders: Counter[NodeId] = field(default_factory=Counter)
+
+    def add(self, replicas: Sequence[NodeId]) -> None:
+        self.replicas.update(replicas)
+        if replicas:
+            self.leaders[replicas[0]] += 1
+
+
+def place(
+    racks: Mapping[NodeId, str],
+    partition_count: int,
+    replication_factor: int,
+    cluster: Load,
+    topic: Load,
+    rng: random.Random,
+) -> list[list[NodeId]]:
+    """Replicas for each new partition, the preferred leader first.
+
+    `racks` holds the nodes that may be used, at least `replication_factor` of them.
+    `topic` is what the topic's other partitions put on them. Neither load is changed.
+    """
+    sets = _choose_sets(racks, partition_count, replication_factor, cluster, topic, rng)
+    leaders = _choose_leaders(sets, cluster, topic)
+    _even_out(sets, leaders, topic, racks)
+    placed = []
+    for leader, members in zip(leaders, sets, strict=True):
+        followers = [n for n in members if n != leader]
+        rng.shuffle(followers)
+        placed.append([leader, *followers])
+    return placed
+
+
+def _choose_sets(
+    racks: Mapping[NodeId, str],
+    partition_count: int,
+    factor: int,
+    cluster: Load,
+    topic: Load,
+    rng: random.Random,
+) -> list[list[NodeId]]:
+    size = Counter(racks.values())
+    node_load = Counter({n: topic.replicas[n] for n in racks})
+    rack_load: Counter[str] = Counter()
+    for node_id, count in node_load.items():
+        rack_load[racks[node_id]] += count
+    total = Counter({n: cluster.replicas[n] for n in racks})
+    sets = []
+    for _ in range(partition_count):
+        used: Counter[str] = Counter()
+        members: list[NodeId] = []
+        chance = {n: rng.random() for n in racks}
+
+        def cost(
+            n: NodeId, used: Counter[str] = used, chance: dict[NodeId, float] = chance
+        ) -> tuple[float, ...]:
+            rack = racks[n]
+            return (used[rack], rack_load[rack] / size[rack], node_load[n], total[n], chance[n])
+
+        for _ in range(factor):
+            best = min((n for n in racks if n not in members), key=cost)
+            members.append(best)
+            used[racks[best]] += 1
+        for n in members:
+            node_load[n] += 1
+            total[n] += 1
+            rack_load[racks[n]] += 1
+        sets.append(members)
+    return sets
+
+
+def _choose_leaders(sets: Sequence[Sequence[NodeId]], cluster: Load, topic: Load) -> list[NodeId]:
+    here = Counter(topic.leaders)
+    total = Counter(cluster.leaders)
+    leaders = []
+    for members in sets:
+        leader = min(members, key=lambda n: (here[n], total[n]))
+        here[leader] += 1
+        total[leader] += 1
+        leaders.append(leader)
+    return leaders
+
+
+def _even_out(
+    sets: Sequence[Sequence[NodeId]], leaders: list[NodeId], topic: Load, racks: Mapping[NodeId, str]
+) -> None:
+    """Move leaders along alternating paths until the counts are within one (or no path is left)."""
+    count = Counter({n: topic.leaders[n] for n in racks})
+    count.update(leaders)
+    while True:
+        path = _find_path(sets, leaders, count)
+        if path is None:
+            return
+        for partition, successor in path:
+            count[leaders[partition]] -= 1
+            count[successor] += 1
+            leaders[partition] = successor
+
+
+def _find_path(
+    sets: Sequence[Sequence[NodeId]], leaders: Sequence[NodeId], count: Counter[NodeId]
+) -> list[tuple[int, NodeId]] | None:
+    """Hand-overs (partition, next leader) from a most loaded node to one with two fewer."""
+    led: dict[NodeId, list[int]] = {}
+    for partition, leader in enumerate(leaders):
+        led.setdefault(leader, []).append(partition)
+    most = max(count.values(), default=0)
+    if most - min(count.values(), default=0) < 2:
+        return None
+    starts = [n for n, c in count.items() if c == most]
+    came: dict[NodeId, tuple[int, NodeId] | None] = dict.fromkeys(starts)
+    queue = deque(starts)
+    while queue:
+        node_id = queue.popleft()
+        for partition in led.get(node_id, ()):
+            for other in sets[partition]:
+                if other in came:
+                    continue
+                came[other] = (partition, node_id)
+                if count[other] <= most - 2:
+                    return _walk_back(came, other)
+                queue.append(other)
+    return None
+
+
+def _walk_back(came: Mapping[NodeId, tuple[int, NodeId] | None], end: NodeId) -> list[tuple[int, NodeId]]:
+    path: list[tuple[int, NodeId]] = []
+    node_id = end
+    while (step := came[node_id]) is not None:
+        path.append((step[0], node_id))
+        node_id = step[1]
+    return path

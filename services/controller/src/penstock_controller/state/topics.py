@@ -1,0 +1,365 @@
+"""Creating, growing and deleting topics, and their settings, with Kafka's errors.
+
+Source: ReplicationControlManager and ConfigurationControlManager of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock_controller.state.generation import (
+    Context,
+    Generated,
+    error_pb,
+    make_error,
+    merged,
+    partition_record,
+    topic_settings,
+)
+from penstock_controller.state.nodes import is_active, rules_for
+from penstock_controller.state.partitions import change_partition
+from penstock_controller.state.placement import Load, place
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId
+from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
+from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
+from penstock_core.topic_settings import validate_topic_config
+from penstock_core.topics import check_topic_name, collision_key
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+CLUSTER_DEFAULT = -1
+_DEFAULT_REPLICAS = 3
+
+Assignment = list[list[NodeId]]
+
+
+def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[api.CreateTopicsResponse]:
+    """Create each topic that can be; the others carry their error."""
+    reply = api.CreateTopicsResponse()
+    doubled = _doubled(t.name for t in request.topics)
+    load = cluster_load(ctx.image)
+    records: list[pb.MetadataRecord] = []
+    collisions = {collision_key(name): name for name in ctx.image.topic_ids}
+    budget = PARTITIONS_PER_REQUEST_MAX
+    for wanted in request.topics:
+        result = reply.topics.add(name=wanted.name)
+        try:
+            if wanted.name in doubled:
+                raise PenstockError(
+                    ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
+                )
+            _check_new_name(ctx.image, wanted.name, collisions)
+            _check_configs(wanted.configs)
+            assignment = _new_assignment(ctx, wanted, load, budget)
+        except PenstockError as error:
+            result.error.CopyFrom(error_pb(error))
+            continue
+        budget -= len(assignment)
+        collisions[collision_key(wanted.name)] = wanted.name
+        for replicas in assignment:
+            load.add(replicas)
+        topic_id = TopicId(uuid.UUID(int=ctx.rng.getrandbits(128), version=4).bytes)
+        result.topic_id = topic_id
+        result.partition_count = len(assignment)
+        result.replication_factor = len(assignment[0])
+        if request.validate_only:
+            result.topic_id = bytes(16)
+            continue
+        records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=wanted.name)))
+        records += _new_partitions(ctx.image, topic_id, 0, assignment)
+        records += [
+            _config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
+        ]
+    return Generated(reply, records)
+
+
+def _doubled(names: object) -> set[str]:
+    counts: Counter[str] = Counter(names)  # type: ignore[call-overload]
+    return {name for name, count in counts.items() if count > 1}
+
+
+def _check_new_name(image: MetadataImage, name: str, collisions: dict[str, str]) -> None:
+    check_topic_name(name)
+    if name in image.topic_ids:
+        raise PenstockError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
+    other = collisions.get(collision_key(name))
+    if other is not None:
+        raise PenstockError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"topic {name!r} collides with existing topic {other!r}: '.' and '_' count as the same",
+        )
+
+
+def _check_configs(configs: object) -> None:
+    for key, value in dict(configs).items():  # type: ignore[call-overload]
+        validate_topic_config(key, value)
+
+
+def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int) -> Assignment:
+    if wanted.assignments:
+        if wanted.partition_count != CLUSTER_DEFAULT or wanted.replication_factor != CLUSTER_DEFAULT:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                f"topic {wanted.name}: give either assignments or counts, not both (counts are then -1)",
+            )
+        _check_budget(wanted.name, len(wanted.assignments), budget)
+        return _check_assignments(ctx.image, wanted.name, wanted.assignments, None)
+    count = wanted.partition_count
+    if count == CLUSTER_DEFAULT:
+        count = ctx.defaults.partition_count
+    if count <= 0:
+        raise PenstockError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"topic {wanted.name}: {count} partitions; use 1 or more, or -1 for the default",
+        )
+    _check_budget(wanted.name, count, budget)
+    live = _live_racks(ctx.image)
+    factor = wanted.replication_factor
+    if factor == CLUSTER_DEFAULT:
+        factor = ctx.defaults.replication_factor
+        if factor == CLUSTER_DEFAULT:
+            factor = min(_DEFAULT_REPLICAS, max(1, len(live)))
+    _check_factor(wanted.name, factor, len(live))
+    return place(live, count, factor, load, Load(), ctx.rng)
+
+
+def _check_factor(name: str, factor: int, live_count: int) -> None:
+    if factor <= 0:
+        raise PenstockError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"topic {name}: replication factor {factor}; use 1 or more, or -1 for the default",
+        )
+    if factor > live_count:
+        raise PenstockError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"topic {name}: replication factor {factor} cannot be reached, {live_count} storage node(s) are live; "
+            "start more nodes or ask for fewer replicas",
+        )
+
+
+def _check_budget(name: str, count: int, budget: int) -> None:
+    if count > budget:
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"topic {name}: one request may create at most {PARTITIONS_PER_REQUEST_MAX} partitions; split it",
+        )
+
+
+def _live_racks(image: MetadataImage) -> dict[NodeId, str]:
+    return {n.node_id: n.rack for n in sorted(image.nodes.values(), key=lambda n: n.node_id) if n.active}
+
+
+def cluster_load(image: MetadataImage) -> Load:
+    """Replicas and preferred leaders that each node carries."""
+    load = Load()
+    for topic in image.topics.values():
+        for partition in topic.partitions.values():
+            load.add(partition.replicas)
+    return load
+
+
+def _check_assignments(
+    image: MetadataImage, name: str, lists: Sequence[api.ReplicaList], factor: int | None
+) -> Assignment:
+    assignment = [[NodeId(n) for n in replicas.node_ids] for replicas in lists]
+    for index, replicas in enumerate(assignment):
+        where = f"topic {name}, partition {index} of the assignment"
+        if not replicas:
+            raise PenstockError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{where}: names no node")
+        if len(set(replicas)) != len(replicas):
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{where}: names a node twice: {replicas}"
+            )
+        unknown = [n for n in replicas if n not in image.nodes]
+        if unknown:
+            raise PenstockError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{where}: no node has id {unknown[0]}")
+        if len(replicas) != (factor or len(assignment[0])):
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{where}: {len(replicas)} replicas, others have {factor or len(assignment[0])}",
+            )
+        if not any(is_active(image, n) for n in replicas):
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{where}: all nodes of {replicas} are fenced or draining",
+            )
+    return assignment
+
+
+def _new_partitions(
+    image: MetadataImage, topic_id: TopicId, first: int, assignment: Assignment
+) -> list[pb.MetadataRecord]:
+    records = []
+    for index, replicas in enumerate(assignment, start=first):
+        isr = tuple(n for n in replicas if is_active(image, n))
+        partition = PartitionImage(
+            topic_id=topic_id,
+            partition=index,
+            replicas=tuple(replicas),
+            isr=isr,
+            leader=isr[0],
+            leader_epoch=LeaderEpoch(0),
+            partition_epoch=0,
+            last_known_leader=isr[0],
+        )
+        records.append(partition_record(partition))
+    return records
+
+
+# --- more partitions ------------------------------------------------------------------
+
+
+def create_partitions(
+    ctx: Context, request: api.CreatePartitionsRequest
+) -> Generated[api.CreatePartitionsResponse]:
+    """Grow topics to the wanted totals."""
+    reply = api.CreatePartitionsResponse()
+    doubled = _doubled(t.name for t in request.topics)
+    load = cluster_load(ctx.image)
+    records: list[pb.MetadataRecord] = []
+    budget = PARTITIONS_PER_REQUEST_MAX
+    for wanted in request.topics:
+        result = reply.topics.add(name=wanted.name)
+        try:
+            if wanted.name in doubled:
+                raise PenstockError(
+                    ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
+                )
+            topic, assignment = _grown(ctx, wanted, load, budget)
+        except PenstockError as error:
+            result.error.CopyFrom(error_pb(error))
+            continue
+        budget -= len(assignment)
+        for replicas in assignment:
+            load.add(replicas)
+        result.topic_id = topic.topic_id
+        result.partition_count = wanted.total_count
+        result.replication_factor = len(assignment[0])
+        if not request.validate_only:
+            records += _new_partitions(ctx.image, topic.topic_id, len(topic.partitions), assignment)
+    return Generated(reply, records)
+
+
+def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> tuple[TopicImage, Assignment]:
+    topic = ctx.image.topic(wanted.name)
+    if topic is None:
+        raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {wanted.name!r}")
+    have = len(topic.partitions)
+    extra = wanted.total_count - have
+    if extra <= 0:
+        raise PenstockError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"topic {wanted.name} has {have} partitions, {wanted.total_count} is not more; they never get fewer",
+        )
+    _check_budget(wanted.name, extra, budget)
+    factor = len(topic.partitions[0].replicas)
+    if wanted.assignments:
+        if len(wanted.assignments) != extra:
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"topic {wanted.name}: {extra} partitions are new but {len(wanted.assignments)} assignments are given",
+            )
+        return topic, _check_assignments(ctx.image, wanted.name, wanted.assignments, factor)
+    live = _live_racks(ctx.image)
+    _check_factor(wanted.name, factor, len(live))
+    mine = Load()
+    for partition in topic.partitions.values():
+        mine.add(partition.replicas)
+    return topic, place(live, extra, factor, load, mine, ctx.rng)
+
+
+# --- deleting ---------------------------------------------------------------------------
+
+
+def delete_topics(ctx: Context, request: api.DeleteTopicsRequest) -> Generated[api.DeleteTopicsResponse]:
+    """Delete topics by name or id."""
+    reply = api.DeleteTopicsResponse()
+    records: list[pb.MetadataRecord] = []
+    gone: set[TopicId] = set()
+    for ref in request.topics:
+        result = reply.topics.add(name=ref.name, topic_id=ref.topic_id)
+        topic = ctx.image.topic(ref.name) if ref.name else ctx.image.topics.get(TopicId(ref.topic_id))
+        if topic is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if ref.name else ErrorCode.UNKNOWN_TOPIC_ID
+            what = f"the name {ref.name!r}" if ref.name else f"the id {ref.topic_id.hex()}"
+            result.error.CopyFrom(make_error(code, f"no topic has {what}"))
+            continue
+        result.name, result.topic_id = topic.name, topic.topic_id
+        if topic.topic_id in gone:
+            result.error.CopyFrom(
+                make_error(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named twice in the request")
+            )
+            continue
+        gone.add(topic.topic_id)
+        removed = pb.TopicRemovedRecord(topic_id=topic.topic_id)
+        records.append(pb.MetadataRecord(topic_removed=removed))
+    return Generated(reply, records)
+
+
+# --- settings -----------------------------------------------------------------------------
+
+
+def alter_configs(ctx: Context, request: api.AlterConfigsRequest) -> Generated[api.AlterConfigsResponse]:
+    """Set and remove dynamic settings, each resource all or nothing."""
+    reply = api.AlterConfigsResponse()
+    records: list[pb.MetadataRecord] = []
+    for resource in request.resources:
+        result = reply.results.add()
+        try:
+            made = _alter_one(ctx, resource)
+        except PenstockError as error:
+            result.CopyFrom(error_pb(error))
+            continue
+        if not request.validate_only:
+            records += made
+    return Generated(reply, records)
+
+
+def _alter_one(ctx: Context, resource: api.ConfigResource) -> list[pb.MetadataRecord]:
+    kind, name = resource.resource_type, resource.resource_name
+    changes = {c.key: c.value if c.HasField("value") else None for c in resource.changes}
+    if kind != "topic":
+        # Nodes and the cluster have no dynamic settings yet; saying yes would be a lie.
+        raise PenstockError(
+            ErrorCode.INVALID_CONFIG, f"resource type {kind!r} has no dynamic settings; only topics have"
+        )
+    topic = ctx.image.topic(name)
+    if topic is None:
+        raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {name!r}")
+    for key, value in changes.items():
+        if value is not None:
+            validate_topic_config(key, value)
+    old = ctx.image.config(kind, name)
+    records = [
+        _config_record(kind, name, key, value) for key, value in changes.items() if old.get(key) != value
+    ]
+    if not records:
+        return []
+    return records + _after_settings(ctx, topic, merged(old, changes))
+
+
+def _after_settings(ctx: Context, topic: TopicImage, settings: dict[str, str]) -> list[pb.MetadataRecord]:
+    """A new min ISR or unclean election may clear an ELR or give a leader."""
+    image = ctx.image
+    before = topic_settings(image, topic)
+    configs = {**image.configs, ("topic", topic.name): settings}
+    changed = MetadataImage(nodes=image.nodes, topics=image.topics, configs=configs)
+    after = topic_settings(changed, topic)
+    if (before.min_insync_replicas, before.unclean_leader_election_enable) == (
+        after.min_insync_replicas,
+        after.unclean_leader_election_enable,
+    ):
+        return []
+    rules = rules_for(changed, topic)
+    made = (change_partition(partition, rules) for partition in topic.partitions.values())
+    return [partition_record(new) for new in made if new is not None]
+
+
+def _config_record(kind: str, name: str, key: str, value: str | None) -> pb.MetadataRecord:
+    record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key)
+    if value is not None:
+        record.value = value
+    return pb.MetadataRecord(config=record)

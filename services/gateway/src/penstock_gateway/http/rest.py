@@ -1,0 +1,168 @@
+"""`/v1/cluster`, `/v1/topics`, `/v1/topics/{name}`: the metadata image as JSON.
+
+Pure functions make the documents; the routes only serve them. Keys are words, ids are
+text as Kafka writes them, and an error is `{"error": ..., "mend": ...}`. Reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from penstock_core.errors import PenstockError
+from penstock_core.kafka.metadata import cluster_id_text
+from penstock_core.metadata.image import Endpoint, MetadataImage, PartitionImage, TopicImage
+from penstock_core.topics import check_topic_name
+
+Json = dict[str, Any]
+
+
+def cluster_document(image: MetadataImage, contact_age_ms: int) -> Json:
+    """Cluster, nodes and gateways."""
+    return {
+        "cluster_id": cluster_id_text(image.cluster_id) if image.cluster_id else None,
+        "metadata_version": image.version,
+        "metadata_age_ms": contact_age_ms,
+        "topic_count": len(image.topics),
+        "partition_count": sum(len(t.partitions) for t in image.topics.values()),
+        "nodes": [
+            {
+                "node_id": n.node_id,
+                "state": _node_state(n.fenced, n.in_controlled_shutdown),
+                "rack": n.rack,
+                "version": n.version,
+                "grpc": n.grpc.address,
+                "http": _address(n.http),
+                "listeners": {name: e.address for name, e in n.listeners.items()},
+            }
+            for n in sorted(image.nodes.values(), key=lambda n: n.node_id)
+        ],
+        "gateways": [
+            {
+                "gateway_id": g.gateway_id,
+                "version": g.record.process.version,
+                "grpc": Endpoint.from_pb(g.record.grpc).address,
+                "http": _address(Endpoint.from_pb(g.record.http)),
+                "listeners": [
+                    {
+                        "name": listener.name,
+                        "mode": listener.mode,
+                        "advertised": [
+                            {
+                                "network": a.network,
+                                "address": _address(Endpoint("", a.host, a.port)) or "auto",
+                            }
+                            for a in listener.advertised
+                        ],
+                    }
+                    for listener in g.record.listeners
+                ],
+            }
+            for g in sorted(image.gateways.values(), key=lambda g: g.gateway_id)
+        ],
+    }
+
+
+def topics_document(image: MetadataImage) -> Json:
+    """All topics, in short."""
+    return {
+        "metadata_version": image.version,
+        "topics": [_topic_head(t) for t in sorted(image.topics.values(), key=lambda t: t.name)],
+    }
+
+
+def topic_document(image: MetadataImage, topic: TopicImage) -> Json:
+    """One topic with partitions and settings."""
+    return {
+        **_topic_head(topic),
+        "metadata_version": image.version,
+        "config": dict(image.config("topic", topic.name)),
+        "partitions": [_partition(p) for _, p in sorted(topic.partitions.items())],
+    }
+
+
+def _topic_head(topic: TopicImage) -> Json:
+    partitions = topic.partitions.values()
+    return {
+        "name": topic.name,
+        "topic_id": cluster_id_text(topic.topic_id),
+        "partition_count": len(topic.partitions),
+        "replication_factor": max((len(p.replicas) for p in partitions), default=0),
+        "under_replicated_partition_count": sum(1 for p in partitions if len(p.isr) < len(p.replicas)),
+        "leaderless_partition_count": sum(1 for p in partitions if p.leader < 0),
+    }
+
+
+def _partition(p: PartitionImage) -> Json:
+    return {
+        "partition": p.partition,
+        "leader": p.leader if p.leader >= 0 else None,
+        "leader_epoch": p.leader_epoch,
+        "replicas": list(p.replicas),
+        "isr": list(p.isr),
+        "eligible_leader_replicas": list(p.elr),
+        "recovering": p.recovering,
+    }
+
+
+def _node_state(fenced: bool, draining: bool) -> str:
+    if fenced:
+        return "fenced"
+    return "draining" if draining else "live"
+
+
+def _address(endpoint: Endpoint) -> str | None:
+    return endpoint.address if endpoint.host and endpoint.port else None
+
+
+def error_response(status: int, error: str, mend: str) -> web.Response:
+    """An error as JSON: what is wrong, and what to do."""
+    return web.json_response({"error": error, "mend": mend}, status=status)
+
+
+def routes(
+    image: Callable[[], MetadataImage], contact_age_ms: Callable[[], int]
+) -> list[web.AbstractRouteDef]:
+    """Routes for the process's HTTP server."""
+
+    def not_yet() -> web.Response | None:
+        if image().version:
+            return None
+        return error_response(
+            503, "this gateway has no metadata yet", "see that a controller is up, then ask again"
+        )
+
+    async def cluster(_: web.Request) -> web.Response:
+        return not_yet() or web.json_response(cluster_document(image(), contact_age_ms()))
+
+    async def topics(_: web.Request) -> web.Response:
+        return not_yet() or web.json_response(topics_document(image()))
+
+    async def topic(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            check_topic_name(name)
+        except PenstockError as e:
+            return error_response(
+                400, e.message, "give a name of a-z A-Z 0-9 . _ - of at most 249 characters"
+            )
+        found = image().topic(name)
+        if found is None:
+            return not_yet() or error_response(
+                404, f"there is no topic {name}", "GET /v1/topics lists all; penstock topic create makes one"
+            )
+        return web.json_response(topic_document(image(), found))
+
+    async def unknown(request: web.Request) -> web.Response:
+        return error_response(
+            404, f"there is no {request.path}", "see /v1/cluster, /v1/topics, /v1/topics/NAME"
+        )
+
+    return [
+        web.get("/v1/cluster", cluster),
+        web.get("/v1/topics", topics),
+        web.get("/v1/topics/{name}", topic),
+        web.get("/v1/{rest:.*}", unknown),
+    ]

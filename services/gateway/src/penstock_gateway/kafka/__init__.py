@@ -1,0 +1,1 @@
+"""Kafka clients: their connections, and the relay of their requests to leaders."""

@@ -1,0 +1,105 @@
+"""What becomes of a Kafka frame at the gateway: answered here, or relayed.
+
+The route of every API stands in `penstock_core.kafka.apis.ROUTES` (rule 3). Cluster
+APIs are answered from metadata or handed to the controller by the runtime's
+`ClusterApis`; requests for partition leaders go through this connection's relay
+session. APIs for coordinators and single nodes are not advertised; who sends one
+nevertheless is disconnected, as by Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+from penstock_core.kafka.apis import ApiKey
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.wire import Malformed
+from penstock_gateway.kafka.queries import LeaderEpochQuery, ListOffsetsQuery
+from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
+from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_runtime.cluster_apis import ClusterApis, admit
+from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Connection, Response
+
+_RELAYED: Final[dict[int, type[Relayed]]] = {
+    ApiKey.PRODUCE: Produce,
+    ApiKey.FETCH: Fetch,
+    ApiKey.LIST_OFFSETS: ListOffsetsQuery,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
+}
+_SESSION: Final = "relay"
+
+
+class GatewayHandler:
+    """Handles the frames of every listener of this gateway."""
+
+    def __init__(self, relay: Relay, cluster: ClusterApis) -> None:
+        self._relay = relay
+        self._cluster = cluster
+
+    def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+        """One request; see `FrameHandler`."""
+        header = admit(connection, frame, self._relay.metrics.kafka)
+        if not isinstance(header, RequestHeader):
+            return header
+        relayed = _RELAYED.get(header.api_key)
+        try:
+            if relayed is not None:
+                return self._submit(connection, header, frame, relayed)
+            if self._cluster.handles(header.api_key):
+                return self._cluster.answer(connection, header, frame)
+        except Malformed as e:
+            return connection.refuse("body", e.message)
+        return connection.refuse("api", f"api key {header.api_key} is not answered here")
+
+    def _submit(
+        self, connection: Connection, header: RequestHeader, frame: bytearray, kind: type[Relayed]
+    ) -> Response | Awaitable[Response]:
+        session = self._session(connection)
+        waiting = Waiting(session)
+        session.submit(kind(header, frame, waiting.finish))
+        return waiting.result()
+
+    def _session(self, connection: Connection) -> Session:
+        session: Session | None = connection.state.get(_SESSION)
+        if session is None:
+            client = ClientInfo(connection.principal, connection.peer_host, connection.listener)
+            session = connection.state[_SESSION] = self._relay.open(client)
+            connection.on_closed(session.close)
+        return session
+
+
+class Waiting:
+    """The outcome of a relayed request, as the listener wants it: at once, or a future."""
+
+    __slots__ = ("_future", "_outcome", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._outcome: Response | None = None
+        self._future: asyncio.Future[Response] | None = None
+
+    def finish(self, outcome: Outcome) -> None:
+        """The request is over."""
+        response = _to_response(outcome)
+        if self._future is None:
+            self._outcome = response
+            return
+        self._session.waiting_count -= 1
+        if not self._future.done():
+            self._future.set_result(response)
+
+    def result(self) -> Response | Awaitable[Response]:
+        """What to hand the listener; called once, after the request was submitted."""
+        if self._outcome is not None:
+            return self._outcome
+        self._session.waiting_count += 1
+        self._future = asyncio.get_running_loop().create_future()
+        return self._future
+
+
+def _to_response(outcome: Outcome) -> Response:
+    if isinstance(outcome, Ending):
+        return CLOSE if outcome is Ending.CLOSE else NO_RESPONSE
+    return outcome

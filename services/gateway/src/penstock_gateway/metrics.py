@@ -1,0 +1,73 @@
+"""What the gateway counts beside its listeners' own counters (`penstock_kafka_*`).
+
+Plain integers that the hot path adds to; Prometheus samples are made when somebody
+scrapes. Labels are names of ours, never anything that a client sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock_runtime.kafka_metrics import KafkaMetrics, api_name
+
+
+class GatewayMetrics(Collector):
+    """Counters of one gateway; `kafka` are those of its listeners."""
+
+    def __init__(self, kafka: KafkaMetrics, contact_age_ms: Callable[[], int]) -> None:
+        self.kafka = kafka
+        self._contact_age_ms = contact_age_ms
+        self.in_flight: Callable[[], int] = lambda: 0
+        self.sessions = 0
+        self.streams = 0
+        self.streams_lost = 0
+        self.reroutes = 0
+        self.to_nodes_bytes = 0
+        self.to_clients_bytes = 0
+        self.moved: Counter[int] = Counter()
+        """By API: request parts answered here in their leader's place."""
+        self.native_calls: Counter[tuple[str, str]] = Counter()
+        """By method and status of the native API."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Samples for Prometheus."""
+        for name, text, value in (
+            ("in_flight_requests", "Relayed requests not answered yet.", self.in_flight()),
+            ("relay_sessions", "Clients with a relay to storage nodes.", self.sessions),
+            ("forward_streams", "Open streams to storage nodes.", self.streams),
+            (
+                "metadata_age_seconds",
+                "How old the gateway's news of the cluster may be.",
+                self._contact_age_ms() / 1000,
+            ),
+        ):
+            yield GaugeMetricFamily(f"penstock_gateway_{name}", text, value=value)
+        for name, text, value in (
+            ("streams_lost", "Streams to storage nodes that broke.", self.streams_lost),
+            ("reroutes", "Partitions that a node refused and that were routed again.", self.reroutes),
+        ):
+            yield CounterMetricFamily(f"penstock_gateway_{name}", text, value=value)
+        relayed = CounterMetricFamily(
+            "penstock_gateway_relayed_bytes", "Bytes of Kafka frames relayed.", labels=["direction"]
+        )
+        relayed.add_metric(["to_nodes"], self.to_nodes_bytes)
+        relayed.add_metric(["to_clients"], self.to_clients_bytes)
+        yield relayed
+        moved = CounterMetricFamily(
+            "penstock_gateway_leader_moved_answers",
+            "Parts of requests answered here because their leader moved, was lost or stayed away.",
+            labels=["api"],
+        )
+        for api_key, count in self.moved.items():
+            moved.add_metric([api_name(api_key)], count)
+        yield moved
+        calls = CounterMetricFamily(
+            "penstock_gateway_native_calls", "Calls of the native API.", labels=["method", "status"]
+        )
+        for (method, status), count in self.native_calls.items():
+            calls.add_metric([method, status], count)
+        yield calls

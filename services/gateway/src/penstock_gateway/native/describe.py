@@ -1,0 +1,87 @@
+"""Answers of `Describe`, from a metadata image. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_core.errors import ErrorCode
+from penstock_core.metadata.image import Endpoint, MetadataImage, TopicImage
+from penstock_proto.v1 import gateway_pb2 as pb
+from penstock_runtime.addresses import Address, is_loopback
+
+
+def describe(
+    image: MetadataImage, request: pb.DescribeRequest, gateways: Iterable[Endpoint]
+) -> pb.DescribeResponse:
+    """Cluster, nodes and the topics asked for; `gateways` in the order to name them."""
+    if request.all_topics:
+        topics = [_topic(t) for t in sorted(image.topics.values(), key=lambda t: t.name)]
+    else:
+        topics = [_named(image, name) for name in request.topics]
+    return pb.DescribeResponse(
+        cluster_id=image.cluster_id,
+        metadata_version=image.version,
+        nodes=[
+            pb.DescribedNode(
+                node_id=n.node_id, rack=n.rack, fenced=n.fenced, grpc=n.grpc.to_pb(), version=n.version
+            )
+            for n in sorted(image.nodes.values(), key=lambda n: n.node_id)
+        ],
+        topics=topics,
+        gateways=[e.to_pb() for e in gateways],
+    )
+
+
+def _named(image: MetadataImage, name: str) -> pb.DescribedTopic:
+    topic = image.topic(name)
+    if topic is not None:
+        return _topic(topic)
+    described = pb.DescribedTopic(name=name)
+    described.error.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    described.error.message = f"there is no topic {name!r}; create it, or see that the name is right"
+    return described
+
+
+def _topic(topic: TopicImage) -> pb.DescribedTopic:
+    return pb.DescribedTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            pb.DescribedPartition(
+                partition=p.partition,
+                leader=p.leader,
+                leader_epoch=p.leader_epoch,
+                replicas=p.replicas,
+                isr=p.isr,
+            )
+            for _, p in sorted(topic.partitions.items())
+        ],
+    )
+
+
+def gateway_endpoints(
+    image: MetadataImage, own: Endpoint, own_id: str, dialled: Address | None, client_host: str
+) -> list[Endpoint]:
+    """gRPC addresses of live gateways for one client, this one first.
+
+    `dialled` is the authority that the client used, when it told; it alone is known to
+    work from there. Loopback addresses are not named to clients from outside.
+    """
+    first = own if dialled is None else Endpoint("", dialled.host, dialled.port)
+    others = [
+        Endpoint.from_pb(g.record.grpc)
+        for g in sorted(image.gateways.values(), key=lambda g: g.gateway_id)
+        if g.gateway_id != own_id and g.record.grpc.port
+    ]
+    outside = not is_loopback(client_host)
+    named = [e for e in others if not (outside and is_loopback(e.host))]
+    return [first, *(e for e in named if e.address != first.address)]
+
+
+def peer_host(peer: str) -> str:
+    """The client's IP address in gRPC's `peer()` text, "" when it has none."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
+    return host.removeprefix("[").removesuffix("]")

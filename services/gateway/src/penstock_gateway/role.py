@@ -1,0 +1,285 @@
+"""The gateway's life: find the cluster, open the doors, be named, drain, leave.
+
+Start: HTTP first (so that a probe is told why it isn't ready), then metadata, then the
+Kafka listeners and the native API, then registration; ready once the registration is
+seen in the metadata. Doors open only with metadata at hand: an empty cluster is the one
+answer that clients take badly. Taken ports are found before that wait.
+
+Ready means: the controllers were heard of within `stale_after_ms`. A cluster without a
+live node leaves the gateway ready: it answers rightly that nobody leads, and taking it
+out of a balancer would help nobody.
+
+End: leave the metadata (other gateways name it no more), close the listeners after
+their responses, end native calls, close the relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock_core.errors import PenstockError
+from penstock_core.kafka import codec
+from penstock_core.kafka.apis import ROUTES, SUPPORTED, Route, intersect
+from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
+from penstock_gateway.http.rest import routes
+from penstock_gateway.kafka.handler import GatewayHandler
+from penstock_gateway.kafka.relay import Relay
+from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.native.service import GatewayService
+from penstock_gateway.registration import Registration
+from penstock_gateway.routing.addresses import AddressBook, Arrival, OwnListener
+from penstock_gateway.routing.networks import default_gateways, for_registration, rules_of
+from penstock_gateway.routing.spread import pick
+from penstock_gateway.settings import GatewaySettings
+from penstock_proto.v1 import controller_pb2, metadata_pb2
+from penstock_runtime.addresses import (
+    StartupError,
+    advertised_endpoint,
+    check_bind,
+    check_free,
+    parse_address,
+)
+from penstock_runtime.authorizer import AllowAll
+from penstock_runtime.cluster_apis import ClusterApis
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.http import HttpServer
+from penstock_runtime.kafka_connection import Connection
+from penstock_runtime.kafka_listener import KafkaListener
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.producer_ids import ProducerIdAllocator
+from penstock_runtime.roles import Role
+from penstock_runtime.settings import ListenerSettings
+
+_WATCH_S: Final = 0.5
+_WAIT_METADATA_MS: Final = 1_000
+_LEAVE_MS: Final = 1_000
+_LISTENER_STOP_MS: Final = 3_000
+_GRPC_STOP_S: Final = 2.0
+_ROUTE_TABLE: Final = Path("/proc/net/route")
+
+
+class GatewayAddresses:
+    """`AddressView` for `ClusterApis`: addresses by client network, versions by the nodes."""
+
+    def __init__(self, book: AddressBook, image: Callable[[], MetadataImage]) -> None:
+        self._book = book
+        self._image = image
+        self._apis_of: object = None
+        self._apis: Mapping[int, tuple[int, int]] = SUPPORTED
+
+    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        """Where that client finds the node."""
+        arrival = Arrival(
+            connection.listener, connection.peer_host, connection.local_host, connection.local_port
+        )
+        return self._book.view(self._image(), arrival).addresses.get(node.node_id)
+
+    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
+        """What this gateway and every registered node answer; relayed APIs alone depend on nodes."""
+        if image.nodes is not self._apis_of:
+            self._apis_of = image.nodes
+            self._apis = advertised_apis(image)
+        return self._apis
+
+
+def advertised_apis(image: MetadataImage) -> dict[int, tuple[int, int]]:
+    """Our own ranges, with those of relayed APIs cut down to what all registered nodes answer.
+
+    APIs addressed to a node that only the connection names are left out (rule 3).
+    """
+    own = {key: versions for key, versions in SUPPORTED.items() if ROUTES[key] is not Route.NODE}
+    relayed = {k: v for k, v in own.items() if ROUTES[k] is Route.PARTITION_LEADER}
+    # A node that said nothing of its APIs takes nothing away.
+    nodes = [n.apis for n in image.nodes.values() if n.apis]
+    common = intersect([relayed, *nodes])
+    return {k: common[k] if k in relayed else v for k, v in own.items() if k not in relayed or k in common}
+
+
+def has_shrunk(before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether a client that negotiated `before` may use a version that is gone."""
+    return any(
+        key not in after or after[key][0] > low or after[key][1] < high for key, (low, high) in before.items()
+    )
+
+
+class Gateway:
+    """Everything that one gateway process has open."""
+
+    def __init__(self, settings: GatewaySettings, lifecycle: Lifecycle) -> None:
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._channels = ChannelPool()
+        try:
+            self._controllers = ControllerClient(settings.controllers, settings.gateway_id, self._channels)
+        except PenstockError as e:
+            raise StartupError(f"controllers: {e.message}") from None
+        self._metadata = MetadataClient(
+            self._controllers, settings.gateway_id, monotonic_ms, log=lifecycle.log
+        )
+        kafka_metrics = KafkaMetrics.of(lifecycle)
+        self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms)
+        lifecycle.registry.register(self._metrics)
+        authorizer = AllowAll()
+        self._relay = Relay(
+            settings.gateway_id,
+            self._metadata,
+            self._channels,
+            self._metrics,
+            authorizer,
+            lifecycle,
+            monotonic_ms,
+        )
+        self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
+        book = AddressBook(settings.gateway_id, self._own, _host_gateways())
+        self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
+        self._producer_ids = ProducerIdAllocator(self._controllers, settings.gateway_id)
+        cluster = ClusterApis(
+            self._metadata,
+            self._controllers,
+            self._producer_ids,
+            self._addresses,
+            authorizer,
+            kafka_metrics,
+            controller_id=_named_controller,
+        )
+        handler = GatewayHandler(self._relay, cluster)
+        self._listeners = [KafkaListener(s, handler, lifecycle) for s in settings.listeners]
+        self._http = HttpServer(
+            settings.http_bind,
+            lifecycle,
+            routes(lambda: self._metadata.image, self._metadata.contact_age_ms),
+        )
+        self._bound: dict[str, Endpoint] = {}
+        self._grpc_endpoint = Endpoint("", "", 0)
+        self._http_endpoint = Endpoint("", "", 0)
+        self._registration = Registration(
+            self._registration_request, self._controllers, self._metadata, lifecycle
+        )
+
+    async def run(self) -> None:
+        """Serve until told to stop, then drain."""
+        lifecycle, settings = self._lifecycle, self._settings
+        self._check_ports()
+        self._http_endpoint = await self._http.start()
+        lifecycle.set_not_ready("waiting for the controllers")
+        self._metadata.on_change(lambda old, new, _: self._image_changed(old, new))
+        lifecycle.create_task(self._metadata.run(), "metadata")
+        grpc_server = None
+        try:
+            if not await self._first_image():
+                return
+            codec.preload()
+            for listener in self._listeners:
+                bound = self._bound[listener.name] = await listener.start()
+                self._own[listener.name] = _own_listener(listener.settings, bound.port)
+            service = GatewayService(self._relay, lambda: self._grpc_endpoint)
+            grpc_server, grpc_bound = await serve(
+                settings.grpc_bind, service.add_to, allow_insecure_bind=settings.allow_insecure_bind
+            )
+            self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)
+            self._relay.start()
+            lifecycle.create_task(self._registration.run(), "registration")
+            lifecycle.create_task(self._watch_contact(), "readiness")
+            await lifecycle.stopping.wait()
+            lifecycle.set_not_ready("stopping")
+            await self._registration.leave(_LEAVE_MS)
+            await asyncio.gather(*(listener.stop(_LISTENER_STOP_MS) for listener in self._listeners))
+        finally:
+            if grpc_server is not None:
+                await grpc_server.stop(_GRPC_STOP_S)
+            self._relay.stop()
+            await self._producer_ids.close()
+            await self._http.stop()
+            await self._channels.close()
+
+    def _check_ports(self) -> None:
+        """Find a taken or forbidden port before the wait for controllers."""
+        settings = self._settings
+        binds = [(f"listener {s.name}: bind", s.bind) for s in settings.listeners]
+        for setting, bind in [*binds, ("grpc_bind", settings.grpc_bind)]:
+            check_free(check_bind(bind, setting, allow_insecure_bind=settings.allow_insecure_bind), setting)
+
+    async def _first_image(self) -> bool:
+        """Wait for metadata; False when told to stop before any came."""
+        while not self._lifecycle.stopping.is_set():
+            if await self._metadata.wait_for_version(1, _WAIT_METADATA_MS):
+                return True
+        return False
+
+    def _image_changed(self, old: MetadataImage, new: MetadataImage) -> None:
+        before = self._addresses.apis(old)
+        if old.nodes is not new.nodes and has_shrunk(before, self._addresses.apis(new)):
+            self._lifecycle.log.info("fewer api versions: clients negotiate again", version=new.version)
+            for listener in self._listeners:
+                listener.close_connections("fewer api versions are supported now")
+
+    async def _watch_contact(self) -> None:
+        """Ready while registered once and in touch with the controllers."""
+        lifecycle, settings = self._lifecycle, self._settings
+        await self._registration.registered.wait()
+        while not lifecycle.stopping.is_set():
+            age_ms = self._metadata.contact_age_ms()
+            if age_ms > settings.stale_after_ms:
+                lifecycle.set_not_ready(
+                    f"no controller heard of for more than stale_after_ms = {settings.stale_after_ms}"
+                )
+            else:
+                lifecycle.set_ready()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await lifecycle.stopping.wait()
+
+    def _registration_request(self) -> controller_pb2.RegisterGatewayRequest:
+        return controller_pb2.RegisterGatewayRequest(
+            cluster_id=self._metadata.image.cluster_id,
+            gateway_id=self._settings.gateway_id,
+            process=self._lifecycle.process_info(),
+            listeners=[
+                metadata_pb2.GatewayListener(
+                    name=s.name,
+                    mode=s.mode,
+                    security=s.security,
+                    advertised=for_registration(
+                        self._own[s.name].rules, self._bound[s.name].host, self._bound[s.name].port
+                    ),
+                )
+                for s in self._settings.listeners
+            ],
+            grpc=self._grpc_endpoint.to_pb(),
+            http=self._http_endpoint.to_pb(),
+        )
+
+
+def _named_controller(image: MetadataImage) -> int:
+    """The node that clients are told is the controller: any that this gateway answers for."""
+    live = [n.node_id for n in image.nodes.values() if n.active]
+    chosen = pick(0, live)
+    return -1 if chosen is None else chosen
+
+
+def _own_listener(settings: ListenerSettings, port: int) -> OwnListener:
+    return OwnListener(settings.name, settings.mode, rules_of(settings.advertised_by_network(), port))
+
+
+def _host_gateways() -> frozenset[str]:
+    """This host's default gateways; none where the kernel has no such table."""
+    try:
+        return default_gateways(_ROUTE_TABLE.read_text("ascii"))
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+async def run(settings: GatewaySettings, lifecycle: Lifecycle) -> None:
+    """Entry point of the role."""
+    lifecycle.bind_identity(settings.gateway_id)
+    await Gateway(settings, lifecycle).run()
+
+
+ROLE = Role("gateway", GatewaySettings, run, "the address that clients dial")

@@ -1,0 +1,132 @@
+"""The address at which a client is told to find each node id.
+
+Rules 1 and 2 of the design: on a `direct` listener a node's own endpoint of the same
+listener name; on a `proxy` listener a live gateway's address of the same listener
+name, by the client's network. This gateway answers "auto" with the address that the
+client reached; another gateway's "auto" is known only where it registered its bind
+address.
+
+Warts: another gateway's loopback address is never named to a client from outside
+(only the gateways' own machine could reach it), unless it was written for that
+client's network. A gateway that has registered no address known to this client is
+simply not named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_gateway.routing.networks import AdvertisedRule, first_match
+from penstock_gateway.routing.spread import Address, spread
+from penstock_runtime.addresses import is_loopback
+
+VIEWS_MAX = 1024
+"""Address views remembered; one per (listener, client network) in use."""
+
+MODE_PROXY = "proxy"
+MODE_DIRECT = "direct"
+
+
+class Arrival(NamedTuple):
+    """By which door a client came: the connection's listener, peer and local address."""
+
+    listener: str
+    client_host: str
+    local_host: str
+    local_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnListener:
+    """A listener of this gateway: name, mode, parsed `advertised` setting."""
+
+    name: str
+    mode: str
+    rules: tuple[AdvertisedRule, ...]
+
+
+class AddressView(NamedTuple):
+    """Addresses by node id for one client network; `key` is equal for equal views."""
+
+    key: tuple[object, ...]
+    addresses: Mapping[int, Address]
+
+
+class AddressBook:
+    """Answers `view(image, arrival)`; remembers answers of the newest image only."""
+
+    def __init__(
+        self, gateway_id: str, listeners: Mapping[str, OwnListener], host_gateways: frozenset[str]
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._listeners = listeners
+        self._host_gateways = host_gateways
+        self._version = -1
+        self._views: OrderedDict[Arrival, AddressView] = OrderedDict()
+
+    def view(self, image: MetadataImage, arrival: Arrival) -> AddressView:
+        """Every registered node's address for that client (nodes without one are left out)."""
+        if image.version != self._version:
+            self._views.clear()
+            self._version = image.version
+        found = self._views.get(arrival)
+        if found is None:
+            if len(self._views) >= VIEWS_MAX:
+                self._views.popitem(last=False)
+            found = self._views[arrival] = self._make(image, arrival)
+        return found
+
+    def _make(self, image: MetadataImage, arrival: Arrival) -> AddressView:
+        if self._listeners[arrival.listener].mode == MODE_DIRECT:
+            endpoints = {
+                int(n.node_id): (n.listeners[arrival.listener].host, n.listeners[arrival.listener].port)
+                for n in image.nodes.values()
+                if arrival.listener in n.listeners
+            }
+            return AddressView((MODE_DIRECT, arrival.listener), endpoints)
+        places = self.gateway_addresses(image, arrival)
+        # Fenced nodes keep their place, so that a node that dies moves no other one.
+        return AddressView((MODE_PROXY, *places), spread(image.nodes, places))
+
+    def gateway_addresses(self, image: MetadataImage, arrival: Arrival) -> list[Address]:
+        """Distinct addresses of live gateways for that client on its proxy listener, sorted.
+
+        This gateway stands in it while it is registered, and when nobody else does.
+        """
+        own = self._own_address(arrival)
+        places = {
+            address
+            for gateway_id, gateway in image.gateways.items()
+            if gateway_id != self._gateway_id
+            for listener in gateway.record.listeners
+            if listener.name == arrival.listener and listener.mode == MODE_PROXY
+            for address in self._other_address(
+                [AdvertisedRule.from_pb(a) for a in listener.advertised], arrival
+            )
+        }
+        if self._gateway_id in image.gateways or not places:
+            places.add(own)
+        return sorted(places)
+
+    def _own_address(self, arrival: Arrival) -> Address:
+        rule = first_match(self._listeners[arrival.listener].rules, arrival.client_host, self._host_gateways)
+        if rule is None or not rule.host:
+            return arrival.local_host, arrival.local_port
+        return rule.host, rule.port
+
+    def _other_address(self, rules: list[AdvertisedRule], arrival: Arrival) -> list[Address]:
+        rule = first_match(rules, arrival.client_host, self._host_gateways)
+        if rule is None or not rule.host:
+            return []
+        if is_loopback(rule.host) and not rule.narrow and not is_loopback(arrival.client_host):
+            return []
+        return [(rule.host, rule.port)]
+
+
+def live_nodes(image: MetadataImage) -> list[NodeImage]:
+    """Nodes that serve: registered and not fenced, by id."""
+    return sorted((n for n in image.nodes.values() if not n.fenced), key=lambda n: n.node_id)

@@ -1,0 +1,47 @@
+"""Settings of the gateway, beside those that every role has."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from penstock_runtime.settings import ListenerSettings, RoleSettings
+
+
+def _default_listeners() -> list[ListenerSettings]:
+    return [
+        ListenerSettings(name="PROXY", bind="127.0.0.1:9092", mode="proxy"),
+        ListenerSettings(name="DIRECT", bind="127.0.0.1:9192", mode="direct"),
+    ]
+
+
+class GatewaySettings(RoleSettings):
+    """Penstock's gateway: the address that Kafka clients, Spark and the command line dial."""
+
+    example: ClassVar[str] = "penstock-gateway --gateway-id gateway-1 --controllers 127.0.0.1:5001"
+
+    gateway_id: str = Field(
+        "gateway-1",
+        pattern=r"^[A-Za-z0-9._-]{1,128}$",
+        description="name of this gateway, unique in the cluster; registering takes it over",
+    )
+    listeners: list[ListenerSettings] = Field(
+        default_factory=_default_listeners, description="Kafka listeners, a JSON list"
+    )
+    grpc_bind: str = Field("127.0.0.1:9094", description="address of the native API; port 0 takes a free one")
+    http_bind: str = Field(
+        "127.0.0.1:8080", description="address of health, metrics and the REST API; empty for none"
+    )
+    stale_after_ms: int = Field(
+        10_000,
+        ge=500,
+        description="not ready when the active controller was not heard of for so long, in ms",
+    )
+
+    @field_validator("listeners")
+    @classmethod
+    def _check_listeners(cls, value: list[ListenerSettings]) -> list[ListenerSettings]:
+        if not value:
+            raise ValueError('a gateway needs a listener; give [{"name": "PROXY", "bind": "127.0.0.1:9092"}]')
+        return value

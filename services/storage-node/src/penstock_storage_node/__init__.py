@@ -1,0 +1,1 @@
+"""Penstock's storage node: partition logs on its own disk, led or followed."""

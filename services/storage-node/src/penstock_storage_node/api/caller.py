@@ -1,0 +1,36 @@
+"""Who a Kafka request comes from, and what the way back needs to know of its answer."""
+
+from __future__ import annotations
+
+from penstock_core.errors import ErrorCode
+from penstock_runtime.authorizer import ANONYMOUS, Principal
+
+STALE_METADATA = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Errors after which whoever routed the request should look at its metadata again."""
+
+
+class Caller:
+    """One per request."""
+
+    __slots__ = ("client_id", "peer", "principal", "stale_metadata")
+
+    def __init__(self, principal: Principal = ANONYMOUS, client_id: str | None = None, peer: str = "") -> None:
+        self.principal = principal
+        self.client_id = client_id
+        self.peer = peer
+        self.stale_metadata = False
+        """Set when the answer holds one of `STALE_METADATA`."""
+
+    def note(self, code: int) -> None:
+        """Take note of an error that is answered."""
+        if code in STALE_METADATA:
+            self.stale_metadata = True

@@ -1,0 +1,211 @@
+"""Fetch: records up to the high watermark, waiting for them when there are too few.
+
+Rules (KIP-74, ReplicaManager.fetchMessages): partitions are served in the order of the request;
+the first that has anything gives at least one whole batch, whatever the limits; a request waits
+up to max_wait_ms for min_bytes, but not when a partition has an error to tell. Sessions
+(KIP-227) are declined. Waiting costs nothing: a rise of the high watermark wakes the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka.fetch import (
+    READ_COMMITTED,
+    FetchPartition,
+    FetchRequest,
+    FetchResult,
+    decode_fetch,
+    encode_fetch_response,
+)
+from penstock_core.kafka.frames import RequestHeader
+from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
+from penstock_runtime.kafka_listener import Buffer, Response
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.log import LogState, ReadData, ReadJob
+from penstock_storage_node.partition import Partition
+from penstock_storage_node.replicas import ReplicaManager
+
+RESPONSE_BYTES_MAX = 4 * 1024 * 1024
+"""Most bytes of records in one response: what a slow client can make this process hold."""
+
+WAIT_MS_MAX = 60_000
+GATHER_MS = 5
+"""Pause between looks of a request that wants more than one byte."""
+
+FETCH_SESSION_ID_NOT_FOUND = 70
+
+
+class FetchHandler:
+    """Answers Fetch for every way in."""
+
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+        self.manager = manager
+        self.authorizer = authorizer
+
+    def handle(
+        self, caller: Caller, header: RequestHeader, frame: Buffer
+    ) -> Response | Coroutine[Any, Any, Response]:
+        """Answer one request: at once when the records are in memory, else as a coroutine."""
+        self.manager.metrics.fetch_requests += 1
+        request = decode_fetch(frame, header)
+        if request.is_incremental:
+            return encode_fetch_response(header, [], error=FETCH_SESSION_ID_NOT_FOUND)
+        look = _Look(self, caller, request)
+        if look.read_now() and look.satisfied(request):
+            return look.encode(header)
+        return self._wait(look, caller, header, request)
+
+    async def _wait(
+        self, look: _Look, caller: Caller, header: RequestHeader, request: FetchRequest
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
+        while True:
+            await look.read_on()
+            if look.satisfied(request) or loop.time() >= deadline_s:
+                return look.encode(header)
+            if not look.changed():
+                await _wait_for_change(loop, look.partitions, deadline_s)
+            if request.min_bytes > 1 and loop.time() < deadline_s:
+                await asyncio.sleep(GATHER_MS / 1000)
+            look = _Look(self, caller, request)
+            look.read_now()
+
+
+async def _wait_for_change(
+    loop: asyncio.AbstractEventLoop, partitions: list[Partition], deadline_s: float
+) -> None:
+    """Until a high watermark rises, a leadership ends or the time is up."""
+    changed: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    timer = loop.call_at(deadline_s, wake)
+    for partition in partitions:
+        partition.readers.add(wake)
+    try:
+        await changed
+    finally:
+        timer.cancel()
+        for partition in partitions:
+            partition.readers.discard(wake)
+
+
+class _Look:
+    """One pass over the partitions of a request."""
+
+    def __init__(self, handler: FetchHandler, caller: Caller, request: FetchRequest) -> None:
+        self.partitions: list[Partition] = []
+        """Those to wait on."""
+        self._manager = handler.manager
+        self._authorizer = handler.authorizer
+        self._caller = caller
+        self._items = request.partitions
+        self._isolation_level = request.isolation_level
+        self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
+        self._results: list[FetchResult] = []
+        self._watermarks: list[tuple[Partition, int]] = []
+        self._size_bytes = 0
+        self._has_error = False
+        self._next = 0
+        self._job: tuple[ReadJob, Partition, FetchResult] | None = None
+
+    def read_now(self) -> bool:
+        """Read as far as memory and page cache go; False when the disk must be waited for."""
+        items = self._items
+        while self._next < len(items):
+            item = items[self._next]
+            self._next += 1
+            result = FetchResult(item.topic, item.topic_id, item.partition)
+            self._results.append(result)
+            try:
+                self._read(item, result)
+            except PenstockError as e:
+                self._fail(result, e)
+            if self._job is not None:
+                return False
+        return True
+
+    async def read_on(self) -> None:
+        """Finish the pass, waiting for the disk where needed."""
+        while self._job is not None:
+            job, partition, result = self._job
+            self._job = None
+            try:
+                self._take(result, await partition.run_read(job))
+            except PenstockError as e:
+                self._fail(result, e)
+            except OSError as e:
+                self._fail(result, PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.name}: {e}"))
+            self.read_now()
+
+    def _read(self, item: FetchPartition, result: FetchResult) -> None:
+        partition = self._manager.locate(item.topic, item.topic_id, item.partition)
+        replica, log = partition.replica, partition.log
+        if not self._authorizer.authorize(
+            self._caller.principal, Operation.READ, ResourceType.TOPIC, replica.topic
+        ):
+            raise PenstockError(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                f"{self._caller.principal} may not read {replica.topic}",
+            )
+        if log.state is LogState.FAILED:
+            raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
+        replica.require_leader(item.current_leader_epoch)
+        high_watermark, offset = replica.high_watermark, item.fetch_offset
+        result.high_watermark = result.last_stable_offset = high_watermark
+        result.log_start_offset = log.log_start_offset
+        if self._isolation_level == READ_COMMITTED:
+            result.aborted = ()
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise PenstockError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {replica.name} is not in {log.log_start_offset}..{log.log_end_offset}",
+            )
+        self.partitions.append(partition)
+        self._watermarks.append((partition, high_watermark))
+        limit = min(item.max_bytes, self._budget)
+        if offset >= high_watermark or (limit <= 0 and self._size_bytes):
+            return
+        found = partition.read(offset, max(limit, 0), high_watermark, min_one=not self._size_bytes)
+        if isinstance(found, ReadJob):
+            self._job = (found, partition, result)
+        else:
+            self._take(result, found)
+
+    def _take(self, result: FetchResult, data: ReadData) -> None:
+        result.records = data.buffers
+        self._size_bytes += data.size_bytes
+        self._budget -= data.size_bytes
+
+    def _fail(self, result: FetchResult, error: PenstockError) -> None:
+        self._has_error = True
+        self._caller.note(error.code)
+        result.error = error.code
+        result.records = []
+
+    def satisfied(self, request: FetchRequest) -> bool:
+        """Whether to answer now; the time aside."""
+        return (
+            self._size_bytes >= max(request.min_bytes, 0)
+            or self._has_error
+            or request.max_wait_ms <= 0
+            or not self._items
+        )
+
+    def changed(self) -> bool:
+        """Whether something rose while this pass waited for the disk."""
+        return any(
+            partition.closed or partition.replica.high_watermark != high_watermark
+            for partition, high_watermark in self._watermarks
+        )
+
+    def encode(self, header: RequestHeader) -> Response:
+        self._manager.metrics.fetched_bytes += self._size_bytes
+        return encode_fetch_response(header, self._results)

@@ -1,0 +1,79 @@
+"""Which handler answers which Kafka request, and the node's own (direct) listener."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+
+from penstock_core.kafka.apis import SUPPORTED, ApiKey
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_runtime.authorizer import Authorizer
+from penstock_runtime.cluster_apis import ClusterApis, admit
+from penstock_runtime.kafka_listener import Buffer, Connection, Response
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.api.fetch import FetchHandler
+from penstock_storage_node.api.offsets import OffsetsHandler
+from penstock_storage_node.api.produce import ProduceHandler
+from penstock_storage_node.replicas import ReplicaManager
+
+
+class DataApis:
+    """The Kafka APIs that go to a partition's leader."""
+
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+        produce = ProduceHandler(manager, authorizer)
+        fetch = FetchHandler(manager, authorizer)
+        offsets = OffsetsHandler(manager, authorizer)
+        self._handlers = {
+            int(ApiKey.PRODUCE): produce.handle,
+            int(ApiKey.FETCH): fetch.handle,
+            int(ApiKey.LIST_OFFSETS): offsets.list_offsets,
+            int(ApiKey.OFFSET_FOR_LEADER_EPOCH): offsets.offset_for_leader_epoch,
+        }
+
+    def handles(self, api_key: int) -> bool:
+        """Whether `handle` knows the API."""
+        return api_key in self._handlers
+
+    def handle(
+        self, caller: Caller, header: RequestHeader, frame: Buffer
+    ) -> Response | Awaitable[Response]:
+        """Answer one request; what must happen in order has happened on return.
+
+        Raises Malformed when the frame cannot be read: its connection is to be closed.
+        """
+        return self._handlers[header.api_key](caller, header, frame)
+
+
+class DirectAddresses:
+    """What clients of a direct listener are told: each node's endpoint of the same listener."""
+
+    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        """Host and port, None when that node has no such listener."""
+        endpoint = node.listeners.get(connection.listener)
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
+        """A direct client talks to this build."""
+        del image
+        return SUPPORTED
+
+
+class DirectHandler:
+    """Answers the frames of the node's own listeners."""
+
+    def __init__(self, data: DataApis, cluster: ClusterApis, metrics: KafkaMetrics) -> None:
+        self._data = data
+        self._cluster = cluster
+        self._metrics = metrics
+
+    def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+        """See `FrameHandler`."""
+        header = admit(connection, frame, self._metrics)
+        if not isinstance(header, RequestHeader):
+            return header
+        if self._data.handles(header.api_key):
+            caller = Caller(connection.principal, header.client_id, connection.peer)
+            return self._data.handle(caller, header, frame)
+        return self._cluster.answer(connection, header, frame)

@@ -1,0 +1,139 @@
+"""ListOffsets and OffsetForLeaderEpoch.
+
+Timestamps: -1 the end (high watermark), -2 the log start, -3 the record with the largest timestamp,
+-4 the local log start (KIP-405), -5 the end of tiered storage, of which there is none; others the first
+record at or after that time. After an election the end is not known until the high watermark
+reaches the start of the leader's epoch: OFFSET_NOT_AVAILABLE (KIP-207).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka import codec
+from penstock_core.kafka.frames import RequestHeader
+from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
+from penstock_runtime.kafka_listener import Buffer, Response
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.partition import Partition
+from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.replication.leadership import Leadership
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+
+_Found = tuple[int, int, int]
+"""Timestamp, offset, leader epoch."""
+
+
+class OffsetsHandler:
+    """Answers the two for every way in."""
+
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+        self._manager = manager
+        self._authorizer = authorizer
+
+    def _led(self, caller: Caller, topic: str, index: int, epoch: int) -> tuple[Partition, Leadership]:
+        partition = self._manager.locate(topic, None, index)
+        if not self._authorizer.authorize(caller.principal, Operation.DESCRIBE, ResourceType.TOPIC, topic):
+            raise PenstockError(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not describe {topic}"
+            )
+        return partition, partition.replica.require_leader(epoch)
+
+    async def list_offsets(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Response:
+        """Answer a ListOffsets request."""
+        request = codec.decode_request(header, frame)
+        version = (header.api_key, header.api_version)
+        topic_type = codec.entity_type(*version, "ListOffsetsTopicResponse")
+        item_type = codec.entity_type(*version, "ListOffsetsPartitionResponse")
+        topics = []
+        for topic in request.topics:
+            items = []
+            for p in topic.partitions:
+                error, found = ErrorCode.NONE, (-1, -1, -1)
+                try:
+                    epoch = getattr(p, "current_leader_epoch", -1)
+                    partition, leadership = self._led(caller, topic.name, p.partition_index, epoch)
+                    found = await self._find(partition, leadership, p.timestamp)
+                except PenstockError as e:
+                    error = e.code
+                    caller.note(error)
+                items.append(
+                    codec.build(
+                        item_type,
+                        partition_index=p.partition_index,
+                        error_code=error,
+                        timestamp=found[0],
+                        offset=found[1],
+                        leader_epoch=found[2],
+                    )
+                )
+            topics.append(codec.build(topic_type, name=topic.name, partitions=tuple(items)))
+        return [_encode(header, topics)]
+
+    async def _find(self, partition: Partition, leadership: Leadership, timestamp: int) -> _Found:
+        replica, log = partition.replica, partition.log
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            offset = log.log_start_offset
+            return -1, offset, max(log.epoch_at(offset), -1)
+        if timestamp == LATEST_TIERED:
+            return -1, -1, -1
+        upper = replica.high_watermark
+        if upper < leadership.epoch_start_offset:
+            raise PenstockError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"the end of {replica.name} is not known yet after the election: ask again",
+            )
+        if timestamp == LATEST:
+            return -1, upper, leadership.epoch
+        if timestamp == MAX_TIMESTAMP:
+            found = await partition.look_up(lambda: log.offset_of_max_timestamp(upper))
+        elif timestamp >= 0:
+            found = await partition.look_up(lambda: log.offset_for_timestamp(timestamp, upper))
+        else:
+            raise PenstockError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp} means nothing")
+        if found is None:
+            return -1, -1, -1
+        return found[1], found[0], log.epoch_at(found[0])
+
+    async def offset_for_leader_epoch(
+        self, caller: Caller, header: RequestHeader, frame: Buffer
+    ) -> Response:
+        """Answer an OffsetForLeaderEpoch request (KIP-320: consumers look for truncation)."""
+        request = codec.decode_request(header, frame)
+        version = (header.api_key, header.api_version)
+        topic_type = codec.entity_type(*version, "OffsetForLeaderTopicResult")
+        item_type = codec.entity_type(*version, "EpochEndOffset")
+        topics = []
+        for topic in request.topics:
+            items = []
+            for p in topic.partitions:
+                error, found = ErrorCode.NONE, (-1, -1)
+                try:
+                    epoch = getattr(p, "current_leader_epoch", -1)
+                    partition, _ = self._led(caller, topic.topic, p.partition, epoch)
+                    found = partition.log.end_offset_for_epoch(p.leader_epoch)
+                except PenstockError as e:
+                    error = e.code
+                    caller.note(error)
+                items.append(
+                    codec.build(
+                        item_type,
+                        partition=p.partition,
+                        error_code=error,
+                        leader_epoch=found[0],
+                        end_offset=found[1],
+                    )
+                )
+            topics.append(codec.build(topic_type, topic=topic.topic, partitions=tuple(items)))
+        return [_encode(header, topics)]
+
+
+def _encode(header: RequestHeader, topics: list[Any]) -> bytes:
+    schema = codec.response_type(header.api_key, header.api_version)
+    return codec.encode_response(header, codec.build(schema, topics=tuple(topics)))

@@ -1,0 +1,177 @@
+"""Produce: check, append, answer when the acks are there.
+
+Order of checks: Kafka's (guide kafka-protocol, 3): acks, authorization, partition and leader,
+ISR for acks=all, the batch itself, producer state. Appends happen inside the call, so requests of
+one connection are appended in the order they arrive; only the answer waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.produce import (
+    ProducePartition,
+    ProduceResult,
+    encode_produce_response,
+    skim_produce,
+)
+from penstock_core.records.check import InvalidRecords, accept_produced
+from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
+from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Buffer, Response
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.log import Appended, LogState
+from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.replication.leadership import Leadership
+
+ACKS_ALL = -1
+TIMEOUT_MS_MAX = 600_000
+STAGED_BYTES_SOFT_MAX = 16 * 1024 * 1024
+"""Above that many bytes in memory even acks=0 requests count as unanswered until the disk has
+caught up, so that their connections' own bounds hold them back."""
+
+
+class _Pending:
+    """One request whose acks are not all there. Waits are acknowledged from the manager's
+    turn, never while the request is still being appended."""
+
+    __slots__ = ("_header", "_results", "future", "left")
+
+    def __init__(self, header: RequestHeader, results: list[ProduceResult]) -> None:
+        self._header = header
+        self._results = results
+        self.left = 0
+        self.future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def one_done(self) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.future.done():
+            self.future.set_result([encode_produce_response(self._header, self._results)])
+
+
+class _Wait:
+    """One partition of a request, waiting for its acks."""
+
+    __slots__ = ("_caller", "_pending", "_result")
+
+    def __init__(self, caller: Caller, pending: _Pending, result: ProduceResult) -> None:
+        self._caller = caller
+        self._pending = pending
+        self._result = result
+
+    def acknowledge(self, error: ErrorCode) -> None:
+        if error:
+            result = self._result
+            result.error = error
+            result.base_offset = result.log_append_time_ms = -1
+            result.error_message = _MESSAGES.get(error)
+            self._caller.note(error)
+        self._pending.one_done()
+
+
+_MESSAGES = {
+    ErrorCode.REQUEST_TIMED_OUT: "not acknowledged in time, or the leader changed; it may be written: retry",
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "written here, but too few replicas are in sync: retry",
+}
+
+
+class ProduceHandler:
+    """Answers Produce for every way in."""
+
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+        self._manager = manager
+        self._authorizer = authorizer
+
+    def handle(
+        self, caller: Caller, header: RequestHeader, frame: Buffer
+    ) -> Response | asyncio.Future[Response]:
+        """Answer one request. `frame` must stay as it is until it is written to disk."""
+        manager = self._manager
+        manager.metrics.produce_requests += 1
+        skim = skim_produce(frame, header)
+        results: list[ProduceResult] = []
+        pending = _Pending(header, results)
+        now_ms, wall_ms = manager.clock_ms(), time.time_ns() // 1_000_000
+        deadline_ms = now_ms + min(max(skim.timeout_ms, 0), TIMEOUT_MS_MAX)
+        for item in skim.partitions:
+            result = ProduceResult(item.topic, item.topic_id, item.partition)
+            results.append(result)
+            try:
+                leadership, required = self._append(
+                    caller, item, result, header.api_version, skim.acks, now_ms, wall_ms
+                )
+            except PenstockError as e:
+                manager.metrics.rejected_batches += 1
+                result.error, result.error_message = e.code, e.message
+                caller.note(e.code)
+                if isinstance(e, InvalidRecords):
+                    result.record_errors = e.record_errors
+                continue
+            if skim.acks == 0:
+                continue
+            pending.left += 1
+            wait = leadership.wait_all if skim.acks == ACKS_ALL else leadership.wait_one
+            wait(required, deadline_ms, _Wait(caller, pending, result))
+        if not manager.effects.empty:
+            manager.schedule()
+        if skim.acks == 0:
+            return self._no_response(results)
+        if pending.left == 0:
+            return [encode_produce_response(header, results)]
+        return pending.future
+
+    def _append(
+        self,
+        caller: Caller,
+        item: ProducePartition,
+        result: ProduceResult,
+        version: int,
+        acks: int,
+        now_ms: int,
+        wall_ms: int,
+    ) -> tuple[Leadership, int]:
+        """Append one batch; its leadership and the offset that its acks must reach."""
+        manager = self._manager
+        if acks not in (ACKS_ALL, 0, 1):
+            raise PenstockError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
+            )
+        partition = manager.locate(item.topic, item.topic_id, item.partition)
+        replica, log = partition.replica, partition.log
+        if not self._authorizer.authorize(
+            caller.principal, Operation.WRITE, ResourceType.TOPIC, replica.topic
+        ):
+            raise PenstockError(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not write to {replica.topic}"
+            )
+        if log.state is LogState.FAILED:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed on node {manager.node_id}"
+            )
+        leadership = replica.require_leader()
+        settings = replica.settings
+        if acks == ACKS_ALL and leadership.under_min_isr:
+            raise PenstockError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"{replica.name} has {len(leadership.isr)} replicas in sync,"
+                f" min.insync.replicas is {settings.min_insync_replicas}",
+            )
+        batch, info = accept_produced(item.records, settings, wall_ms, produce_version=version)
+        appended = partition.append(batch, info, now_ms)
+        if isinstance(appended, Appended):
+            manager.metrics.produced_bytes += appended.size_bytes
+        else:
+            manager.metrics.duplicate_batches += 1
+        result.base_offset = appended.base_offset
+        result.log_append_time_ms = appended.log_append_time_ms
+        result.log_start_offset = log.log_start_offset
+        return leadership, appended.last_offset + 1
+
+    def _no_response(self, results: list[ProduceResult]) -> Response | asyncio.Future[Response]:
+        if any(result.error for result in results):
+            return CLOSE
+        if self._manager.staged_bytes > STAGED_BYTES_SOFT_MAX:
+            return self._manager.when_written(NO_RESPONSE)
+        return NO_RESPONSE

@@ -1,0 +1,254 @@
+"""Replicate, the leader's end: one stream per follower node, carrying all its partitions.
+
+A stream is a reader (opens, acks) and a writer. The writer sleeps until something of its
+sessions is to be sent, then sends all of it in messages of about 1 MiB; while one message is
+under way the next one gathers. A rise of the high watermark alone waits a few milliseconds for
+data to go with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.limits import REPLICA_CREDIT_BYTES
+from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import fail
+from penstock_storage_node.api.wire import encode_replica_data
+from penstock_storage_node.log import ReadData, ReadJob
+from penstock_storage_node.partition import Partition
+from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.replication.following import OpenRequest
+from penstock_storage_node.replication.sender import DataFrame, LeaderSender, SenderSession
+
+MESSAGE_BYTES = 1024 * 1024
+TELL_LATER_MS = 5
+HELLO_TIMEOUT_MS = 5000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Stream:
+    """One follower's stream."""
+
+    def __init__(self, manager: ReplicaManager, hello: pb.ReplicaHello, context: Context) -> None:
+        credit = min(max(hello.credit_bytes, 64 * 1024), 4 * REPLICA_CREDIT_BYTES)
+        self.sender = LeaderSender(NodeId(hello.node_id), hello.node_epoch, credit, manager.effects)
+        self._manager = manager
+        self._context = context
+        self._wake = asyncio.Event()
+        self._later: dict[SenderSession, None] = {}
+        self._later_timer: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def tell_later(self, session: SenderSession) -> None:
+        self._later[session] = None
+        if self._later_timer is None:
+            self._later_timer = asyncio.get_running_loop().call_later(TELL_LATER_MS / 1000, self._tell)
+
+    def _tell(self) -> None:
+        self._later_timer = None
+        later, self._later = self._later, {}
+        for session in later:
+            if not session.closed:
+                self.sender.mark(session)
+        self._wake.set()
+
+    def end(self) -> None:
+        """The stream is over: forget its sessions."""
+        self.ended = True
+        self._wake.set()
+        if self._later_timer is not None:
+            self._later_timer.cancel()
+        for session in list(self.sender.sessions):
+            self._close(session.number)
+
+    def _close(self, number: int) -> None:
+        session = self.sender.close(number)
+        if session is not None:
+            partition = self._manager.partitions.get(session.replica.key)
+            if partition is not None:
+                partition.sessions.pop(session, None)
+
+    # -- follower to leader -------------------------------------------------------
+
+    async def read(self) -> None:
+        """Take in what the follower says, until it ends the stream."""
+        manager = self._manager
+        while not self.ended:
+            message = await self._context.read()
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                return
+            request = pb.ReplicateRequest.FromString(message)
+            now_ms = manager.clock_ms()
+            for number in request.closes:
+                self._close(number)
+            for ack in request.acks:
+                session = self.sender.on_ack(ack.session, ack.log_end_offset)
+                if session is not None and (leadership := session.replica.leadership) is not None:
+                    leadership.on_follower_ack(
+                        self.sender.node, ack.log_end_offset, ack.flushed_offset, now_ms
+                    )
+            for asked in request.opens:
+                self._open(asked, now_ms)
+            manager.schedule()
+
+    def _open(self, asked: pb.ReplicaOpen, now_ms: int) -> None:
+        partition = self._manager.partitions.get(
+            TopicPartition(TopicId(asked.topic_id), asked.partition)
+        )
+        sender = self.sender
+        if partition is None:
+            sender.tell(DataFrame(asked.session, error=(ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here")))
+            return
+        if partition.busy:
+            sender.tell(DataFrame(asked.session, error=(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not ready yet")))
+            return
+        request = OpenRequest(
+            asked.leader_epoch,
+            asked.fetch_offset,
+            asked.last_fetched_epoch,
+            asked.log_start_offset,
+            asked.flushed_offset,
+        )
+        answer = partition.replica.on_open(sender.node, sender.node_epoch, request, now_ms)
+        if answer.error is not None:
+            sender.tell(DataFrame(asked.session, error=(answer.error.code, answer.error.message)))
+        elif answer.diverging is not None or answer.out_of_range is not None:
+            sender.tell(
+                DataFrame(asked.session, diverging=answer.diverging, out_of_range=answer.out_of_range)
+            )
+        else:
+            for session in [s for s in partition.sessions if s.sender.node == sender.node]:
+                session.sender.close(session.number)
+                del partition.sessions[session]
+            partition.sessions[sender.open(asked.session, partition.replica, asked.fetch_offset)] = None
+
+    # -- leader to follower -------------------------------------------------------
+
+    async def write(self) -> None:
+        """Send what there is, for ever."""
+        sender, metrics = self.sender, self._manager.metrics
+        while not self.ended:
+            self._wake.clear()
+            sender.reads(self._start_read)
+            frames = sender.take(MESSAGE_BYTES)
+            if not frames:
+                await self._wake.wait()
+                continue
+            for frame in frames:
+                metrics.replicated_out_bytes += frame.size_bytes
+            await self._context.write(encode_replica_data(frames))
+
+    def _start_read(self, session: SenderSession, max_bytes: int) -> None:
+        partition = self._manager.partitions.get(session.replica.key)
+        if partition is None:
+            self.sender.end(session, ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here any more")
+            return
+        try:
+            found = partition.read(session.next_offset, max_bytes, partition.log.log_end_offset)
+        except PenstockError as e:
+            self._end_session(partition, session, e)
+            return
+        if isinstance(found, ReadJob):
+            partition.start_read(found, lambda data, error: self._on_read(partition, session, data, error))
+        else:
+            self._on_read(partition, session, found, None)
+
+    def _on_read(
+        self, partition: Partition, session: SenderSession, data: ReadData, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self._end_session(partition, session, error)
+        elif not session.closed:
+            self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
+        self._wake.set()
+
+    def _end_session(self, partition: Partition, session: SenderSession, error: BaseException) -> None:
+        code = error.code if isinstance(error, PenstockError) else ErrorCode.KAFKA_STORAGE_ERROR
+        self.sender.end(session, code, str(error))
+        partition.sessions.pop(session, None)
+        self._wake.set()
+
+
+class ReplicaStreams:
+    """All streams of this node's followers."""
+
+    def __init__(self, manager: ReplicaManager) -> None:
+        self._manager = manager
+        self._by_node: dict[NodeId, _Stream] = {}
+        self._by_sender: dict[LeaderSender, _Stream] = {}
+
+    def wake(self, sender: LeaderSender) -> None:
+        """There is something to send."""
+        stream = self._by_sender.get(sender)
+        if stream is not None:
+            stream.wake()
+
+    def tell_later(self, session: SenderSession) -> None:
+        """The high watermark rose."""
+        stream = self._by_sender.get(session.sender)
+        if stream is not None:
+            stream.tell_later(session)
+
+    async def replicate(self, _: object, context: Context) -> None:
+        """Handler of the call."""
+        async with asyncio.timeout(HELLO_TIMEOUT_MS / 1000):
+            message = await context.read()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            return
+        request = pb.ReplicateRequest.FromString(message)
+        await self._check(request.hello, context)
+        stream = _Stream(self._manager, request.hello, context)
+        node = stream.sender.node
+        older = self._by_node.get(node)
+        if older is not None:
+            older.end()  # half open, from before the follower's restart or reconnect
+        self._by_node[node] = stream
+        self._by_sender[stream.sender] = stream
+        reader = asyncio.ensure_future(stream.read())
+        writer = asyncio.ensure_future(stream.write())
+        try:
+            done, _pending = await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except grpc.aio.UsageError:
+            pass  # the follower went away
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.wait([reader, writer])
+            stream.end()
+            self._by_sender.pop(stream.sender, None)
+            if self._by_node.get(node) is stream:
+                del self._by_node[node]
+
+    async def _check(self, hello: pb.ReplicaHello, context: Context) -> None:
+        manager = self._manager
+        if hello.leader_node_id != manager.node_id:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this is node {manager.node_id}, not {hello.leader_node_id}",
+            )
+        if hello.cluster_id != manager.image.cluster_id:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this node is of cluster {manager.image.cluster_id.hex()}, not {hello.cluster_id.hex()}",
+            )
+        known = manager.image.nodes.get(NodeId(hello.node_id))
+        if known is not None and hello.node_epoch < known.node_epoch:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"node {hello.node_id} has registered anew: epoch {hello.node_epoch} is over",
+            )

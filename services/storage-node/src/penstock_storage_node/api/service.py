@@ -1,0 +1,31 @@
+"""The Storage service of the contract, registered with serializers of its own.
+
+The generated servicer would turn every message into protobuf objects; here the calls that carry
+records get and give plain bytes (see `wire`). What is on the wire is the same.
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from penstock_proto.v1 import data_pb2
+from penstock_storage_node.api.fetch_range import FetchRangeService
+from penstock_storage_node.api.forward import ForwardService
+from penstock_storage_node.api.replicate import ReplicaStreams
+
+SERVICE = "penstock.v1.Storage"
+
+
+def add_storage_service(
+    server: grpc.aio.Server, replicate: ReplicaStreams, forward: ForwardService, ranges: FetchRangeService
+) -> None:
+    """Answer Storage's three calls on `server`."""
+    handlers = {
+        "Replicate": grpc.stream_stream_rpc_method_handler(replicate.replicate),
+        "Forward": grpc.stream_stream_rpc_method_handler(forward.forward),
+        "FetchRange": grpc.unary_stream_rpc_method_handler(
+            ranges.fetch_range, request_deserializer=data_pb2.FetchRangeRequest.FromString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,75 @@
+"""What a node does by the clock: expire waits, write checkpoints, drop old segments, flush."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from penstock_storage_node.log import LogDirectory
+from penstock_storage_node.replicas import TICK_MS, ReplicaManager
+from penstock_storage_node.settings import StorageNodeSettings
+
+SLICE = 200
+"""Partitions looked at without letting the loop do other things."""
+
+
+class Housekeeping:
+    """Three tasks for the life of the role."""
+
+    def __init__(
+        self, manager: ReplicaManager, directory: LogDirectory, settings: StorageNodeSettings
+    ) -> None:
+        self._manager = manager
+        self._directory = directory
+        self._settings = settings
+
+    def start(self) -> None:
+        """Begin."""
+        create_task = self._manager.lifecycle.create_task
+        create_task(self._tick(), "ticks")
+        create_task(self._checkpoints(), "checkpoints")
+        create_task(self._retention(), "retention")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            self._manager.tick()
+
+    async def write_checkpoints(self) -> None:
+        """High watermarks, recovery points and log starts of all partitions."""
+        rows = [(p.log, p.replica.high_watermark) for p in self._manager.partitions.values()]
+        await self._manager.pool.run(lambda: self._directory.write_checkpoints(rows))
+
+    async def _checkpoints(self) -> None:
+        last_flush_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.checkpoint_interval_ms / 1000)
+            everything = (time.monotonic() - last_flush_s) * 1000 >= self._settings.flush_interval_ms
+            if everything:
+                last_flush_s = time.monotonic()
+            for partition in self._manager.partitions.values():
+                if not partition.replica.fsync:
+                    partition.flush(everything=everything)
+            try:
+                await self.write_checkpoints()
+            except OSError as e:
+                # Not fatal: the next start scans more than it would have to.
+                self._manager.lifecycle.log.error("checkpoints not written", reason=str(e))
+
+    async def _retention(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.retention_check_interval_ms / 1000)
+            for number, partition in enumerate(list(self._manager.partitions.values())):
+                if number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
+                if partition.closed or partition.busy:
+                    continue
+                now_ms = time.time_ns() // 1_000_000
+                remove = partition.log.delete_old_segments(partition.replica.high_watermark, now_ms)
+                if remove is not None:
+                    try:
+                        await self._manager.pool.run(remove)
+                    except OSError as e:
+                        self._manager.lifecycle.log.error(
+                            "old segments not removed", partition=partition.name, reason=str(e)
+                        )

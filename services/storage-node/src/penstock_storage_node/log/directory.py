@@ -1,0 +1,394 @@
+"""A data directory: its identity, its lock, its checkpoints, and the partitions in it.
+
+  .lock                    held while a process uses the directory
+  meta.properties          node id, cluster id, directory id (16 random bytes, made once)
+  .kafka_cleanshutdown     there only between a clean stop and the next start
+  *-checkpoint             offsets by partition, see `checkpoints`
+  <topic>-<partition>/     one log each, with the topic's id in partition.metadata
+  *.<uuid>-delete          deleted, to be removed
+  *.<uuid>-stray           set aside: other topic id, or unreadable; never removed by us
+
+All methods block: they belong in the disk pool. `open_log`, `create_log`, `delete_log` and
+`write_checkpoints` may run beside one another in several threads.
+
+A recovery point on disk must never lie above data that a crash could lose. So it is
+lowered (durably) before a truncation cuts below it, and dropped before a directory is
+made anew under an old name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.topic_settings import TopicSettings
+from penstock_core.topics import check_topic_name
+from penstock_storage_node.log import checkpoints
+from penstock_storage_node.log.fs import (
+    FileSystem,
+    read_file,
+    remove_tree,
+    write_file_atomically,
+)
+from penstock_storage_node.log.partition_log import PartitionLog
+
+SLOTS_MAX = 1000
+"""Slots that `claim_slot` tries."""
+
+FILE_NAME_BYTES_MAX = 255
+
+_PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,8})\Z")
+
+PartitionKey = tuple[str, int]
+
+
+class DirectoryLocked(PenstockError):
+    """Another process holds the directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDirectory:
+    """One `<topic>-<partition>` directory as found at start."""
+
+    topic: str
+    partition: int
+    topic_id: TopicId
+    path: Path
+    recovery_point: int | None
+    """Checkpointed; None when there is none, then all is scanned unless the stop was clean."""
+    high_watermark: int
+    """Checkpointed, 0 when none."""
+    log_start_offset: int | None
+
+
+class LogDirectory:
+    """An open data directory. Made by `open` or `claim_slot`."""
+
+    def __init__(self, fs: FileSystem, path: Path, lock_fd: int, clock_ms: Callable[[], int]) -> None:
+        self.path = path
+        self.node_id = -1
+        self.cluster_id = b""
+        self.directory_id = b""
+        self.is_new = False
+        self.was_clean = False
+        self._fs = fs
+        self._root = str(path)
+        self._lock_fd = lock_fd
+        self._clock_ms = clock_ms
+        self._mutex = threading.Lock()
+        self._recovery_points: dict[PartitionKey, int] = {}
+        self._high_watermarks: dict[PartitionKey, int] = {}
+        self._log_starts: dict[PartitionKey, int] = {}
+
+    # ------------------------------------------------------------------ opening
+
+    @classmethod
+    def open(cls, fs: FileSystem, path: Path, *, clock_ms: Callable[[], int]) -> LogDirectory:
+        """Make the directory if missing, lock it, read who it belongs to and how it was left.
+
+        Raises DirectoryLocked, or PenstockError naming what is wrong and its mend.
+        """
+        root = str(path)
+        try:
+            if not fs.exists(root):
+                _make_directories(fs, path)
+            lock_fd = fs.lock(f"{root}/{checkpoints.LOCK_FILE}")
+        except BlockingIOError:
+            raise DirectoryLocked(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"data directory {root} is in use by another process: stop that one or choose another directory",
+            ) from None
+        except OSError as error:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"data directory {root} can't be used ({error.strerror}): check path, owner and space",
+            ) from error
+        directory = cls(fs, path, lock_fd, clock_ms)
+        try:
+            directory._load()
+        except BaseException:
+            fs.close(lock_fd)
+            raise
+        return directory
+
+    @classmethod
+    def claim_slot(cls, fs: FileSystem, slots_dir: Path, *, clock_ms: Callable[[], int]) -> LogDirectory:
+        """Open the first `slot-N/` (from 0) that no other process holds."""
+        for number in range(SLOTS_MAX):
+            try:
+                return cls.open(fs, slots_dir / f"slot-{number}", clock_ms=clock_ms)
+            except DirectoryLocked:
+                continue
+        raise PenstockError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"all {SLOTS_MAX} slots under {slots_dir} are in use"
+        )
+
+    def _load(self) -> None:
+        fs, root = self._fs, self._root
+        self._load_identity()
+        marker = f"{root}/{checkpoints.CLEAN_SHUTDOWN_FILE}"
+        self.was_clean = fs.exists(marker)
+        if self.was_clean:
+            fs.unlink(marker)
+            fs.sync_directory(root)
+        self._recovery_points = self._load_offsets(checkpoints.RECOVERY_POINT_FILE)
+        self._high_watermarks = self._load_offsets(checkpoints.HIGH_WATERMARK_FILE)
+        self._log_starts = self._load_offsets(checkpoints.LOG_START_FILE)
+
+    def _load_offsets(self, name: str) -> dict[PartitionKey, int]:
+        """A checkpoint file; a damaged one counts as missing (recovery then scans more)."""
+        try:
+            return checkpoints.decode_offsets(read_file(self._fs, f"{self._root}/{name}"), name)
+        except (FileNotFoundError, PenstockError):
+            return {}
+
+    def _load_identity(self) -> None:
+        path = f"{self._root}/{checkpoints.META_PROPERTIES_FILE}"
+        try:
+            values = checkpoints.decode_properties(read_file(self._fs, path))
+        except FileNotFoundError:
+            self.is_new = True
+            self.directory_id = uuid.uuid4().bytes
+            self._save_identity()
+            return
+        except ValueError as error:
+            raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{path} is corrupt: {error}") from error
+        try:
+            version = int(values["version"])
+            self.directory_id = checkpoints.decode_uuid(values["directory.id"])
+            self.cluster_id = checkpoints.decode_uuid(values["cluster.id"]) if "cluster.id" in values else b""
+            self.node_id = int(values.get("node.id", "-1"))
+        except (KeyError, ValueError) as error:
+            raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{path} is corrupt: {error!r}") from error
+        if version > checkpoints.META_VERSION:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"data directory {self._root} has format {version}, this version reads up to "
+                f"{checkpoints.META_VERSION}: start the newer version that wrote it",
+            )
+
+    def _save_identity(self) -> None:
+        values = {"version": str(checkpoints.META_VERSION)}
+        if self.cluster_id:
+            values["cluster.id"] = checkpoints.encode_uuid(self.cluster_id)
+        if self.node_id >= 0:
+            values["node.id"] = str(self.node_id)
+        values["directory.id"] = checkpoints.encode_uuid(self.directory_id)
+        path = f"{self._root}/{checkpoints.META_PROPERTIES_FILE}"
+        write_file_atomically(self._fs, path, checkpoints.encode_properties(values))
+
+    def set_identity(self, *, cluster_id: bytes, node_id: int) -> None:
+        """Take cluster (16 bytes) and node id at first start; later, check that they are still the same.
+
+        Raises INCONSISTENT_CLUSTER_ID or KAFKA_STORAGE_ERROR (another node's directory).
+        """
+        if self.cluster_id and self.cluster_id != cluster_id:
+            raise PenstockError(
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                f"data directory {self._root} belongs to cluster {checkpoints.encode_uuid(self.cluster_id)}, "
+                f"not {checkpoints.encode_uuid(cluster_id)}: point to the right one or use an empty directory",
+            )
+        if self.node_id >= 0 and self.node_id != node_id:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"data directory {self._root} belongs to node {self.node_id}, not {node_id}",
+            )
+        if (self.cluster_id, self.node_id) != (cluster_id, node_id):
+            self.cluster_id, self.node_id = cluster_id, node_id
+            self._save_identity()
+
+    # ------------------------------------------------------------------ partitions
+
+    def scan(self) -> list[PartitionDirectory]:
+        """The partitions found. Unreadable ones are set aside, deleted ones are removed."""
+        found: list[PartitionDirectory] = []
+        for name in self._fs.list_directory(self._root):
+            path = f"{self._root}/{name}"
+            if not self._fs.is_directory(path):
+                continue
+            if name.endswith("-delete"):
+                remove_tree(self._fs, path)
+                continue
+            match = _PARTITION_NAME.match(name)
+            if match is None:
+                continue
+            try:
+                check_topic_name(match[1])
+            except PenstockError:
+                continue
+            partition = self._read_partition(match[1], int(match[2]), path)
+            if partition is not None:
+                found.append(partition)
+        return found
+
+    def _read_partition(self, topic: str, partition: int, path: str) -> PartitionDirectory | None:
+        key = (topic, partition)
+        try:
+            data = read_file(self._fs, f"{path}/{checkpoints.PARTITION_METADATA_FILE}")
+            topic_id = TopicId(checkpoints.decode_partition_metadata(data))
+        except (FileNotFoundError, PenstockError):
+            if not any(name.endswith(".log") for name in self._fs.list_directory(path)):
+                remove_tree(self._fs, path)  # the process ended while it made it
+            else:
+                self._rename_away(path, "stray")
+            return None
+        return PartitionDirectory(
+            topic,
+            partition,
+            topic_id,
+            Path(path),
+            self._recovery_points.get(key),
+            self._high_watermarks.get(key, 0),
+            self._log_starts.get(key),
+        )
+
+    def open_log(self, found: PartitionDirectory, settings: TopicSettings) -> PartitionLog:
+        """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
+        key = (found.topic, found.partition)
+        try:
+            log = PartitionLog.open(
+                self._fs,
+                found.path,
+                settings,
+                topic=found.topic,
+                partition=found.partition,
+                topic_id=found.topic_id,
+                clock_ms=self._clock_ms,
+                recovery_point=found.recovery_point,
+                clean=self.was_clean,
+                log_start_offset=found.log_start_offset,
+                lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
+            )
+        except OSError as error:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"log {found.path} can't be opened: {error}"
+            ) from error
+        if log.log_end_offset < log.flush_point:
+            self._lower_recovery_point(key, log.log_end_offset)
+        return log
+
+    def create_log(
+        self, topic: str, partition: int, topic_id: TopicId, settings: TopicSettings
+    ) -> PartitionLog:
+        """A new, empty log. A directory of that name is in the way only if it's another topic's: set aside."""
+        check_topic_name(topic)
+        fs, key = self._fs, (topic, partition)
+        path = f"{self._root}/{topic}-{partition}"
+        if fs.exists(path):
+            old = self._read_partition(topic, partition, path)
+            if old is not None and old.topic_id == topic_id:
+                return self.open_log(old, settings)
+            if old is not None:
+                self.set_aside(old, "another topic id")
+        self._forget(key)
+        fs.make_directory(path)
+        metadata = checkpoints.encode_partition_metadata(topic_id)
+        write_file_atomically(fs, f"{path}/{checkpoints.PARTITION_METADATA_FILE}", metadata)
+        fs.sync_directory(self._root)
+        return PartitionLog.create(
+            fs,
+            Path(path),
+            settings,
+            topic=topic,
+            partition=partition,
+            topic_id=topic_id,
+            clock_ms=self._clock_ms,
+            lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
+        )
+
+    def set_aside(self, found: PartitionDirectory, reason: str) -> Path:
+        """Rename to `<name>.<uuid>-stray`, where nobody looks but a person; returns the new path.
+
+        `reason` is for the caller's log line.
+        """
+        del reason
+        self._forget((found.topic, found.partition))
+        return Path(self._rename_away(str(found.path), "stray"))
+
+    def delete_log(self, log: PartitionLog) -> Callable[[], None]:
+        """Close a log and rename its directory; its name is free on return.
+
+        The function returned removes the files. No job of the log may be out.
+        """
+        log.close(clean=False)
+        self._forget((log.topic, log.partition))
+        path = self._rename_away(str(log.directory), "delete")
+        return lambda: remove_tree(self._fs, path)
+
+    def _rename_away(self, path: str, suffix: str) -> str:
+        name = path.rpartition("/")[2]
+        ending = f".{uuid.uuid4().hex}-{suffix}"
+        target = f"{self._root}/{name[: FILE_NAME_BYTES_MAX - len(ending)]}{ending}"
+        self._fs.rename(path, target)
+        self._fs.sync_directory(self._root)
+        return target
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
+        with self._mutex:
+            if self._recovery_points.get(key, 0) > offset:
+                self._recovery_points[key] = offset
+                self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
+
+    def _forget(self, key: PartitionKey) -> None:
+        """Drop a partition's offsets, durably where a new log of that name could be harmed."""
+        self._lower_recovery_point(key, 0)
+        with self._mutex:
+            self._recovery_points.pop(key, None)
+            if self._high_watermarks.pop(key, None):
+                self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)
+            if self._log_starts.pop(key, None):
+                self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
+
+    def _save_offsets(self, name: str, offsets: dict[PartitionKey, int]) -> None:
+        write_file_atomically(self._fs, f"{self._root}/{name}", checkpoints.encode_offsets(offsets))
+
+    def write_checkpoints(self, logs: Iterable[tuple[PartitionLog, int]]) -> None:
+        """Write recovery points, high watermarks and log starts of (log, high watermark) (each minute or so).
+
+        Partitions that aren't named keep what they had.
+        """
+        with self._mutex:
+            for log, high_watermark in logs:
+                key = (log.topic, log.partition)
+                self._recovery_points[key] = log.checkpoint()
+                self._high_watermarks[key] = min(high_watermark, log.log_end_offset)
+                if log.log_start_offset > log.first_segment_offset:
+                    self._log_starts[key] = log.log_start_offset
+                else:
+                    self._log_starts.pop(key, None)
+            self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
+            self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)
+            self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
+
+    def close(self, *, clean: bool) -> None:
+        """Free the lock. `clean`: all logs were closed cleanly and checkpointed; the next start trusts them."""
+        if clean:
+            marker = f"{self._root}/{checkpoints.CLEAN_SHUTDOWN_FILE}"
+            data = json.dumps({"version": 0, "brokerEpoch": -1}, separators=(",", ":")).encode("ascii")
+            write_file_atomically(self._fs, marker, data)
+        self._fs.close(self._lock_fd)
+
+
+def _make_directories(fs: FileSystem, path: Path) -> None:
+    missing: list[Path] = []
+    current = path
+    while not fs.exists(str(current)):
+        missing.append(current)
+        current = current.parent
+    for directory in reversed(missing):
+        try:
+            fs.make_directory(str(directory))
+        except OSError as error:
+            if error.errno != errno.EEXIST:  # another process of the same node pool made it
+                raise
+        fs.sync_directory(str(directory.parent))

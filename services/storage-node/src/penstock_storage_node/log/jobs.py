@@ -1,0 +1,291 @@
+"""What runs in the disk pool on behalf of one partition: write, flush and read jobs.
+
+A job holds everything it needs, so that the loop may go on appending and reading while
+a pool thread runs it; what it found out is applied on the loop by `PartitionLog.complete`.
+
+Order inside a write job: leader epochs, then segment by segment the bytes (closing one:
+its indexes; opening one: producer snapshot and empty files), then, when durable, every
+flush: data, indexes of closed segments, the directory. `run` returns only after the last
+of them, so what it promises is on disk.
+
+Full disk: a job that gets ENOSPC cuts back all that it wrote (`ftruncate`, unlink of new
+files) before it raises, so that the file ends where the log's known data end. Should the
+cutting fail too, `is_cut_back` stays false and the log counts as failed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_core.records.batch import Buffer
+from penstock_storage_node.log.fs import (
+    FileSystem,
+    OpenFile,
+    unlink_if_exists,
+    write_file_atomically,
+    write_fully,
+)
+from penstock_storage_node.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from penstock_storage_node.log.segment import Segment
+
+INDEX_SAVE_ENTRIES = 1024
+"""Offset index entries of an open segment that are worth a write of their own (4 MiB of log)."""
+
+FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(slots=True)
+class ReadData:
+    """Whole batches in order. Empty when nothing lies between the offset and the upper offset."""
+
+    base_offset: int
+    """Of the first batch, which may lie below the offset asked for; that offset when empty."""
+    next_offset: int
+    """After the last batch; the offset asked for when empty."""
+    buffers: list[Buffer]
+    size_bytes: int
+
+
+class ReadJob:
+    """A read that would have blocked the loop. Raises PenstockError or OSError."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], ReadData]) -> None:
+        self._read = read
+
+    def run(self) -> ReadData:
+        return self._read()
+
+
+class WriteStep:
+    """What a write job does to one segment."""
+
+    __slots__ = (
+        "buffers",
+        "closes",
+        "is_new",
+        "offset_entries",
+        "position",
+        "segment",
+        "size",
+        "snapshot",
+        "time_entries",
+    )
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.size = 0
+        self.buffers: list[Buffer] = []
+        self.is_new = not segment.is_on_disk
+        self.snapshot: bytes | None = None
+        self.closes = False
+        self.offset_entries = 0
+        """Entries that the .index shall hold afterwards (0: leave it)."""
+        self.time_entries = 0
+
+    def plan_indexes(self, *, closes: bool) -> None:
+        """Decide which index entries go to the files; on the loop, when the job is made."""
+        self.closes = closes
+        index, times = self.segment.offset_index, self.segment.time_index
+        if closes or index.count - index.saved_count >= INDEX_SAVE_ENTRIES:
+            self.offset_entries = index.count
+            self.time_entries = times.count
+
+
+class WriteJob:
+    """Everything staged up to now. `run` in a pool thread, then `complete` or `fail` on the loop."""
+
+    __slots__ = (
+        "_directory",
+        "_epochs",
+        "_fs",
+        "_sync_segments",
+        "base_offset",
+        "end_offset",
+        "fsync",
+        "is_cut_back",
+        "size_bytes",
+        "steps",
+    )
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        steps: list[WriteStep],
+        *,
+        base_offset: int,
+        end_offset: int,
+        epochs: tuple[str, bytes] | None,
+        fsync: bool,
+        unflushed: list[Segment],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._epochs = epochs
+        self.steps = steps
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.size_bytes = sum(step.size for step in steps)
+        self.fsync = fsync
+        self.is_cut_back = True
+        written = [step.segment for step in steps]
+        self._sync_segments = [s for s in unflushed if s not in written] + written if fsync else []
+
+    @property
+    def writes_epochs(self) -> bool:
+        return self._epochs is not None
+
+    def run(self) -> None:
+        """Write, and flush when durable. Raises OSError; then nothing of the job is promised."""
+        pinned: list[OpenFile] = []
+        try:
+            if self._epochs is not None:
+                write_file_atomically(self._fs, *self._epochs)
+            for step in self.steps:
+                pinned.append(self._write(step))
+            self._sync()
+        except OSError as error:
+            if error.errno in FULL_ERRORS:
+                self.is_cut_back = False
+                self._cut_back()
+                self.is_cut_back = True
+            raise
+        finally:
+            for file in pinned:
+                self._fs.files.unpin(file)
+
+    def _write(self, step: WriteStep) -> OpenFile:
+        fs, segment = self._fs, step.segment
+        if step.is_new:
+            if step.snapshot is not None:
+                create_with(fs, segment.snapshot_path, step.snapshot, sync=self.fsync)
+            create_segment_files(fs, segment)
+        file = fs.files.pin(segment.path)
+        try:
+            write_fully(fs, file.fd, step.buffers, step.position)
+            if step.offset_entries:
+                save_indexes(fs, segment, step.offset_entries, step.time_entries)
+        except BaseException:
+            fs.files.unpin(file)
+            raise
+        return file
+
+    def _sync(self) -> None:
+        if not self.fsync:
+            return
+        closed = {id(step.segment) for step in self.steps if step.closes}
+        last = self.steps[-1].segment if self.steps else None
+        for segment in self._sync_segments:
+            sync_segment(self._fs, segment, indexes=id(segment) in closed or segment is not last)
+        if any(not segment.is_directory_synced for segment in self._sync_segments):
+            self._fs.sync_directory(self._directory)
+
+    def _cut_back(self) -> None:
+        fs = self._fs
+        for step in reversed(self.steps):
+            segment = step.segment
+            if step.is_new:
+                for path in segment_paths(segment):
+                    fs.files.forget(path)
+                    unlink_if_exists(fs, path)
+                continue
+            file = fs.files.pin(segment.path)
+            try:
+                if fs.size(file.fd) > step.position:
+                    fs.ftruncate(file.fd, step.position)
+            finally:
+                fs.files.unpin(file)
+
+
+class FlushJob:
+    """Flush of data that are written already; may run beside a write job."""
+
+    __slots__ = ("_directory", "_fs", "end_offset", "segments")
+
+    def __init__(
+        self, fs: FileSystem, directory: str, segments: list[tuple[Segment, int, bool]], end_offset: int
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.segments = segments
+        """(segment, bytes written when the job was made, whether it is closed)."""
+        self.end_offset = end_offset
+        """All below is on disk when run() has returned."""
+
+    def run(self) -> None:
+        """Raises OSError."""
+        for segment, _, is_closed in self.segments:
+            if is_closed and self._fs.exists(segment.snapshot_path):
+                sync_file(self._fs, segment.snapshot_path)
+            sync_segment(self._fs, segment, indexes=is_closed)
+        self._fs.sync_directory(self._directory)
+
+
+def segment_paths(segment: Segment) -> list[str]:
+    """Every file that a segment may have, the log first."""
+    return [segment.path, segment.offset_index.path, segment.time_index.path, segment.snapshot_path]
+
+
+def create_with(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
+    """A new file with this content; what stood there is replaced."""
+    fs.files.forget(path)
+    fd = fs.create(path)
+    try:
+        if data:
+            write_fully(fs, fd, [data], 0)
+        if sync:
+            fs.fdatasync(fd)
+    finally:
+        fs.close(fd)
+
+
+def create_segment_files(fs: FileSystem, segment: Segment) -> None:
+    """Empty log and indexes; names are durable only after a directory sync."""
+    for path in (segment.path, segment.offset_index.path, segment.time_index.path):
+        create_with(fs, path, b"", sync=False)
+
+
+def save_indexes(fs: FileSystem, segment: Segment, offset_entries: int, time_entries: int) -> None:
+    """Append what the index files lack up to these numbers of entries.
+
+    The time index is flushed first: recovery starts at an entry of the offset index and
+    relies on it that the time index knows everything before.
+    """
+    index, times = segment.offset_index, segment.time_index
+    first, data = times.unsaved(time_entries)
+    if data:
+        _write_at(fs, times.path, data, first * TIME_ENTRY_BYTES, sync=True)
+    first, data = index.unsaved(offset_entries)
+    if data:
+        _write_at(fs, index.path, data, first * OFFSET_ENTRY_BYTES, sync=False)
+
+
+def _write_at(fs: FileSystem, path: str, data: bytes, position: int, *, sync: bool) -> None:
+    file = fs.files.pin(path)
+    try:
+        write_fully(fs, file.fd, [data], position)
+        if sync:
+            fs.fdatasync(file.fd)
+    finally:
+        fs.files.unpin(file)
+
+
+def sync_file(fs: FileSystem, path: str) -> None:
+    file = fs.files.pin(path)
+    try:
+        fs.fdatasync(file.fd)
+    finally:
+        fs.files.unpin(file)
+
+
+def sync_segment(fs: FileSystem, segment: Segment, *, indexes: bool) -> None:
+    """Flush a segment's log, and its indexes when it is closed."""
+    sync_file(fs, segment.path)
+    if indexes:
+        sync_file(fs, segment.offset_index.path)
+        sync_file(fs, segment.time_index.path)

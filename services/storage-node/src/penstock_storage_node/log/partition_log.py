@@ -1,0 +1,457 @@
+"""One partition's log: what the loop appends to, what the disk pool writes.
+
+State machine
+  OK      appends are staged; one write job at a time carries them to disk (group
+          commit: what arrives meanwhile is the next job).
+  FULL    a job met a full disk and cut the file back to its known end. Staged data stay
+          in memory, appends are refused with KAFKA_STORAGE_ERROR, reads go on.
+          `next_job(retry=True)` tries the same data again; success leads back to OK.
+  FAILED  an I/O error or a failed flush. What the page cache then holds may be lost
+          without another error, so nothing is retried; appends are refused, reads are
+          served below the flushed offset, until the process opens the log again.
+  CLOSED  by `close`.
+
+Offsets: log_start <= flushed <= written <= log_end. Staged data (written..log_end) are
+read from memory, the rest from the page cache. In durability "fsync" a job that is
+complete is flushed; in "replicated" it is only written, and `next_flush_job` flushes
+segments after they were closed.
+
+Threads: methods marked (loop) run on one thread and make no system call, but for reads
+of what is in the page cache. Those marked (pool) block. `truncate_*` and `close` need
+the log for themselves: no job out, nobody appending or reading.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.records.batch import Buffer
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.log import reading, recovery, retention, timestamps
+from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, encode_epochs
+from penstock_storage_node.log.fs import FileSystem, read_fully, write_file_atomically
+from penstock_storage_node.log.index import IndexEntry, NotLoaded
+from penstock_storage_node.log.job_order import JobOrder
+from penstock_storage_node.log.jobs import (
+    ReadData,
+    ReadJob,
+    create_with,
+    save_indexes,
+    segment_paths,
+    sync_segment,
+)
+from penstock_storage_node.log.log_core import Appended, Duplicate, LogState
+from penstock_storage_node.log.segment import Segment, file_stem, load_head
+
+__all__ = ["Appended", "Duplicate", "LogState", "PartitionLog"]
+
+READ_HINTS_MAX = 8
+"""Places where reads ended, kept per partition: as many sequential readers find theirs at once."""
+
+READ_SEGMENTS_MAX = 1000
+"""Empty segments that one read passes over before it gives up."""
+
+
+class PartitionLog(JobOrder):
+    """See the module. Made by `open` or `create`, usually through LogDirectory."""
+
+    __slots__ = ()
+
+    # ------------------------------------------------------------------ opening
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: Path,
+        settings: TopicSettings,
+        *,
+        topic: str,
+        partition: int,
+        topic_id: TopicId,
+        clock_ms: Callable[[], int],
+        recovery_point: int | None,
+        clean: bool,
+        log_start_offset: int | None = None,
+        lower_recovery_point: Callable[[int], None] | None = None,
+    ) -> PartitionLog:
+        """Open what is on disk, repairing it as needed (pool). Raises PenstockError or OSError.
+
+        `recovery_point`: offset below which everything was flushed, as checkpointed
+        (None: not known). `clean`: the last process closed all logs, nothing needs a
+        scan. `lower_recovery_point` makes a lower recovery point durable; it is called
+        before anything below it is cut off.
+        """
+        recovered = recovery.recover(
+            fs,
+            str(directory),
+            settings,
+            now_ms=clock_ms(),
+            recovery_point=recovery_point,
+            is_clean=clean,
+            log_start_offset=log_start_offset,
+        )
+        return cls(
+            fs,
+            str(directory),
+            settings,
+            topic=topic,
+            partition=partition,
+            topic_id=topic_id,
+            clock_ms=clock_ms,
+            lower_recovery_point=lower_recovery_point,
+            recovered=recovered,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        fs: FileSystem,
+        directory: Path,
+        settings: TopicSettings,
+        *,
+        topic: str,
+        partition: int,
+        topic_id: TopicId,
+        clock_ms: Callable[[], int],
+        lower_recovery_point: Callable[[int], None] | None = None,
+    ) -> PartitionLog:
+        """An empty log in a directory that exists and is empty (pool). Raises OSError."""
+        return cls.open(
+            fs,
+            directory,
+            settings,
+            topic=topic,
+            partition=partition,
+            topic_id=topic_id,
+            clock_ms=clock_ms,
+            recovery_point=0,
+            clean=True,
+            lower_recovery_point=lower_recovery_point,
+        )
+
+    # ------------------------------------------------------------------ reading (loop)
+
+    def read(
+        self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True
+    ) -> ReadData | ReadJob:
+        """Whole batches from the one that holds `offset` on, with base offsets below `upper_offset`.
+
+        At most `max_bytes`, but for the first batch when `min_one` (KIP-74). May end
+        early (at a segment's end, or where memory begins): read on from `next_offset`.
+        A ReadJob when the data aren't at hand. Raises OFFSET_OUT_OF_RANGE.
+        """
+        if offset < self._start or offset > self._end:
+            raise self._out_of_range(offset)
+        upper_offset = min(upper_offset, self._end)
+        if offset >= upper_offset:
+            return reading.empty(offset)
+        if offset >= self._written:
+            return self._read_staged(offset, max_bytes, upper_offset, min_one)
+        if self.state is LogState.FAILED and offset >= self._flushed:
+            raise self._refusal()
+        try:
+            return self._read_files(self._fetch_nowait, offset, max_bytes, upper_offset, min_one)
+        except (BlockingIOError, NotLoaded, reading.IndexDamaged):
+            return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
+
+    def _out_of_range(self, offset: int) -> PenstockError:
+        return PenstockError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} of {self} is outside {self._start}..{self._end}"
+        )
+
+    def _read_staged(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData:
+        chunks = (
+            self._job_chunks
+            if self._job_chunks and offset <= self._job_chunks[-1].last_offset
+            else self._staged
+        )
+        first = max(bisect_right(chunks, offset, key=_base_offset) - 1, 0)
+        return reading.read_buffers(chunks, first, offset, max_bytes, upper_offset, min_one=min_one)
+
+    def _read_files(
+        self,
+        fetch: Callable[[str, int, int], Buffer],
+        offset: int,
+        max_bytes: int,
+        upper_offset: int,
+        min_one: bool,
+    ) -> ReadData:
+        segments, hints = self._segments, self._hints
+        index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
+        hint = hints.get(offset)
+        for segment in segments[index : index + READ_SEGMENTS_MAX]:
+            start, is_exact = self._start_of_read(segment, offset, hint)
+            found = reading.read_segment(
+                segment,
+                lambda position, size, path=segment.path: fetch(path, position, size),  # type: ignore[misc]
+                offset,
+                max_bytes,
+                upper_offset,
+                start=start,
+                is_exact=is_exact,
+                min_one=min_one,
+            )
+            if found is not None:
+                data, position = found
+                if data.size_bytes:
+                    self._remember(hints, data.next_offset, segment, position)
+                return data
+        return reading.empty(offset)
+
+    @staticmethod
+    def _start_of_read(
+        segment: Segment, offset: int, hint: tuple[Segment, int] | None
+    ) -> tuple[IndexEntry, bool]:
+        if hint is not None and hint[0] is segment:
+            return IndexEntry(-1, hint[1]), True
+        if offset <= segment.base_offset:
+            return IndexEntry(-1, 0), True
+        return segment.offset_index.floor_offset(offset), False
+
+    @staticmethod
+    def _remember(
+        hints: dict[int, tuple[Segment, int]], offset: int, segment: Segment, position: int
+    ) -> None:
+        if offset not in hints and len(hints) >= READ_HINTS_MAX:
+            hints.pop(next(iter(hints), -1), None)
+        hints[offset] = (segment, position)
+
+    def _fetch_nowait(self, path: str, position: int, size: int) -> Buffer:
+        fs = self._fs
+        file = fs.files.pin_if_open(path)
+        if file is None:
+            raise BlockingIOError
+        try:
+            buffer = bytearray(size)
+            got = fs.preadv_nowait(file.fd, buffer, position)
+        finally:
+            fs.files.unpin(file)
+        if got < size:  # the rest is not in the page cache
+            raise BlockingIOError
+        return buffer
+
+    def _fetch(self, path: str, position: int, size: int) -> Buffer:
+        try:
+            file = self._fs.files.pin(path)
+        except FileNotFoundError:  # retention was faster
+            raise self._out_of_range(self._start - 1) from None
+        try:
+            return read_fully(self._fs, file.fd, size, position)
+        finally:
+            self._fs.files.unpin(file)
+
+    def _read_in_pool(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData:
+        for _ in range(3):
+            try:
+                return self._read_files(self._fetch, offset, max_bytes, upper_offset, min_one)
+            except NotLoaded:
+                load_head(self._fs, self._segment_of(offset))
+            except reading.IndexDamaged:
+                self.index_fault_count += 1
+                timestamps.mend_head(self._fs, self._segment_of(offset), self.settings.index_interval_bytes)
+        raise reading.damaged(self._segment_of(offset), 0)
+
+    def _segment_of(self, offset: int) -> Segment:
+        segments = self._segments
+        return segments[max(bisect_right(segments, offset, key=_segment_base) - 1, 0)]
+
+    def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with that timestamp or later, below `upper_offset` (pool)."""
+        staged = [chunk.data for chunk in (*self._job_chunks, *self._staged)]
+        found = timestamps.find_in_files(self._fs, self._segments, timestamp_ms, self._start, upper_offset)
+        return found or timestamps.find_in_memory(staged, timestamp_ms, upper_offset)
+
+    def offset_of_max_timestamp(self, upper_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the record with the largest timestamp below `upper_offset` (pool)."""
+        staged = [chunk.data for chunk in (*self._job_chunks, *self._staged)]
+        return timestamps.find_largest(self._fs, self._segments, staged, self._start, upper_offset)
+
+    # ------------------------------------------------------------------ retention (loop)
+
+    def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
+        """Let go of segments that retention or `raise_log_start` has passed; only below the high watermark.
+
+        What it returns runs in the pool: it renames and unlinks files, or reads what
+        is needed to decide next time. None: nothing to do.
+        """
+        if self.state is not LogState.OK:
+            return None
+        self._producers.expire(now_ms)
+        segments = self._segments
+        verdict = retention.decide(segments, self.settings, high_watermark, self._start, now_ms)
+        if verdict.unknown:
+            return lambda: retention.load_timestamps(self._fs, verdict.unknown)
+        count = verdict.count
+        if verdict.roll_active and self._end == self._written:
+            self._roll(now_ms)
+            self._staged.append(Appended(self._end, self._end - 1, [], 0, self._segments[-1]))
+        gone = segments[:count]
+        if not gone:
+            return None
+        self._segments = self._segments[count:]
+        self._hints = {}
+        self._unflushed = [segment for segment in self._unflushed if segment not in gone]
+        self._start = max(self._start, self._segments[0].base_offset)
+        self._epochs.truncate_from_start(self._start)
+        return lambda: retention.remove(self._fs, self._directory, gone)
+
+    def raise_log_start(self, offset: int) -> None:
+        """Hide what lies before `offset` (DeleteRecords, a leader's higher start); files go with retention."""
+        self._start = max(self._start, min(offset, self._end))
+
+    def update_settings(self, settings: TopicSettings) -> None:
+        """Take changed topic settings; durability counts from the next job on."""
+        self.settings = settings
+
+    # ------------------------------------------------------------------ for itself alone (pool)
+
+    def _require_alone(self, what: str) -> None:
+        if self.is_busy:
+            raise InvariantBroken(f"{what} of {self} while a job is out")
+
+    def truncate_to(self, offset: int) -> int:
+        """Drop everything from `offset` on; durable on return, before later appends can be.
+
+        Returns the new log end: `offset`, or the base offset of the batch that it lies
+        in the middle of. Raises OSError; the log is then FAILED.
+        """
+        self._require_alone("truncation")
+        if offset >= self._end:
+            return self._end
+        if self.state not in (LogState.OK, LogState.FULL):
+            raise self._refusal()
+        if offset < self._start:
+            self.truncate_fully_and_start_at(offset)
+            return offset
+        if offset > self._written and not self._write_all():
+            return self._end
+        try:
+            self._lower_checkpoint(offset)
+            return self._truncate_files(offset)
+        except OSError:
+            self.state = LogState.FAILED
+            raise
+
+    def _write_all(self) -> bool:
+        """Write what is staged, here and now. False: the disk is full, and truncation has to wait."""
+        while (job := self.next_job(retry=True)) is not None:
+            try:
+                job.run()
+            except OSError as error:
+                self.fail(job, error)
+                raise
+            self.complete(job)
+        return not self._staged
+
+    def _lower_checkpoint(self, offset: int) -> None:
+        if offset < self._flushed:
+            # First here: a checkpoint that is being written may look at us at any moment.
+            self._flushed = offset
+            if self._lower_recovery_point is not None:
+                self._lower_recovery_point(offset)
+
+    def _drop_staged(self) -> None:
+        self._staged = []
+        self.staged_bytes = 0
+        self._snapshots.clear()
+        self._hints = {}
+
+    def _truncate_files(self, offset: int) -> int:
+        fs = self._fs
+        self._drop_staged()
+        on_disk = [segment for segment in self._segments if segment.is_on_disk]
+        kept = [segment for segment in on_disk if segment.base_offset <= offset] or on_disk[:1]
+        target, gone = kept[-1], on_disk[len(kept) :]
+        recovery.remove_segments(fs, gone)
+        if gone:
+            fs.sync_directory(self._directory)
+        end_offset = recovery.cut_segment(fs, target, offset, self.settings)
+        self._segments = tuple(kept)
+        self._unflushed = [s for s in self._unflushed if s in kept and s is not target]
+        self._end = self._written = end_offset
+        self._flushed = end_offset if not self._unflushed else min(self._flushed, end_offset)
+        self._epochs.truncate_from_end(end_offset)
+        self._save_epochs()
+        recovery.rebuild_producers(fs, self._directory, kept, self._producers, end_offset, self._clock_ms())
+        fs.sync_directory(self._directory)
+        self.state = LogState.OK
+        return end_offset
+
+    def _save_epochs(self) -> None:
+        if self._epochs.is_dirty:
+            path = f"{self._directory}/{LEADER_EPOCH_FILE}"
+            write_file_atomically(self._fs, path, encode_epochs(self._epochs.entries))
+            self._epochs.is_dirty = False
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything; the log is then empty and begins at `offset`. Durable on return."""
+        self._require_alone("truncation")
+        if self.state not in (LogState.OK, LogState.FULL):
+            raise self._refusal()
+        fs = self._fs
+        try:
+            self._lower_checkpoint(min(self._start, offset))
+            self._drop_staged()
+            recovery.remove_segments(fs, [segment for segment in self._segments if segment.is_on_disk])
+            self._epochs.clear()
+            self._save_epochs()
+            self._producers.clear()
+            recovery.remove_snapshots(fs, self._directory)
+            fs.sync_directory(self._directory)
+            segment = recovery.first_segment(fs, self._directory, offset, self._clock_ms())
+        except OSError:
+            self.state = LogState.FAILED
+            raise
+        self._segments = (segment,)
+        self._unflushed = []
+        self._start = self._end = self._written = self._flushed = offset
+        self.state = LogState.OK
+
+    def close(self, clean: bool) -> None:
+        """Close the files; `clean`: first write and flush all, indexes and producers included.
+
+        Raises OSError (and PenstockError on a full or failed disk): then no clean-shutdown
+        marker may be written.
+        """
+        if self.state is LogState.CLOSED:
+            return
+        self._require_alone("close")
+        try:
+            if clean:
+                self._finish()
+        finally:
+            self.state = LogState.CLOSED
+            for segment in self._segments:
+                for path in segment_paths(segment):
+                    self._fs.files.forget(path)
+                self._fs.index_heads.forget(segment.offset_index.path)
+
+    def _finish(self) -> None:
+        if self.state is LogState.FAILED:
+            raise self._refusal()
+        self._write_all()
+        fs, last = self._fs, self._segments[-1]
+        last.close_time_index()
+        save_indexes(fs, last, last.offset_index.count, last.time_index.count)
+        for segment in (*(s for s in self._unflushed if s is not last), last):
+            sync_segment(fs, segment, indexes=True)
+        if self._end > self._segments[0].base_offset:
+            path = f"{self._directory}/{file_stem(self._end)}.snapshot"
+            create_with(fs, path, self._producers.encode_snapshot(), sync=True)
+        self._save_epochs()
+        fs.sync_directory(self._directory)
+        self._unflushed = []
+        self._flushed = self._end
+
+
+def _base_offset(chunk: Appended) -> int:
+    return chunk.base_offset
+
+
+def _segment_base(segment: Segment) -> int:
+    return segment.base_offset

@@ -1,0 +1,249 @@
+"""Idempotence: what each producer wrote last, and the files that keep it.
+
+Rules (Kafka: ProducerAppendInfo, ProducerStateEntry, ProducerStateManager)
+  * The last five batches per producer are remembered; a batch with the same epoch and
+    the same first and last sequence as one of them is a duplicate, answered with the
+    offsets it has.
+  * Otherwise its first sequence must be the last one plus 1 (2^31-1 wraps to 0), or 0 in
+    a new epoch; an unknown producer may begin anywhere. Lower epochs are fenced.
+  * Followers keep the same state but don't check: the leader did.
+  * A snapshot `<offset>.snapshot` holds the state just before that offset.
+
+Departures from Kafka, both on the safe side
+  * A producer goes idle by our clock (when its batch arrived), not by its own
+    timestamps: a producer of historic events would otherwise expire at once.
+  * A snapshot in Kafka's form holds one batch per producer. `restore_window` puts the
+    four before it back from the log, so that a restart doesn't turn a retry of an older
+    batch in flight into OUT_OF_ORDER_SEQUENCE_NUMBER.
+
+Transactions come later; here only the state that must not be wrong then is kept: the
+first offset of an open transaction and the coordinator's epoch, as in Kafka's snapshots.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import PRODUCER_BATCHES_KEPT_MAX
+from penstock_core.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchInfo, Buffer
+from penstock_core.records.crc import crc32c
+
+PRODUCER_IDLE_MAX_MS = 86_400_000
+"""A producer that wrote nothing for a day is forgotten (Kafka: producer.id.expiration.ms)."""
+
+SEQUENCE_MASK = 0x7FFFFFFF
+"""Sequences count from 0 to 2^31-1 and begin again."""
+
+_SNAPSHOT_HEAD = struct.Struct(">hI")
+_SNAPSHOT_COUNT = struct.Struct(">i")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+_SNAPSHOT_VERSION = 1
+
+
+def coordinator_epoch(buffer: Buffer, position: int, info: BatchInfo) -> int:
+    """Coordinator's epoch in a transaction's end marker that stands at `position`, -1 in any other batch.
+
+    A marker is one uncompressed record whose value is (version int16, epoch int32) and
+    which has no headers, so the epoch stands right before the batch's last byte.
+    """
+    if not info.attributes & CONTROL_BIT or info.record_count < 1:
+        return -1
+    end = position + info.size_bytes
+    return int.from_bytes(buffer[end - 5 : end - 1], "big", signed=True)
+
+
+class CorruptSnapshot(Exception):
+    """A snapshot file that can't be used; recovery takes an older one."""
+
+
+class ProducerEntry:
+    """One producer. `batches` holds (first sequence, last sequence, first offset, last offset)."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_seen_ms",
+        "last_sequence",
+        "last_timestamp",
+        "transaction_first_offset",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.last_sequence = -1
+        self.last_timestamp = -1
+        self.last_seen_ms = 0
+        self.coordinator_epoch = -1
+        self.transaction_first_offset = -1
+        self.batches: list[tuple[int, int, int, int]] = []
+
+
+class ProducerState:
+    """All producers of one partition."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[int, ProducerEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, producer_id: int) -> ProducerEntry | None:
+        return self._entries.get(producer_id)
+
+    def check(self, info: BatchInfo, where: object) -> tuple[int, int] | None:
+        """Whether the batch may be appended: None, or (first, last offset) of what it duplicates.
+
+        Raises INVALID_PRODUCER_EPOCH and OUT_OF_ORDER_SEQUENCE_NUMBER. `where` names the
+        partition in the message.
+        """
+        entry = self._entries.get(info.producer_id)
+        if entry is None:
+            return None
+        first = info.base_sequence
+        if info.producer_epoch == entry.epoch:
+            if first == (entry.last_sequence + 1) & SEQUENCE_MASK:
+                return None
+            last = info.last_sequence
+            for known_first, known_last, first_offset, last_offset in entry.batches:
+                if known_first == first and known_last == last:
+                    return first_offset, last_offset
+            raise PenstockError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {info.producer_id} sent sequence {first} to {where}, "
+                f"expected {(entry.last_sequence + 1) & SEQUENCE_MASK}",
+            )
+        if info.producer_epoch < entry.epoch:
+            raise PenstockError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {info.producer_id} has epoch {info.producer_epoch} in {where}, "
+                f"epoch {entry.epoch} took its place",
+            )
+        if first != 0:
+            raise PenstockError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {info.producer_id} begins epoch {info.producer_epoch} in {where} "
+                f"with sequence {first}, expected 0",
+            )
+        return None
+
+    def update(self, info: BatchInfo, base_offset: int, now_ms: int) -> None:
+        """Note a data batch with a producer id that was appended at `base_offset`."""
+        entry = self._entries.get(info.producer_id)
+        if entry is None:
+            entry = self._entries[info.producer_id] = ProducerEntry(info.producer_epoch)
+        elif entry.epoch != info.producer_epoch:
+            entry.epoch = info.producer_epoch
+            entry.batches.clear()
+        first = info.base_sequence
+        last = (first + info.last_offset_delta) & SEQUENCE_MASK
+        entry.last_sequence = last
+        entry.last_timestamp = info.max_timestamp
+        entry.last_seen_ms = now_ms
+        batches = entry.batches
+        if len(batches) >= PRODUCER_BATCHES_KEPT_MAX:
+            del batches[0]
+        batches.append((first, last, base_offset, base_offset + info.last_offset_delta))
+        if info.attributes & TRANSACTIONAL_BIT and entry.transaction_first_offset < 0:
+            entry.transaction_first_offset = base_offset
+
+    def replay(self, info: BatchInfo, now_ms: int, coordinator_epoch: int = -1) -> None:
+        """Note a batch as it stands in the log (followers, recovery)."""
+        if info.producer_id < 0:
+            return
+        if not info.attributes & CONTROL_BIT:
+            if info.base_sequence >= 0:
+                self.update(info, info.base_offset, now_ms)
+            return
+        # A transaction's end marker: it closes the transaction and may raise the epoch.
+        entry = self._entries.get(info.producer_id)
+        if entry is None:
+            entry = self._entries[info.producer_id] = ProducerEntry(info.producer_epoch)
+        elif entry.epoch != info.producer_epoch:
+            entry.epoch = info.producer_epoch
+            entry.last_sequence = -1
+            entry.batches.clear()
+        entry.transaction_first_offset = -1
+        entry.coordinator_epoch = max(entry.coordinator_epoch, coordinator_epoch)
+        entry.last_timestamp = info.max_timestamp
+        entry.last_seen_ms = now_ms
+
+    def restore_window(self, batches: Iterable[BatchInfo]) -> None:
+        """Put back the batches before each producer's last one, from the log's tail in order."""
+        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        for info in batches:
+            entry = self._entries.get(info.producer_id)
+            if entry is None or info.producer_epoch != entry.epoch or info.attributes & CONTROL_BIT:
+                continue
+            row = (info.base_sequence, info.last_sequence, info.base_offset, info.last_offset)
+            found.setdefault(info.producer_id, []).append(row)
+        for producer_id, rows in found.items():
+            entry = self._entries[producer_id]
+            if entry.batches and rows[-1] == entry.batches[-1]:
+                entry.batches = rows[-PRODUCER_BATCHES_KEPT_MAX:]
+
+    def expire(self, now_ms: int) -> None:
+        """Forget producers that are idle and have no open transaction."""
+        limit = now_ms - PRODUCER_IDLE_MAX_MS
+        idle = [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.last_seen_ms <= limit and entry.transaction_first_offset < 0
+        ]
+        for producer_id in idle:
+            del self._entries[producer_id]
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def encode_snapshot(self) -> bytes:
+        """Kafka's ProducerSnapshot version 1: version, CRC-32C of what follows, entries."""
+        parts = [_SNAPSHOT_COUNT.pack(len(self._entries))]
+        for producer_id, entry in self._entries.items():
+            last = entry.batches[-1] if entry.batches else None
+            parts.append(
+                _SNAPSHOT_ENTRY.pack(
+                    producer_id,
+                    entry.epoch,
+                    entry.last_sequence if last else -1,
+                    last[3] if last else -1,
+                    last[3] - last[2] if last else 0,
+                    entry.last_timestamp,
+                    entry.coordinator_epoch,
+                    entry.transaction_first_offset,
+                )
+            )
+        body = b"".join(parts)
+        return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
+
+    def load_snapshot(self, data: bytes, now_ms: int) -> None:
+        """Replace the state by a snapshot's; raises CorruptSnapshot and then leaves it empty."""
+        self._entries.clear()
+        try:
+            version, crc = _SNAPSHOT_HEAD.unpack_from(data)
+            (count,) = _SNAPSHOT_COUNT.unpack_from(data, _SNAPSHOT_HEAD.size)
+        except struct.error as error:
+            raise CorruptSnapshot("shorter than its header") from error
+        body = data[_SNAPSHOT_HEAD.size :]
+        if version != _SNAPSHOT_VERSION:
+            raise CorruptSnapshot(f"version {version}, expected {_SNAPSHOT_VERSION}")
+        if crc32c(body) != crc:
+            raise CorruptSnapshot("CRC mismatch")
+        if count < 0 or len(body) != _SNAPSHOT_COUNT.size + count * _SNAPSHOT_ENTRY.size:
+            raise CorruptSnapshot(f"{count} entries do not fit {len(body)} bytes")
+        for row in _SNAPSHOT_ENTRY.iter_unpack(body[_SNAPSHOT_COUNT.size :]):
+            producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first = row
+            entry = ProducerEntry(epoch)
+            entry.last_timestamp = timestamp
+            entry.last_seen_ms = now_ms
+            entry.coordinator_epoch = coordinator_epoch
+            entry.transaction_first_offset = first
+            if last_offset >= 0:
+                entry.last_sequence = last_sequence
+                first_sequence = (last_sequence - delta) & SEQUENCE_MASK
+                entry.batches.append((first_sequence, last_sequence, last_offset - delta, last_offset))
+            self._entries[producer_id] = entry

@@ -1,0 +1,474 @@
+"""What happens when a log is opened: find its end, cut what is broken, rebuild what is missing.
+
+After a clean shutdown the files are trusted: only the batches behind the active
+segment's last index entry are walked (headers), to find the end. Otherwise everything
+from the recovery point on is read: each batch must have the right CRC, follow the one
+before without a gap and carry no older epoch; at the first that doesn't, all later
+segments are deleted and the file is cut. Then indexes, epochs and producer state
+are brought in line, and everything scanned is flushed, so that the log's end counts as
+flushed. (Kafka: LogLoader, LogSegment.recover; the check for gaps is ours.)
+
+Deleting goes from the newest segment backwards, and before the cut, so that a crash
+in the middle leaves the same work to do again and never a hole.
+
+Base offset and epoch of a batch lie outside its CRC: a torn write there shows as a gap
+or as a step back of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock_core.errors import PenstockError
+from penstock_core.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
+from penstock_storage_node.log.epochs import LeaderEpochs
+from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists, write_file_atomically
+from penstock_storage_node.log.index import (
+    OFFSET_ENTRY_BYTES,
+    SEGMENT_START,
+    TIME_ENTRY_BYTES,
+    IndexEntry,
+    NotLoaded,
+)
+from penstock_storage_node.log.jobs import create_segment_files, save_indexes, segment_paths, sync_segment
+from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState, coordinator_epoch
+from penstock_storage_node.log.segment import (
+    TIMESTAMP_UNKNOWN,
+    Segment,
+    file_stem,
+    load_head,
+    load_times,
+    walk_file,
+)
+
+LEFTOVERS = (".deleted", ".cleaned", ".tmp")
+"""Files of work that was not finished; nothing of the log is in them."""
+
+RESTORE_WINDOW_BYTES = 128 * 1024
+"""Log before a producer snapshot that is walked for the batches which the snapshot leaves out."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What `recover` found."""
+
+    segments: tuple[Segment, ...]
+    epochs: LeaderEpochs
+    producers: ProducerState
+    log_start_offset: int
+    log_end_offset: int
+    was_scanned: bool
+    flush_point: int
+
+
+def recover(
+    fs: FileSystem,
+    directory: str,
+    settings: TopicSettings,
+    *,
+    now_ms: int,
+    recovery_point: int | None,
+    is_clean: bool,
+    log_start_offset: int | None,
+) -> Recovered:
+    """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
+    segments = _find_segments(fs, directory, now_ms)
+    epochs = _load_epochs(fs, directory)
+    flush_point = recovery_point or 0
+    if not segments:
+        segments = [first_segment(fs, directory, log_start_offset or 0, now_ms)]
+    must_scan = not is_clean
+    end_offset = -1
+    if is_clean:
+        end_offset = _trust_last(fs, segments[-1], settings)
+        must_scan = end_offset < 0
+    if must_scan:
+        segments, end_offset = _Scan(fs, directory, settings, epochs, recovery_point).run(segments)
+    if epochs is None:
+        epochs = LeaderEpochs()
+        for info, _ in batches_from(fs, segments, segments[0].base_offset):
+            if info.leader_epoch > epochs.latest:
+                epochs.assign(info.leader_epoch, info.base_offset)
+    start_offset = max(segments[0].base_offset, min(log_start_offset or 0, end_offset))
+    epochs.truncate_from_end(max(end_offset, 0))
+    epochs.truncate_from_start(start_offset)
+    if epochs.is_dirty:
+        write_file_atomically(fs, f"{directory}/{LEADER_EPOCH_FILE}", encode_epochs(epochs.entries))
+        epochs.is_dirty = False
+    producers = ProducerState()
+    rebuild_producers(fs, directory, segments, producers, end_offset, now_ms)
+    return Recovered(tuple(segments), epochs, producers, start_offset, end_offset, must_scan, flush_point)
+
+
+def _find_segments(fs: FileSystem, directory: str, now_ms: int) -> list[Segment]:
+    names = fs.list_directory(directory)
+    stems = {name[:-4] for name in names if name.endswith(".log") and len(name) == 24 and name[:-4].isdigit()}
+    for name in names:
+        stem, _, suffix = name.partition(".")
+        is_orphan = suffix in ("index", "timeindex", "txnindex") and stem not in stems
+        if name.endswith(LEFTOVERS) or is_orphan:
+            unlink_if_exists(fs, f"{directory}/{name}")
+    present = set(names)
+    segments: list[Segment] = []
+    for stem in sorted(stems):
+        segment = Segment(directory, int(stem), fs.index_heads, now_ms)
+        segment.size = segment.written = fs.path_size(segment.path)
+        segment.is_on_disk = segment.is_directory_synced = True
+        segment.offset_index.head_count = -1
+        segment.time_index.state = (-1, segment.time_index.state[1])
+        segment.max_timestamp = TIMESTAMP_UNKNOWN
+        if f"{stem}.index" not in present or f"{stem}.timeindex" not in present:
+            for path in (segment.offset_index.path, segment.time_index.path):
+                fs.close(fs.create(path))
+            segment.adopt_index(0, [])
+        segments.append(segment)
+    return segments
+
+
+def first_segment(fs: FileSystem, directory: str, base_offset: int, now_ms: int) -> Segment:
+    """An empty segment whose files are durable on return (disk pool)."""
+    segment = Segment(directory, base_offset, fs.index_heads, now_ms)
+    create_segment_files(fs, segment)
+    sync_segment(fs, segment, indexes=True)
+    fs.sync_directory(directory)
+    segment.is_on_disk = segment.is_directory_synced = True
+    return segment
+
+
+def _load_epochs(fs: FileSystem, directory: str) -> LeaderEpochs | None:
+    """None when the file is missing or damaged: the batches will tell."""
+    try:
+        return LeaderEpochs(decode_epochs(read_file(fs, f"{directory}/{LEADER_EPOCH_FILE}")))
+    except (FileNotFoundError, PenstockError):
+        return None
+
+
+# ---------------------------------------------------------------------- one segment
+
+
+def usable_entry(fs: FileSystem, segment: Segment, before_offset: int) -> tuple[IndexEntry, int]:
+    """Last entry of the .index file that ends before an offset and is right, and how many entries that makes.
+
+    SEGMENT_START and 0 when there is none or the file can't be trusted.
+    """
+    fs.index_heads.forget(segment.offset_index.path)
+    head = load_head(fs, segment)
+    count = 0
+    low, high = 0, len(head.offsets)
+    while low < high:  # entries whose batch ends before `before_offset`
+        middle = (low + high) // 2
+        if head.offsets[middle] + segment.base_offset < before_offset:
+            low = middle + 1
+        else:
+            high = middle
+    count = low
+    if not count:
+        return SEGMENT_START, 0
+    entry = IndexEntry(segment.base_offset + head.offsets[count - 1], head.positions[count - 1])
+    for info, _ in walk_file(fs, segment.path, entry.position, segment.size):
+        if info.last_offset == entry.last_offset:
+            return entry, count
+        break
+    return SEGMENT_START, 0
+
+
+def adopt_entries(fs: FileSystem, segment: Segment, entry: IndexEntry, count: int) -> None:
+    """Keep `count` entries of the .index file (the last is `entry`) and the time entries up to there."""
+    segment.time_index.state = (-1, segment.time_index.state[1])
+    rows = load_times(fs, segment) if count else []
+    kept = [row for row in rows if segment.base_offset + row[1] <= entry.last_offset]
+    for path, size in (
+        (segment.offset_index.path, count * OFFSET_ENTRY_BYTES),
+        (segment.time_index.path, len(kept) * TIME_ENTRY_BYTES),
+    ):
+        cut_file(fs, path, size)
+    segment.adopt_index(count, kept)
+
+
+def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSettings) -> int:
+    """Cut a segment so that it ends at `offset` or at the batch that holds it; durable on return.
+
+    Returns where it ends now. Brings indexes in line, and what is in memory of the segment.
+    """
+    size = segment.written
+    segment.size = size
+    save_indexes(fs, segment, segment.offset_index.count, segment.time_index.count)
+    entry, count = usable_entry(fs, segment, offset)
+    adopt_entries(fs, segment, entry, count)
+    segment.size = entry.position
+    segment.bytes_since_index = 0
+    end_offset = segment.base_offset
+    for info, _ in walk_file(fs, segment.path, entry.position, size):
+        if info.last_offset >= offset:
+            end_offset = min(info.base_offset, offset)
+            break
+        if count and info.position == entry.position:
+            segment.size += info.size_bytes
+            segment.bytes_since_index = info.size_bytes
+        else:
+            segment.note(info.last_offset, info.size_bytes, info.max_timestamp, settings.index_interval_bytes)
+        end_offset = info.next_offset
+    cut_file(fs, segment.path, segment.size)
+    segment.written = segment.size
+    load_first_timestamp(fs, segment)
+    sync_segment(fs, segment, indexes=True)
+    return end_offset
+
+
+def cut_file(fs: FileSystem, path: str, size: int) -> bool:
+    """Shorten a file, if it is longer; not flushed."""
+    file = fs.files.pin(path)
+    try:
+        if fs.size(file.fd) <= size:
+            return False
+        fs.ftruncate(file.fd, size)
+        return True
+    finally:
+        fs.files.unpin(file)
+
+
+def _trust_last(fs: FileSystem, segment: Segment, settings: TopicSettings) -> int:
+    """End offset of the active segment after a clean shutdown, -1 when its files don't fit together."""
+    entry, count = usable_entry(fs, segment, 1 << 62)
+    size, end_offset = segment.size, segment.base_offset
+    adopted = load_times(fs, segment)
+    segment.adopt_index(count, adopted if count or not size else [])
+    segment.size = entry.position
+    if not count:
+        cut_file(fs, segment.offset_index.path, 0)
+        if size:
+            cut_file(fs, segment.time_index.path, 0)
+    for info, _ in walk_file(fs, segment.path, entry.position, size):
+        if count and info.position == entry.position:  # its index entry stands already
+            segment.size += info.size_bytes
+            segment.bytes_since_index = info.size_bytes
+        else:
+            segment.note(info.last_offset, info.size_bytes, info.max_timestamp, settings.index_interval_bytes)
+        end_offset = info.next_offset
+    if segment.size != size:
+        segment.size = size
+        return -1
+    load_first_timestamp(fs, segment)
+    return end_offset
+
+
+def load_first_timestamp(fs: FileSystem, segment: Segment) -> None:
+    """What rolling by time counts from."""
+    if segment.size < HEADER_BYTES:
+        segment.first_timestamp = -1
+        return
+    file = fs.files.pin(segment.path)
+    try:
+        segment.first_timestamp = read_header(fs.pread(file.fd, HEADER_BYTES, 0)).max_timestamp
+    finally:
+        fs.files.unpin(file)
+
+
+class _Scan:
+    """The full check from the recovery point on."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        settings: TopicSettings,
+        epochs: LeaderEpochs | None,
+        recovery_point: int | None,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._settings = settings
+        self._epochs = epochs
+        self._recovery_point = recovery_point or 0
+        self._expected = 0
+        self._epoch = -1
+        self._has_batches = False
+
+    def run(self, segments: list[Segment]) -> tuple[list[Segment], int]:
+        """The segments that stay and the log's end."""
+        first = 0
+        for index, segment in enumerate(segments):
+            if segment.base_offset <= self._recovery_point:
+                first = index
+        self._expected = segments[first].base_offset
+        keep = len(segments)
+        for index in range(first, len(segments)):
+            segment = segments[index]
+            if index > first and not self._may_follow(segment.base_offset):
+                keep = index
+                break
+            size = segment.size
+            self._scan_segment(segment, is_first=index == first)
+            if segment.size != size:
+                keep = index + 1
+                break
+        self._drop(segments[keep:])
+        last = segments[keep - 1]
+        for segment in segments[first:keep]:
+            cut_file(self._fs, segment.path, segment.size)
+            segment.written = segment.size
+            if segment is not last:
+                segment.close_time_index()
+                save_indexes(self._fs, segment, segment.offset_index.count, segment.time_index.count)
+                segment.offset_index.mark_saved(segment.offset_index.count)
+                segment.time_index.mark_saved(segment.time_index.count)
+                segment.offset_index.release()
+            sync_segment(self._fs, segment, indexes=True)
+        self._fs.sync_directory(self._directory)
+        load_first_timestamp(self._fs, last)
+        return segments[:keep], self._expected
+
+    def _may_follow(self, base_offset: int) -> bool:
+        """Gaps are what compaction leaves: here below the recovery point, on a follower anywhere."""
+        if base_offset == self._expected:
+            return True
+        may_gap = self._settings.is_compacted or self._expected < self._recovery_point
+        return base_offset > self._expected and may_gap
+
+    def _scan_segment(self, segment: Segment, *, is_first: bool) -> None:
+        """Walk one segment; afterwards its `size` is what is good of it."""
+        fs, size = self._fs, segment.size
+        entry, count = usable_entry(fs, segment, self._recovery_point) if is_first else (SEGMENT_START, 0)
+        adopt_entries(fs, segment, entry, count)
+        segment.size = entry.position
+        segment.bytes_since_index = 0
+        for info, view in walk_file(fs, segment.path, entry.position, size):
+            starts_at_entry = count > 0 and info.position == entry.position
+            if starts_at_entry:
+                self._expected = info.base_offset
+            if not self._is_good(info, view):
+                return
+            if starts_at_entry:
+                segment.size += info.size_bytes
+                segment.bytes_since_index = info.size_bytes
+            else:
+                segment.note(
+                    info.last_offset, info.size_bytes, info.max_timestamp, self._settings.index_interval_bytes
+                )
+            self._expected, self._epoch = info.next_offset, info.leader_epoch
+            self._note_epoch(info)
+
+    def _is_good(self, info: BatchInfo, view: memoryview) -> bool:
+        return self._may_follow(info.base_offset) and info.leader_epoch >= self._epoch and is_crc_valid(view)
+
+    def _note_epoch(self, info: BatchInfo) -> None:
+        if self._epochs is None:
+            return
+        if not self._has_batches:  # from here on the batches know better than the file
+            self._has_batches = True
+            self._epochs.truncate_from_end(info.base_offset)
+        if info.leader_epoch > self._epochs.latest:
+            self._epochs.assign(info.leader_epoch, info.base_offset)
+
+    def _drop(self, segments: list[Segment]) -> None:
+        if not segments:
+            return
+        remove_segments(self._fs, segments)
+        self._fs.sync_directory(self._directory)
+
+
+def remove_segments(fs: FileSystem, segments: list[Segment]) -> None:
+    """Delete files of segments, the newest first; the directory is not synced."""
+    for segment in reversed(segments):
+        fs.index_heads.forget(segment.offset_index.path)
+        for path in segment_paths(segment):
+            fs.files.forget(path)
+            unlink_if_exists(fs, path)
+
+
+# ---------------------------------------------------------------------- walking and producers
+
+
+def find_position(fs: FileSystem, segment: Segment, offset: int) -> int:
+    """Where to begin walking for `offset`, by the index if it is right (disk pool)."""
+    try:
+        entry = segment.offset_index.floor_offset(offset)
+    except NotLoaded:
+        load_head(fs, segment)
+        entry = segment.offset_index.floor_offset(offset)
+    if entry.last_offset >= 0:
+        for info, _ in walk_file(fs, segment.path, entry.position, segment.written):
+            if info.last_offset == entry.last_offset:
+                return entry.position
+            break
+    return 0
+
+
+def batches_from(
+    fs: FileSystem, segments: list[Segment] | tuple[Segment, ...], offset: int
+) -> Iterator[tuple[BatchInfo, memoryview]]:
+    """Batches in the files from the one that holds `offset` on (disk pool)."""
+    for index, segment in enumerate(segments):
+        if index + 1 < len(segments) and segments[index + 1].base_offset <= offset:
+            continue
+        start = find_position(fs, segment, offset) if offset > segment.base_offset else 0
+        for info, view in walk_file(fs, segment.path, start, segment.written):
+            if info.last_offset >= offset:
+                yield info, view
+
+
+def rebuild_producers(
+    fs: FileSystem,
+    directory: str,
+    segments: list[Segment] | tuple[Segment, ...],
+    producers: ProducerState,
+    end_offset: int,
+    now_ms: int,
+) -> None:
+    """Producer state at `end_offset`: newest usable snapshot, then the batches after it.
+
+    Snapshots past the end, damaged ones, and those of segments that are gone are deleted.
+    """
+    producers.clear()
+    names = [name for name in fs.list_directory(directory) if name.endswith(".snapshot")]
+    offsets = sorted((int(name[:-9]) for name in names if name[:-9].isdigit()), reverse=True)
+    bases = {segment.base_offset for segment in segments}
+    from_offset = segments[0].base_offset
+    is_loaded = False
+    for offset in offsets:
+        path = f"{directory}/{file_stem(offset)}.snapshot"
+        usable = segments[0].base_offset < offset <= end_offset
+        if usable and not is_loaded:
+            try:
+                producers.load_snapshot(read_file(fs, path), now_ms)
+            except CorruptSnapshot:
+                usable = False
+            else:
+                is_loaded, from_offset = True, offset
+                continue
+        if not usable or offset not in bases:
+            unlink_if_exists(fs, path)
+    if is_loaded and len(producers):
+        _restore_window(fs, segments, producers, from_offset)
+    for info, view in batches_from(fs, segments, from_offset):
+        if info.producer_id >= 0:
+            producers.replay(info, now_ms, coordinator_epoch(view, 0, info))
+
+
+def remove_snapshots(fs: FileSystem, directory: str) -> None:
+    """Delete every producer snapshot."""
+    for name in fs.list_directory(directory):
+        if name.endswith(".snapshot"):
+            unlink_if_exists(fs, f"{directory}/{name}")
+
+
+def _restore_window(
+    fs: FileSystem, segments: list[Segment] | tuple[Segment, ...], producers: ProducerState, offset: int
+) -> None:
+    """Walk the log right before a snapshot for the batches that it leaves out."""
+    before = [segment for segment in segments if segment.base_offset < offset]
+    if not before:
+        return
+    segment = before[-1]
+    try:
+        end = find_position(fs, segment, offset)
+    except FileNotFoundError:
+        return
+    start = segment.offset_index.below(max(end - RESTORE_WINDOW_BYTES, 0), offset).position
+    window = [
+        info for info, _ in walk_file(fs, segment.path, start, segment.written) if info.last_offset < offset
+    ]
+    producers.restore_window(window)

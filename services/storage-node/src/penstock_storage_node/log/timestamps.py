@@ -1,0 +1,120 @@
+"""Offsets by timestamp, for ListOffsets (disk pool).
+
+Kafka's way: the first segment whose largest timestamp is late enough, a start by its
+time index, then batches, and in the first batch that is late enough the first record
+(which may need decompression). A time index entry says that no batch up to its offset
+is later than its timestamp, so walking begins after the last entry that is too early.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from penstock_core.records.batch import Buffer, iter_batches
+from penstock_core.records.read import find_timestamp, read_records
+from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.index import Head
+from penstock_storage_node.log.recovery import find_position
+from penstock_storage_node.log.retention import load_timestamps
+from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment, load_times, walk_file
+
+
+def find_in_files(
+    fs: FileSystem, segments: Sequence[Segment], timestamp_ms: int, start_offset: int, upper_offset: int
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record that late, between two offsets; written data only."""
+    load_timestamps(fs, [s for s in segments[:-1] if s.max_timestamp == TIMESTAMP_UNKNOWN])
+    for segment in segments:
+        if segment.base_offset >= upper_offset:
+            return None
+        if segment.max_timestamp < timestamp_ms or not segment.written:
+            continue
+        rows = load_times(fs, segment)
+        index = bisect_left(rows, timestamp_ms, key=_timestamp) - 1
+        begin = segment.base_offset + rows[index][1] if index >= 0 else segment.base_offset
+        position = find_position(fs, segment, max(begin, start_offset))
+        for info, view in walk_file(fs, segment.path, position, segment.written):
+            if info.base_offset >= upper_offset:
+                return None
+            if info.max_timestamp < timestamp_ms or info.is_control or info.last_offset < start_offset:
+                continue
+            found = _first_in(view, timestamp_ms, start_offset, upper_offset)
+            if found is not None:
+                return found
+    return None
+
+
+def _timestamp(row: tuple[int, int]) -> int:
+    return row[0]
+
+
+def _first_in(
+    batch: Buffer, timestamp_ms: int, start_offset: int, upper_offset: int
+) -> tuple[int, int] | None:
+    record = find_timestamp(batch, timestamp_ms)
+    if record is not None and record.offset < start_offset:
+        late = (r for r in read_records(batch) if r.timestamp_ms >= timestamp_ms and r.offset >= start_offset)
+        record = next(late, None)
+    if record is None or record.offset >= upper_offset:
+        return None
+    return record.offset, record.timestamp_ms
+
+
+def find_in_memory(
+    chunks: Iterable[Sequence[Buffer]], timestamp_ms: int, upper_offset: int
+) -> tuple[int, int] | None:
+    """The same in staged data."""
+    for buffers in chunks:
+        joined = b"".join(buffers)
+        for info in iter_batches(joined):
+            if info.base_offset >= upper_offset:
+                return None
+            if info.max_timestamp < timestamp_ms or info.is_control:
+                continue
+            batch = joined[info.position : info.position + info.size_bytes]
+            found = _first_in(batch, timestamp_ms, 0, upper_offset)
+            if found is not None:
+                return found
+    return None
+
+
+def find_largest(
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    staged: Sequence[Sequence[Buffer]],
+    start_offset: int,
+    upper_offset: int,
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record that has the largest timestamp below `upper_offset`."""
+    load_timestamps(fs, [s for s in segments[:-1] if s.max_timestamp == TIMESTAMP_UNKNOWN])
+    best, holder = -1, b""
+    for segment in segments:
+        if segment.base_offset >= upper_offset or segment.max_timestamp <= best:
+            continue
+        for info, view in walk_file(fs, segment.path, 0, segment.written):
+            if info.base_offset >= upper_offset:
+                break
+            if info.max_timestamp > best and info.last_offset >= start_offset and not info.is_control:
+                best, holder = info.max_timestamp, bytes(view)
+    for buffers in staged:
+        joined = b"".join(buffers)
+        for info in iter_batches(joined):
+            if info.base_offset < upper_offset and info.max_timestamp > best and not info.is_control:
+                best = info.max_timestamp
+                holder = joined[info.position : info.position + info.size_bytes]
+    return _first_in(holder, best, start_offset, upper_offset) if holder else None
+
+
+def mend_head(fs: FileSystem, segment: Segment, index_interval_bytes: int) -> None:
+    """Put a right offset index of a segment into the cache, by walking its log (disk pool)."""
+    offsets, positions = array("I"), array("I")
+    since = 0
+    for info, _ in walk_file(fs, segment.path, 0, segment.written):
+        if since > index_interval_bytes:
+            offsets.append(info.last_offset - segment.base_offset)
+            positions.append(info.position)
+            since = 0
+        since += info.size_bytes
+    fs.index_heads.put(segment.offset_index.path, Head(offsets, positions))

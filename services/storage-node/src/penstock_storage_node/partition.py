@@ -1,0 +1,221 @@
+"""One partition on this node: its replica state machine, its log, and their work in the disk pool.
+
+Rules. One write job per log is out at a time; what is appended meanwhile goes with the next
+one (group commit). Operations that need the log to themselves (cut it, start an epoch, close
+it) wait until no job and no read is out, and nothing else starts before they are done.
+A failed write or flush is final (`LogState.FAILED`): the partition serves no more until
+the node has been started anew. A full disk is retried once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicPartition
+from penstock_core.records.batch import BatchInfo
+from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob, WriteJob
+from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.sender import Buffer, SenderSession
+
+if TYPE_CHECKING:
+    from penstock_storage_node.replicas import ReplicaManager
+
+FULL_RETRY_MS = 1000
+"""How often a log on a full disk tries to write again."""
+
+
+class Partition:
+    """Shell of one replica. Lives on the event loop."""
+
+    __slots__ = (
+        "_exclusive",
+        "_exclusive_out",
+        "_flush_out",
+        "_job_out",
+        "_manager",
+        "_reads_out",
+        "_retry_at_ms",
+        "closed",
+        "key",
+        "log",
+        "name",
+        "readers",
+        "replica",
+        "sessions",
+    )
+
+    def __init__(self, manager: ReplicaManager, replica: PartitionReplica, log: PartitionLog) -> None:
+        self.key: TopicPartition = replica.key
+        self.name = replica.name
+        self.replica = replica
+        self.log = log
+        self.readers: set[Callable[[], None]] = set()
+        """Called when the high watermark rises or leadership ends."""
+        self.sessions: dict[SenderSession, None] = {}
+        """Followers' sessions while this node leads."""
+        self.closed = False
+        self._manager = manager
+        self._job_out = False
+        self._flush_out = False
+        self._reads_out = 0
+        self._exclusive: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._exclusive_out = False
+        self._retry_at_ms = 0
+
+    # -- writing ------------------------------------------------------------------
+
+    def append(self, batch: Buffer, info: BatchInfo, now_ms: int) -> Appended | Duplicate:
+        """Append as leader: stage for the disk, push to followers. The caller has checked the
+        leadership and the batch. Raises PenstockError of the producer state or the log."""
+        replica, log = self.replica, self.log
+        old_end = log.log_end_offset
+        result = log.append_as_leader(memoryview(batch), info, replica.leader_epoch)
+        if isinstance(result, Appended):
+            leadership = replica.leadership
+            if leadership is not None:
+                leadership.on_append(old_end, now_ms)
+            size = result.size_bytes
+            self._manager.staged_bytes += size
+            if self.sessions:
+                for session in self.sessions:
+                    session.sender.on_append(
+                        session, result.base_offset, result.last_offset + 1, result.data, size
+                    )
+            self._manager.touch(self)
+        return result
+
+    def kick(self) -> None:
+        """Start whatever may start now."""
+        if self._exclusive_out or self._job_out:
+            return
+        if self._exclusive:
+            if not self._reads_out and not self._flush_out:
+                self._start_exclusive()
+            return
+        if self.closed:
+            return
+        retry = False
+        if self.log.state is LogState.FULL:
+            retry = self._manager.clock_ms() >= self._retry_at_ms
+            if not retry:
+                return
+        job = self.log.next_job(retry=retry)
+        if job is not None:
+            self._job_out = True
+            self._manager.pool.write(job.run, lambda _, error: self._on_written(job, error))
+
+    def _on_written(self, job: WriteJob, error: BaseException | None) -> None:
+        self._job_out = False
+        now_ms = self._manager.clock_ms()
+        if error is None:
+            self.log.complete(job)
+            self._manager.on_written(self, job, now_ms)
+        else:
+            self.log.fail(job, error)
+            self._retry_at_ms = now_ms + FULL_RETRY_MS
+            self._manager.on_write_failed(self, error)
+        self.kick()
+
+    def flush(self, *, everything: bool) -> None:
+        """Flush written data of a log that does not flush with each write."""
+        if self._flush_out or self._exclusive_out or self._exclusive or self.closed:
+            return
+        job = self.log.next_flush_job(everything=everything)
+        if job is None:
+            return
+        self._flush_out = True
+
+        def done(_: object, error: BaseException | None) -> None:
+            self._flush_out = False
+            if error is None:
+                self.log.complete_flush(job)
+                self._manager.on_flushed(self)
+            else:
+                self.log.fail_flush(job, error)
+                self._manager.on_write_failed(self, error)
+            self.kick()
+
+        self._manager.pool.write(job.run, done)
+
+    def exclusive(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run `run` in the pool while nothing else touches the log; in order of the calls."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._exclusive.append((run, future))
+        self.kick()
+        return future
+
+    def _start_exclusive(self) -> None:
+        run, future = self._exclusive.popleft()
+        self._exclusive_out = True
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._exclusive_out = False
+            if error is None:
+                if not future.done():
+                    future.set_result(result)
+            else:
+                if not isinstance(error, PenstockError):
+                    self._manager.on_write_failed(self, error)
+                if not future.done():
+                    future.set_exception(error)
+            # What waits for this future runs before anything else may start.
+            asyncio.get_running_loop().call_soon(self.kick)
+
+        self._manager.pool.write(run, done)
+
+    @property
+    def busy(self) -> bool:
+        """True while the log belongs to an exclusive operation, or one waits."""
+        return self._exclusive_out or bool(self._exclusive)
+
+    # -- reading ------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True) -> ReadData | ReadJob:
+        """As `PartitionLog.read`; a ReadJob goes to `run_read`."""
+        if self.busy or self.closed:
+            raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} changes its role just now")
+        return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
+
+    def start_read(self, job: ReadJob, done: Callable[[ReadData, BaseException | None], None]) -> None:
+        """Run a read in the pool."""
+        self._reads_out += 1
+
+        def finish(result: ReadData, error: BaseException | None) -> None:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+            done(result, error)
+
+        self._manager.pool.read(job.run, finish)
+
+    async def run_read(self, job: ReadJob) -> ReadData:
+        """Run a read in the pool and wait for it."""
+        return await self.look_up(job.run)
+
+    async def look_up(self, run: Callable[[], Any]) -> Any:
+        """Run anything that only reads this log in the pool."""
+        self._reads_out += 1
+        try:
+            return await self._manager.pool.run_read(run)
+        finally:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+
+    # -- roles --------------------------------------------------------------------
+
+    def wake_readers(self) -> None:
+        """Readers that wait for records, or that must hear of lost leadership, look again."""
+        readers, self.readers = self.readers, set()
+        for reader in readers:
+            reader()
+
+    def end_sessions(self, code: ErrorCode, message: str) -> None:
+        """Followers must open anew, here or elsewhere."""
+        for session in list(self.sessions):
+            session.sender.end(session, code, message)
+        self.sessions.clear()

@@ -1,0 +1,525 @@
+"""Every partition of this node, kept as the metadata want it.
+
+The manager owns the partitions, turns metadata changes into roles, and once per turn of the
+event loop carries out what the state machines asked for: start write jobs, wake streams to
+followers, answer producers, wake readers, send ISR proposals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
+from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
+from penstock_core.topic_settings import TopicSettings
+from penstock_proto.v1 import metadata_pb2
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.disk import DiskPool
+from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
+from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.partition import Partition
+from penstock_storage_node.replication.effects import Effects
+from penstock_storage_node.replication.following import Truncation
+from penstock_storage_node.replication.replica import Change, PartitionReplica
+from penstock_storage_node.replication.sender import LeaderSender, SenderSession
+
+T = TypeVar("T")
+
+STAGED_BYTES_LOW = 8 * 1024 * 1024
+"""Whoever waits for the disk goes on when no more than that is staged."""
+
+TICK_MS = 100
+"""How often waits expire."""
+ISR_TICKS = 5
+"""The ISR of each partition is looked at every that many ticks."""
+
+
+class FollowerLinks(Protocol):
+    """The streams to the nodes that lead partitions of this one (see `api.link`)."""
+
+    def follow(self, partition: Partition, leader: NodeId) -> None:
+        """Replicate `partition` from `leader` from now on."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """Replicate it no more."""
+
+    def on_progress(self, partition: Partition) -> None:
+        """The log of `partition` was written further."""
+
+    def reopen(self, partition: Partition, *, pause: bool) -> None:
+        """Open a session for it anew."""
+
+    def settle(self) -> None:
+        """A metadata change was carried out: end streams without partitions."""
+
+
+class LeaderStreams(Protocol):
+    """The streams of this node's followers (see `api.replicate`)."""
+
+    def wake(self, sender: LeaderSender) -> None:
+        """There is something to send."""
+
+    def tell_later(self, session: SenderSession) -> None:
+        """The high watermark rose: tell soon, along with data if any go out meanwhile."""
+
+
+class ReplicaManager:
+    """All partitions of the node. Lives on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        directory: LogDirectory,
+        pool: DiskPool,
+        lifecycle: Lifecycle,
+        metrics: NodeMetrics,
+        clock_ms: Callable[[], int],
+        lag_max_ms: int,
+    ) -> None:
+        self.pool = pool
+        self.clock_ms = clock_ms
+        self.metrics = metrics
+        self.lifecycle = lifecycle
+        self.directory = directory
+        self.node_id = NO_NODE
+        self.node_epoch = -1
+        self.image = MetadataImage()
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.leading: dict[Partition, None] = {}
+        self.effects = Effects()
+        self.links: FollowerLinks
+        self.streams: LeaderStreams
+        self.propose: Callable[[Iterable[PartitionReplica]], None]
+        self.disk_failed = False
+        self.staged_bytes = 0
+        """Appended and not yet written, all logs together."""
+        self._lag_max_ms = lag_max_ms
+        self._found: dict[tuple[str, int], tuple[PartitionDirectory, PartitionLog]] = {}
+        self._creating: set[TopicPartition] = set()
+        self._deleting: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self._dirty: dict[Partition, None] = {}
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._tick_count = 0
+        self._settings: dict[tuple[str, int], TopicSettings] = {}
+        self._when_written: list[tuple[asyncio.Future[Any], Any]] = []
+
+    # -- looking up ---------------------------------------------------------------
+
+    def locate(self, topic: str, topic_id: TopicId | None, index: int) -> Partition:
+        """The partition that a client names. Raises PenstockError with the code for it.
+
+        UNKNOWN_TOPIC_OR_PARTITION or UNKNOWN_TOPIC_ID when the metadata know no such thing;
+        NOT_LEADER_OR_FOLLOWER when they do and it isn't here (yet).
+        """
+        wanted = topic_id
+        if wanted is None:
+            wanted = self.image.topic_ids.get(topic)
+            if wanted is None:
+                raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist")
+        partition = self.partitions.get(TopicPartition(wanted, index))
+        if partition is not None:
+            return partition
+        known = self.image.topics.get(wanted)
+        if known is None:
+            raise PenstockError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {wanted.hex()}")
+        if index not in known.partitions:
+            raise PenstockError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {known.name} has {len(known.partitions)} partitions, none is {index}",
+            )
+        raise PenstockError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"node {self.node_id} holds no {known.name}-{index}"
+        )
+
+    def topic_name(self, topic_id: TopicId) -> str:
+        """Name of a topic, "" when unknown."""
+        topic = self.image.topics.get(topic_id)
+        return "" if topic is None else topic.name
+
+    # -- metadata -----------------------------------------------------------------
+
+    def adopt(self, found: Iterable[tuple[PartitionDirectory, PartitionLog]]) -> None:
+        """Logs that were found on the disk; metadata give them a role, or none."""
+        for directory, log in found:
+            self._found[directory.topic, directory.partition] = (directory, log)
+
+    def on_metadata(
+        self, old: MetadataImage, new: MetadataImage, records: Sequence[metadata_pb2.MetadataRecord]
+    ) -> None:
+        """Callback of the MetadataClient. Before registration the image is only kept."""
+        self.image = new
+        if self.node_id == NO_NODE:
+            return
+        if new.version != old.version + 1:
+            self._apply_all()
+        else:
+            self._apply(records)
+        self.links.settle()
+        self.schedule()
+
+    def start(self, node_id: NodeId, node_epoch: int) -> None:
+        """The node is registered: take the roles that the metadata give it."""
+        self.node_id, self.node_epoch = node_id, node_epoch
+        self._apply_all()
+        self.links.settle()
+        self.schedule()
+
+    def _apply(self, records: Sequence[metadata_pb2.MetadataRecord]) -> None:
+        for record in records:
+            kind = record.WhichOneof("record")
+            if kind == "partition":
+                topic = self.image.topics.get(TopicId(record.partition.topic_id))
+                state = topic.partitions.get(record.partition.partition) if topic else None
+                if topic is not None and state is not None:
+                    self._ensure(topic, state)
+            elif kind == "topic_removed":
+                topic_id = TopicId(record.topic_removed.topic_id)
+                for key in [k for k in self.partitions if k.topic_id == topic_id]:
+                    self._delete(self.partitions[key])
+            elif kind == "config":
+                self._settings.clear()
+                if record.config.resource_type == "topic":
+                    self._update_settings(record.config.resource_name)
+
+    def _apply_all(self) -> None:
+        """As after a snapshot: look at everything."""
+        self._settings.clear()
+        for key, partition in list(self.partitions.items()):
+            state = self.image.partition(key.topic_id, key.partition)
+            if state is None or self.node_id not in state.replicas:
+                self._delete(partition)
+        for topic in self.image.topics.values():
+            for state in topic.partitions.values():
+                self._ensure(topic, state)
+            self._update_settings(topic.name)
+
+    def set_aside_strays(self) -> list[asyncio.Future[None]]:
+        """Logs on the disk that the metadata know nothing of: kept, under another name.
+
+        To be called once the metadata are those of the registration, or newer.
+        """
+        strays, self._found = list(self._found.values()), {}
+        return [self._set_aside(*stray) for stray in strays]
+
+    def _set_aside(self, found: PartitionDirectory, log: PartitionLog) -> asyncio.Future[None]:
+        def rename() -> None:
+            log.close(clean=True)
+            path = self.directory.set_aside(found, "the cluster's metadata do not know it")
+            self.lifecycle.log.warning(
+                "a log that no topic owns was set aside; delete it when nobody needs it", path=str(path)
+            )
+
+        return asyncio.ensure_future(self.pool.run(rename))
+
+    def _settings_of(self, topic: TopicImage, state: PartitionImage) -> TopicSettings:
+        factor = len(state.replicas)
+        settings = self._settings.get((topic.name, factor))
+        if settings is None:
+            settings = TopicSettings.from_config(self.image.config("topic", topic.name), factor)
+            self._settings[topic.name, factor] = settings
+        return settings
+
+    def _update_settings(self, name: str) -> None:
+        topic = self.image.topic(name)
+        if topic is None:
+            return
+        for state in topic.partitions.values():
+            partition = self.partitions.get(state.key)
+            if partition is not None:
+                settings = self._settings_of(topic, state)
+                if settings != partition.replica.settings:
+                    partition.log.update_settings(settings)
+                    partition.replica.update_settings(settings, self.clock_ms())
+
+    def _ensure(self, topic: TopicImage, state: PartitionImage) -> None:
+        key = state.key
+        partition = self.partitions.get(key)
+        if self.node_id not in state.replicas:
+            if partition is not None:
+                self._delete(partition)
+            return
+        if partition is not None:
+            self._assign(partition, state)
+            return
+        found = self._found.get((topic.name, state.partition))
+        if found is not None and found[0].topic_id == state.topic_id:
+            del self._found[topic.name, state.partition]
+            found[1].update_settings(self._settings_of(topic, state))
+            self._install(topic, state, found[1], found[0].high_watermark)
+        elif key not in self._creating:
+            self._creating.add(key)
+            self.lifecycle.create_task(self._create(topic, state), f"create {topic.name}-{state.partition}")
+
+    async def _create(self, topic: TopicImage, state: PartitionImage) -> None:
+        name, index, key = topic.name, state.partition, state.key
+        try:
+            stray = self._found.pop((name, index), None)
+            if stray is not None:
+                await self._set_aside(*stray)
+            deleting = self._deleting.get((name, index))
+            if deleting is not None:
+                await asyncio.wait([deleting])
+            settings = self._settings_of(topic, state)
+            log = await self.pool.run(
+                lambda: self.directory.create_log(name, index, topic.topic_id, settings)
+            )
+        except (PenstockError, OSError) as e:
+            self._report_disk_failure(f"{name}-{index}", e)
+            return
+        finally:
+            self._creating.discard(key)
+        # The metadata may have moved on meanwhile.
+        newest_topic = self.image.topics.get(topic.topic_id)
+        newest = newest_topic.partitions.get(index) if newest_topic is not None else None
+        if newest_topic is None or newest is None or self.node_id not in newest.replicas:
+            remove = await self.pool.run(lambda: self.directory.delete_log(log))
+            await self.pool.run(remove)
+            return
+        log.update_settings(self._settings_of(newest_topic, newest))
+        self._install(newest_topic, newest, log, 0)
+        self.links.settle()
+        self.schedule()
+
+    def _install(self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int) -> None:
+        replica = PartitionReplica(
+            state.key,
+            topic.name,
+            self.node_id,
+            log,
+            self._settings_of(topic, state),
+            high_watermark=high_watermark,
+            lag_max_ms=self._lag_max_ms,
+            eligible=self._eligible,
+            effects=self.effects,
+        )
+        partition = Partition(self, replica, log)
+        self.partitions[state.key] = partition
+        self._assign(partition, state)
+
+    def _eligible(self, node: NodeId, node_epoch: int) -> bool:
+        known = self.image.nodes.get(node)
+        return known is not None and known.active and node_epoch in (-1, known.node_epoch)
+
+    def _delete(self, partition: Partition) -> None:
+        """The node is no replica any more, or the topic is gone."""
+        name = (partition.replica.topic, partition.key.partition)
+        partition.closed = True
+        del self.partitions[partition.key]
+        self._stop_role(partition, "it was deleted")
+        partition.replica.step_down()
+        self.schedule()
+        deleted = partition.exclusive(lambda: self.directory.delete_log(partition.log))
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._deleting[name] = future
+
+        def renamed(done: asyncio.Future[Callable[[], None]]) -> None:
+            # The name is free now; the files go in their own time.
+            self._deleting.pop(name, None)
+            future.set_result(None)
+            error = done.exception()
+            if error is None:
+                self.pool.write(done.result(), self._removed)
+            else:
+                self._report_disk_failure(partition.name, error)
+
+        deleted.add_done_callback(renamed)
+
+    def _removed(self, _: object, error: BaseException | None) -> None:
+        if error is not None:
+            self.lifecycle.log.warning("files of a deleted log remain", reason=str(error))
+
+    # -- roles --------------------------------------------------------------------
+
+    def _assign(self, partition: Partition, state: PartitionImage) -> None:
+        replica = partition.replica
+        change = replica.plan(state, self.clock_ms())
+        if change is Change.NONE:
+            return
+        self._stop_role(partition, f"leader epoch {state.leader_epoch} began")
+        if change is Change.LEAD:
+            if partition.log.state is LogState.FAILED:
+                return
+            if partition.busy:
+                # An earlier cut of the log is still going on.
+                epoch = state.leader_epoch
+                started = partition.exclusive(lambda: partition.log.start_epoch(epoch))
+                started.add_done_callback(lambda done: self._lead_now(partition, done))
+            else:
+                partition.log.start_epoch(state.leader_epoch)
+                self._lead(partition, state)
+        elif change is Change.FOLLOW:
+            self.links.follow(partition, NodeId(state.leader))
+
+    def _lead_now(self, partition: Partition, started: asyncio.Future[None]) -> None:
+        error = started.exception()
+        if error is not None:
+            self._report_disk_failure(partition.name, error)
+            return
+        state = self.image.partition(partition.key.topic_id, partition.key.partition)
+        if state is not None:
+            self._lead(partition, state)
+
+    def _lead(self, partition: Partition, state: PartitionImage) -> None:
+        partition.replica.lead(state, self.clock_ms())
+        if partition.replica.leadership is not None:
+            self.leading[partition] = None
+        self.schedule()
+
+    def _stop_role(self, partition: Partition, why: str) -> None:
+        self.leading.pop(partition, None)
+        self.links.unfollow(partition)
+        if partition.sessions:
+            partition.end_sessions(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition.name}: {why}")
+        partition.wake_readers()
+
+    def truncate(self, partition: Partition, cut: Truncation) -> None:
+        """Cut a follower's log as its leader asks, then open a session anew."""
+        log = partition.log
+        before, staged = log.log_end_offset, log.staged_bytes
+
+        def run() -> None:
+            if cut.start_over:
+                log.truncate_fully_and_start_at(cut.offset)
+            else:
+                log.truncate_to(cut.offset)
+
+        def done(result: asyncio.Future[None]) -> None:
+            error = result.exception()
+            if error is not None:
+                self._report_disk_failure(partition.name, error)
+                return
+            self.staged_bytes += log.staged_bytes - staged
+            self.metrics.truncations += 1
+            if partition.replica.on_truncated():
+                self.metrics.truncations_below_high_watermark += 1
+            if log.log_end_offset < before:
+                self.lifecycle.log.info(
+                    "log cut to follow its leader",
+                    partition=partition.name,
+                    from_offset=before,
+                    to_offset=log.log_end_offset,
+                )
+            self.links.reopen(partition, pause=False)
+
+        partition.exclusive(run).add_done_callback(done)
+
+    # -- the turn -----------------------------------------------------------------
+
+    def touch(self, partition: Partition) -> None:
+        """`partition` has something to write."""
+        self._dirty[partition] = None
+        if not self._scheduled:
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Carry out effects before the loop waits again."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        dirty, self._dirty = self._dirty, {}
+        for partition in dirty:
+            partition.kick()
+        effects = self.effects
+        # Each step may lead to another one; what comes up late waits for the next turn.
+        if effects.sending:
+            sending, effects.sending = effects.sending, {}
+            for sender in sending:
+                self.streams.wake(sender)
+        if effects.advanced:
+            advanced, effects.advanced = effects.advanced, {}
+            for replica in advanced:
+                partition_ = self.partitions.get(replica.key)
+                if partition_ is not None:
+                    self._on_advanced(partition_)
+        if effects.answers:
+            answers, effects.answers = effects.answers, []
+            for waiter, error in answers:
+                waiter.acknowledge(error)
+        if effects.proposals:
+            proposals, effects.proposals = effects.proposals, {}
+            self.propose(proposals)
+        if not effects.empty:
+            self.schedule()
+
+    def _on_advanced(self, partition: Partition) -> None:
+        if partition.readers:
+            partition.wake_readers()
+        for session in partition.sessions:
+            self.streams.tell_later(session)
+
+    def on_written(self, partition: Partition, job: WriteJob, now_ms: int) -> None:
+        """A write job of `partition` is done."""
+        self.staged_bytes -= job.size_bytes
+        if self._when_written and self.staged_bytes <= STAGED_BYTES_LOW:
+            waiting, self._when_written = self._when_written, []
+            for future, value in waiting:
+                if not future.done():
+                    future.set_result(value)
+        self._on_progress(partition, now_ms)
+
+    def when_written(self, value: T) -> asyncio.Future[T]:
+        """`value`, once the disk has caught up with what is staged now."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._when_written.append((future, value))
+        return future
+
+    def on_flushed(self, partition: Partition) -> None:
+        """A flush of `partition` is done."""
+        self._on_progress(partition, self.clock_ms())
+
+    def _on_progress(self, partition: Partition, now_ms: int) -> None:
+        leadership = partition.replica.leadership
+        if leadership is not None:
+            leadership.on_local_progress(now_ms)
+        elif partition.replica.following is not None:
+            self.links.on_progress(partition)
+        self.schedule()
+
+    def on_write_failed(self, partition: Partition, error: BaseException) -> None:
+        """A write, a flush or a change of `partition`'s files failed."""
+        self.metrics.write_failures += 1
+        if partition.log.state is LogState.FULL:
+            self.lifecycle.log.error(
+                "disk full: producers are refused until space is freed", partition=partition.name
+            )
+            return
+        self._report_disk_failure(partition.name, error)
+        if not partition.closed:
+            self._stop_role(partition, "its disk failed")
+            partition.replica.step_down()
+            self.schedule()
+
+    def _report_disk_failure(self, name: str, error: BaseException) -> None:
+        if not self.disk_failed:
+            self.disk_failed = True
+            self.lifecycle.set_not_ready("the disk failed; mend it and restart this node")
+        self.lifecycle.log.error("disk failed", partition=name, reason=str(error))
+
+    # -- time ---------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Every TICK_MS."""
+        now_ms = self.clock_ms()
+        self._tick_count += 1
+        turn = self._tick_count % ISR_TICKS
+        for index, partition in enumerate(self.leading):
+            leadership = partition.replica.leadership
+            if leadership is None:
+                continue
+            if index % ISR_TICKS == turn:
+                leadership.tick(now_ms)
+            elif leadership.waiting_count:
+                leadership.expire(now_ms)
+        if self._tick_count % 10 == 0:
+            for partition in self.partitions.values():
+                if partition.log.state is LogState.FULL:
+                    partition.kick()
+        if not self.effects.empty:
+            self.schedule()

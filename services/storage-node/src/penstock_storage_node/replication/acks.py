@@ -1,0 +1,73 @@
+"""Produce requests of one partition that wait until an offset is safe.
+
+Kafka's DelayedProduce, without a purgatory: appends come in offset order, so the waits of
+one partition are a queue and passing an offset answers a prefix of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from penstock_core.errors import ErrorCode
+from penstock_storage_node.replication.effects import AckWaiter, Effects
+
+_NEVER_MS = 1 << 62
+
+
+@dataclass(slots=True)
+class _Wait:
+    required_offset: int
+    deadline_ms: int
+    waiter: AckWaiter
+
+
+class AckQueue:
+    """Waits in offset order. `earliest_deadline_ms` lets the sweep skip quiet queues."""
+
+    __slots__ = ("_waits", "earliest_deadline_ms")
+
+    def __init__(self) -> None:
+        self._waits: deque[_Wait] = deque()
+        self.earliest_deadline_ms = _NEVER_MS
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def add(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
+        """Wait until everything below `required_offset` is safe.
+
+        A duplicate's offset may lie below ones that wait already; it then waits with
+        them, which is late by at most one turn and never early.
+        """
+        self._waits.append(_Wait(required_offset, deadline_ms, waiter))
+        self.earliest_deadline_ms = min(self.earliest_deadline_ms, deadline_ms)
+
+    def pass_offset(self, safe_offset: int, error: ErrorCode, effects: Effects) -> None:
+        """Answer every wait that `safe_offset` covers with `error`."""
+        waits = self._waits
+        while waits and waits[0].required_offset <= safe_offset:
+            effects.answers.append((waits.popleft().waiter, error))
+        if not waits:
+            self.earliest_deadline_ms = _NEVER_MS
+
+    def expire(self, now_ms: int, error: ErrorCode, effects: Effects) -> None:
+        """Answer the waits whose time is up with `error`."""
+        if now_ms < self.earliest_deadline_ms:
+            return
+        kept: deque[_Wait] = deque()
+        earliest_ms = _NEVER_MS
+        for wait in self._waits:
+            if wait.deadline_ms <= now_ms:
+                effects.answers.append((wait.waiter, error))
+            else:
+                kept.append(wait)
+                earliest_ms = min(earliest_ms, wait.deadline_ms)
+        self._waits = kept
+        self.earliest_deadline_ms = earliest_ms
+
+    def fail_all(self, error: ErrorCode, effects: Effects) -> None:
+        """Answer every wait with `error`."""
+        effects.answers.extend((wait.waiter, error) for wait in self._waits)
+        self._waits.clear()
+        self.earliest_deadline_ms = _NEVER_MS

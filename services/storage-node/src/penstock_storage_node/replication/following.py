@@ -1,0 +1,105 @@
+"""What a follower does with what its leader sends: open, append, truncate.
+
+Rules (Kafka 4.3, `AbstractFetcherThread`, `UnifiedLog`; KIP-101, 279, 320, 595):
+
+* A session starts with where this log ends and its latest epoch; the leader checks that this
+  is a prefix of its own log before it sends anything. The latest epoch may be one that this
+  node led without writing anything: the leader then calls it diverging, and the truncation,
+  which cuts no data, takes the empty epoch out. Without it the epoch cache would go wrong.
+* On divergence: truncate to min(own end of that epoch, leader's end of it), then open again.
+* Batches are appended only where their base offset is this log's end.
+* The follower's high watermark is min(leader's, own end), set after the append.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock_core.ids import NodeId
+from penstock_core.metadata.image import PartitionImage
+
+if TYPE_CHECKING:
+    from penstock_storage_node.replication.replica import PartitionReplica
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What a follower says when it opens a session; see ReplicaOpen of the contract."""
+
+    leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    flushed_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Cut the log to `offset`; `start_over` empties it and goes on from there."""
+
+    offset: int
+    start_over: bool = False
+
+
+class Following:
+    """One term of following one leader."""
+
+    def __init__(self, replica: PartitionReplica, state: PartitionImage) -> None:
+        self._replica = replica
+        self.leader = NodeId(state.leader)
+        self.epoch = state.leader_epoch
+
+    @property
+    def may_open(self) -> bool:
+        """False while appended data is still on its way to the file: what the open says of
+        this log must be true of the disk."""
+        log = self._replica.log
+        return log.written_offset == log.log_end_offset
+
+    def open_request(self) -> OpenRequest:
+        """What to say to the leader now."""
+        log = self._replica.log
+        return OpenRequest(
+            self.epoch, log.log_end_offset, log.latest_epoch, log.log_start_offset, log.flushed_offset
+        )
+
+    def on_batches(self, base_offset: int, records: bytes | memoryview) -> bool:
+        """Append. False when the batches don't fit this log's end: open again.
+
+        Raises PenstockError CORRUPT_MESSAGE when they are damaged, KAFKA_STORAGE_ERROR when
+        this log can take nothing.
+        """
+        log = self._replica.log
+        if base_offset != log.log_end_offset:
+            return False
+        log.append_as_follower(records, self.epoch)
+        return True
+
+    def on_watermarks(self, leader_high_watermark: int, leader_log_start_offset: int) -> bool:
+        """Take over the leader's high watermark and log start. True when the former rose."""
+        replica = self._replica
+        log = replica.log
+        if leader_log_start_offset > log.log_start_offset:
+            log.raise_log_start(min(leader_log_start_offset, log.log_end_offset))
+        high_watermark = min(leader_high_watermark, log.log_end_offset)
+        if high_watermark <= replica.high_watermark:
+            return False
+        replica.high_watermark = high_watermark
+        return True
+
+    def on_diverging(self, epoch: int, leader_end_offset: int) -> Truncation:
+        """The leader's log parted from ours after `leader_end_offset` of `epoch`."""
+        if epoch < 0:
+            # The leader knows no epoch as old as ours: nothing here is of use.
+            return Truncation(leader_end_offset, start_over=True)
+        own_epoch, own_end = self._replica.log.end_offset_for_epoch(epoch)
+        if own_epoch < 0:
+            return Truncation(leader_end_offset)
+        return Truncation(min(own_end, leader_end_offset))
+
+    def on_out_of_range(self, leader_log_start_offset: int, leader_log_end_offset: int) -> Truncation:
+        """Our end lies outside the leader's log."""
+        if self._replica.log.log_end_offset > leader_log_end_offset:
+            return Truncation(leader_log_end_offset)
+        return Truncation(leader_log_start_offset, start_over=True)

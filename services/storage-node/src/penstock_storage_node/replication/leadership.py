@@ -1,0 +1,329 @@
+"""What a partition's leader knows and decides: progress of followers, ISR, waiting acks.
+
+Rules (Kafka 4.3, `kafka.cluster.Partition` and `Replica`; KIP-497, 841, 903, 966):
+
+* An *effective end* is the flushed offset when the topic's durability is fsync, else the
+  written offset (in the page cache, as Kafka's log end is); the leader's own included.
+* The high watermark is the lowest effective end over the *maximal* ISR: committed members
+  plus pending additions, pending removals still counted, plus caught-up replicas about to
+  join. It stands still below min ISR and never goes back.
+* One ISR proposal is in flight per partition, checked by epoch at the controller. When its
+  outcome is unknown it stays pending and is sent again; the controller's compare-and-set
+  makes that harmless.
+
+Batches are pushed, not fetched, so Kafka's "caught up at the previous fetch" becomes a mark:
+(time, log end then). A follower that reaches the mark was caught up at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId
+from penstock_core.metadata.image import PartitionImage
+from penstock_storage_node.replication.acks import AckQueue
+from penstock_storage_node.replication.effects import AckWaiter, Effects
+
+if TYPE_CHECKING:
+    from penstock_storage_node.replication.replica import PartitionReplica
+
+PROPOSAL_HOLD_MS = 500
+"""After a refusal, how long until the same thought may become a proposal again."""
+
+UNKNOWN_OFFSET = -1
+"""End of a follower that has not spoken to this leader yet."""
+
+
+@dataclass(slots=True)
+class FollowerProgress:
+    """What the leader knows of one follower."""
+
+    node_id: NodeId
+    node_epoch: int = -1
+    end_offset: int = UNKNOWN_OFFSET
+    flushed_offset: int = UNKNOWN_OFFSET
+    caught_up_ms: int = 0
+    mark_ms: int = 0
+    mark_offset: int = 0
+
+
+@dataclass(slots=True)
+class IsrProposal:
+    """A change of the ISR that the controller must agree to."""
+
+    isr: tuple[NodeId, ...]
+    node_epochs: tuple[int, ...]
+    """Epoch of each member as the leader knows it; -1 leaves that check out (KIP-903)."""
+    partition_epoch: int
+    recovered: bool = False
+    in_flight: bool = False
+
+
+class Leadership:
+    """One term of leading one partition. Ends when the leader epoch changes."""
+
+    def __init__(
+        self,
+        replica: PartitionReplica,
+        state: PartitionImage,
+        *,
+        epoch_start_offset: int,
+        now_ms: int,
+        lag_max_ms: int,
+        eligible: Callable[[NodeId, int], bool],
+        effects: Effects,
+    ) -> None:
+        """`eligible(node, node_epoch)`: may that node join an ISR, by the newest metadata."""
+        self._replica = replica
+        self._effects = effects
+        self._eligible = eligible
+        self._lag_max_ms = lag_max_ms
+        self.epoch = state.leader_epoch
+        self.epoch_start_offset = epoch_start_offset
+        self.partition_epoch = state.partition_epoch
+        self.isr = frozenset(state.isr)
+        self.recovering = state.recovering
+        self.pending: IsrProposal | None = None
+        self._hold_until_ms = 0
+        self.followers: dict[NodeId, FollowerProgress] = {}
+        self._acks_all = AckQueue()
+        self._acks_one = AckQueue()
+        self._set_replicas(state.replicas, now_ms)
+        self._propose_recovered()
+        self.advance(now_ms)
+
+    # -- metadata -----------------------------------------------------------------
+
+    def update(self, state: PartitionImage, now_ms: int) -> None:
+        """Adopt a newer state of the same leader epoch; an older one changes nothing."""
+        if state.partition_epoch <= self.partition_epoch:
+            return
+        self.partition_epoch = state.partition_epoch
+        self.isr = frozenset(state.isr)
+        self.recovering = state.recovering
+        # The controller moved on: whatever was proposed against the old epoch is decided.
+        self.pending = None
+        self._set_replicas(state.replicas, now_ms)
+        self._propose_recovered()
+        self.advance(now_ms)
+
+    def _set_replicas(self, replicas: Iterable[NodeId], now_ms: int) -> None:
+        log_end = self._replica.log.log_end_offset
+        wanted = [node for node in replicas if node != self._replica.node_id]
+        for node in wanted:
+            if node not in self.followers:
+                # Members of the ISR get the benefit of the doubt for one lag period.
+                since_ms = now_ms if node in self.isr else now_ms - self._lag_max_ms - 1
+                self.followers[node] = FollowerProgress(
+                    node, caught_up_ms=since_ms, mark_ms=now_ms, mark_offset=log_end
+                )
+        for node in [node for node in self.followers if node not in wanted]:
+            del self.followers[node]
+
+    # -- produce ------------------------------------------------------------------
+
+    @property
+    def under_min_isr(self) -> bool:
+        """Too few committed members for acks=all."""
+        return len(self.isr) < self._replica.settings.min_insync_replicas
+
+    def on_append(self, old_end_offset: int, now_ms: int) -> None:
+        """The leader has appended: followers that held everything until now were caught up."""
+        log_end = self._replica.log.log_end_offset
+        for follower in self.followers.values():
+            if self._end_of(follower) >= old_end_offset:
+                follower.caught_up_ms = follower.mark_ms = now_ms
+                follower.mark_offset = log_end
+
+    def wait_all(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
+        """acks=all: answered when the high watermark reaches `required_offset`."""
+        if self._replica.high_watermark >= required_offset:
+            self._effects.answers.append((waiter, self._isr_verdict()))
+        else:
+            self._acks_all.add(required_offset, deadline_ms, waiter)
+
+    def wait_one(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
+        """acks=1: answered when this node's own effective end reaches `required_offset`."""
+        if self._replica.effective_end_offset >= required_offset:
+            self._effects.answers.append((waiter, ErrorCode.NONE))
+        else:
+            self._acks_one.add(required_offset, deadline_ms, waiter)
+
+    @property
+    def waiting_count(self) -> int:
+        """Produce requests that wait."""
+        return len(self._acks_all) + len(self._acks_one)
+
+    def resign(self) -> None:
+        """Leadership is over. What was appended may yet be kept by the next leader, so
+        waiters hear "timed out" (maybe written), never "not leader" (not written)."""
+        self._acks_all.fail_all(ErrorCode.REQUEST_TIMED_OUT, self._effects)
+        self._acks_one.fail_all(ErrorCode.REQUEST_TIMED_OUT, self._effects)
+
+    def _isr_verdict(self) -> ErrorCode:
+        return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if self.under_min_isr else ErrorCode.NONE
+
+    # -- progress -----------------------------------------------------------------
+
+    def on_local_progress(self, now_ms: int) -> None:
+        """This node's own log was written or flushed further."""
+        self._acks_one.pass_offset(self._replica.effective_end_offset, ErrorCode.NONE, self._effects)
+        self.advance(now_ms)
+
+    def on_follower_open(
+        self, node: NodeId, node_epoch: int, end_offset: int, flushed_offset: int, now_ms: int
+    ) -> None:
+        """A follower's log was found to be a prefix of ours up to `end_offset`."""
+        follower = self.followers[node]
+        follower.node_epoch = node_epoch
+        # A new session may start lower than the last one ended (truncation).
+        follower.end_offset = end_offset
+        follower.flushed_offset = min(flushed_offset, end_offset)
+        follower.mark_ms = now_ms
+        follower.mark_offset = self._replica.log.log_end_offset
+        self._on_progress(follower, now_ms)
+
+    def on_follower_ack(self, node: NodeId, end_offset: int, flushed_offset: int, now_ms: int) -> None:
+        """A follower has written up to `end_offset` and flushed up to `flushed_offset`."""
+        follower = self.followers.get(node)
+        if follower is None:
+            return
+        follower.end_offset = end_offset
+        follower.flushed_offset = min(flushed_offset, end_offset)
+        self._on_progress(follower, now_ms)
+
+    def _on_progress(self, follower: FollowerProgress, now_ms: int) -> None:
+        log_end = self._replica.log.log_end_offset
+        end = self._end_of(follower)
+        if end >= follower.mark_offset:
+            follower.caught_up_ms = max(follower.caught_up_ms, follower.mark_ms)
+            follower.mark_ms, follower.mark_offset = now_ms, log_end
+        if end >= log_end:
+            follower.caught_up_ms = now_ms
+        self.advance(now_ms)
+        if follower.node_id not in self.isr:
+            self._consider_expansion(follower, now_ms)
+
+    def _end_of(self, follower: FollowerProgress) -> int:
+        return follower.flushed_offset if self._replica.fsync else follower.end_offset
+
+    def _caught_up(self, follower: FollowerProgress, now_ms: int) -> bool:
+        if self._end_of(follower) >= self._replica.log.log_end_offset:
+            return True
+        return now_ms - follower.caught_up_ms <= self._lag_max_ms
+
+    def advance(self, now_ms: int) -> None:
+        """Raise the high watermark as far as the rules allow, and answer who waits for it."""
+        if self.under_min_isr:
+            return
+        pending = self.pending
+        lowest = self._replica.effective_end_offset
+        for follower in self.followers.values():
+            end = self._end_of(follower)
+            if end < lowest and (
+                follower.node_id in self.isr
+                or (pending is not None and follower.node_id in pending.isr)
+                or self._about_to_join(follower, now_ms)
+            ):
+                lowest = end
+        if lowest > self._replica.high_watermark:
+            self._replica.high_watermark = lowest
+            self._effects.advanced[self._replica] = None
+            self._acks_all.pass_offset(lowest, ErrorCode.NONE, self._effects)
+
+    def _about_to_join(self, follower: FollowerProgress, now_ms: int) -> bool:
+        if follower.end_offset == UNKNOWN_OFFSET or not self._caught_up(follower, now_ms):
+            return False
+        return self._eligible(follower.node_id, follower.node_epoch)
+
+    # -- ISR ----------------------------------------------------------------------
+
+    def expire(self, now_ms: int) -> None:
+        """Often: answer waits whose time is up."""
+        timed_out = (
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if self.under_min_isr else ErrorCode.REQUEST_TIMED_OUT
+        )
+        self._acks_all.expire(now_ms, timed_out, self._effects)
+        self._acks_one.expire(now_ms, ErrorCode.REQUEST_TIMED_OUT, self._effects)
+
+    def tick(self, now_ms: int) -> None:
+        """Once in a while: members that lag, joiners that were held up, waits."""
+        self.expire(now_ms)
+        if self.pending is None:
+            self._consider_shrink(now_ms)
+        if self.pending is None:
+            for follower in self.followers.values():
+                if follower.node_id not in self.isr:
+                    self._consider_expansion(follower, now_ms)
+        # A replica that was about to join and went quiet no longer holds the mark back.
+        self.advance(now_ms)
+
+    def _consider_shrink(self, now_ms: int) -> None:
+        if now_ms < self._hold_until_ms:
+            return
+        lagging = [
+            f.node_id for f in self.followers.values() if f.node_id in self.isr and not self._caught_up(f, now_ms)
+        ]
+        if lagging:
+            self._effects.isr_shrink_count += 1
+            self._propose(tuple(sorted(self.isr.difference(lagging))))
+
+    def _consider_expansion(self, follower: FollowerProgress, now_ms: int) -> None:
+        if self.pending is not None or now_ms < self._hold_until_ms:
+            return
+        end = self._end_of(follower)
+        if end < self._replica.high_watermark or end < self.epoch_start_offset:
+            return
+        if self._eligible(follower.node_id, follower.node_epoch):
+            self._effects.isr_expand_count += 1
+            self._propose(tuple(sorted({*self.isr, follower.node_id})))
+
+    def _propose(self, isr: tuple[NodeId, ...], *, recovered: bool = False) -> None:
+        epochs = tuple(self.followers[n].node_epoch if n in self.followers else -1 for n in isr)
+        self.pending = IsrProposal(isr, epochs, self.partition_epoch, recovered)
+        self._effects.proposals[self._replica] = None
+
+    def _propose_recovered(self) -> None:
+        # Unclean election: the log of this node is now the partition's log, as it is.
+        if self.recovering and self.pending is None:
+            self._propose(tuple(sorted(self.isr)), recovered=True)
+
+    def take_proposal(self) -> IsrProposal | None:
+        """The proposal to send now; None when there is none or it is on its way."""
+        proposal = self.pending
+        if proposal is None or proposal.in_flight:
+            return None
+        proposal.in_flight = True
+        return proposal
+
+    def on_proposal_refused(self, proposal: IsrProposal, error: ErrorCode, now_ms: int) -> None:
+        """The controller said no. Where our state is stale, newer metadata is on its way and
+        the proposal stays pending until it comes; else it is dropped and thought over again."""
+        if self.pending is not proposal:
+            return
+        if error in _STALE:
+            return
+        self.pending = None
+        self._hold_until_ms = now_ms + PROPOSAL_HOLD_MS
+
+    def on_proposal_unknown(self, proposal: IsrProposal) -> None:
+        """No answer: it may have taken effect, so it stays pending and goes out again."""
+        if self.pending is proposal:
+            proposal.in_flight = False
+            self._effects.proposals[self._replica] = None
+
+
+_STALE = frozenset(
+    {
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NEW_LEADER_ELECTED,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.STALE_BROKER_EPOCH,
+    }
+)

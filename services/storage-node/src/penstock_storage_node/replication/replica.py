@@ -1,0 +1,212 @@
+"""One partition on this node: which role it has, and its high watermark.
+
+The role changes with the leader epoch of the metadata, and a leader begins to lead only
+after its log holds the start of the new epoch (`PartitionLog.start_epoch`, which blocks, so
+the shell does it between `plan` and `lead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NO_NODE, NodeId, TopicPartition
+from penstock_core.metadata.image import PartitionImage
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.replication.effects import Effects
+from penstock_storage_node.replication.following import Following, OpenRequest, Truncation
+from penstock_storage_node.replication.leadership import Leadership
+
+
+class ReplicaLog(Protocol):
+    """What replication reads and does of a `PartitionLog`."""
+
+    log_start_offset: int
+    log_end_offset: int
+    written_offset: int
+    flushed_offset: int
+    latest_epoch: int
+
+    def append_as_follower(self, records: bytes | memoryview, leader_epoch: int) -> int:
+        """Append the leader's batches at the end of the log."""
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(epoch found, its end offset); (-1, -1) when unknown."""
+
+    def raise_log_start(self, offset: int) -> None:
+        """Forget what lies below `offset`."""
+
+
+class Change(Enum):
+    """What a new state of the partition asks of the shell."""
+
+    NONE = "none"
+    LEAD = "lead"  # fail waits (done), record the epoch's start, then call `lead`
+    FOLLOW = "follow"  # follow another leader or a later epoch
+    IDLE = "idle"  # no leader: wait
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """A leader's answer to an open: all None means the session is on."""
+
+    error: PenstockError | None = None
+    diverging: tuple[int, int] | None = None
+    out_of_range: tuple[int, int] | None = None
+
+
+_ACCEPTED = OpenAnswer()
+
+
+class PartitionReplica:
+    """State machine of one replica. Hashable by identity."""
+
+    def __init__(
+        self,
+        key: TopicPartition,
+        topic: str,
+        node_id: NodeId,
+        log: ReplicaLog,
+        settings: TopicSettings,
+        *,
+        high_watermark: int,
+        lag_max_ms: int,
+        eligible: Callable[[NodeId, int], bool],
+        effects: Effects,
+    ) -> None:
+        self.key = key
+        self.topic = topic
+        self.node_id = node_id
+        self.log = log
+        self.settings = settings
+        self.fsync = settings.durability == "fsync"
+        self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
+        self.leader_epoch = -1
+        self.leader = NO_NODE
+        self.leadership: Leadership | None = None
+        self.following: Following | None = None
+        self._lag_max_ms = lag_max_ms
+        self._eligible = eligible
+        self._effects = effects
+
+    @property
+    def name(self) -> str:
+        """`topic-partition`, for people."""
+        return f"{self.topic}-{self.key.partition}"
+
+    @property
+    def effective_end_offset(self) -> int:
+        """End of what this replica may be counted on for: flushed, or written (rule 8)."""
+        return self.log.flushed_offset if self.fsync else self.log.written_offset
+
+    # -- roles --------------------------------------------------------------------
+
+    def plan(self, state: PartitionImage, now_ms: int) -> Change:
+        """Take in a state of the metadata; ends the present role when the epoch is newer.
+
+        States of an older leader epoch are ignored. After LEAD the shell calls `lead`.
+        """
+        if state.leader_epoch < self.leader_epoch:
+            return Change.NONE
+        if state.leader_epoch == self.leader_epoch and state.leader == self.leader:
+            if self.leadership is not None:
+                self.leadership.update(state, now_ms)
+            return Change.NONE
+        self.step_down()
+        self.leader_epoch, self.leader = state.leader_epoch, state.leader
+        if state.leader == self.node_id:
+            return Change.LEAD
+        if state.leader == NO_NODE:
+            return Change.IDLE
+        self.following = Following(self, state)
+        return Change.FOLLOW
+
+    def lead(self, state: PartitionImage, now_ms: int) -> None:
+        """Start to lead: the log holds the epoch's start. `state` may be newer than the one
+        planned with, of the same leader epoch."""
+        if state.leader_epoch != self.leader_epoch or state.leader != self.node_id:
+            return
+        self.leadership = Leadership(
+            self,
+            state,
+            epoch_start_offset=self.log.log_end_offset,
+            now_ms=now_ms,
+            lag_max_ms=self._lag_max_ms,
+            eligible=self._eligible,
+            effects=self._effects,
+        )
+
+    def step_down(self) -> None:
+        """End the present role, if any."""
+        if self.leadership is not None:
+            self.leadership.resign()
+            self.leadership = None
+        self.following = None
+
+    def update_settings(self, settings: TopicSettings, now_ms: int) -> None:
+        """New topic settings; durability and min ISR count from here on."""
+        self.settings = settings
+        self.fsync = settings.durability == "fsync"
+        if self.leadership is not None:
+            self.leadership.on_local_progress(now_ms)
+
+    def on_truncated(self) -> bool:
+        """The log was cut. True when it was cut below the high watermark, which only an
+        unclean election explains."""
+        end = self.log.log_end_offset
+        below = end < self.high_watermark
+        self.high_watermark = max(min(self.high_watermark, end), self.log.log_start_offset)
+        return below
+
+    # -- leader -------------------------------------------------------------------
+
+    def require_leader(self, current_leader_epoch: int = -1) -> Leadership:
+        """The leadership, or NOT_LEADER_OR_FOLLOWER; a caller's epoch is checked (KIP-320)."""
+        leadership = self.leadership
+        if current_leader_epoch >= 0 and current_leader_epoch != self.leader_epoch:
+            if current_leader_epoch < self.leader_epoch:
+                raise PenstockError(
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                    f"{self.name}: leader epoch {current_leader_epoch} is over, it is {self.leader_epoch} now",
+                )
+            raise PenstockError(
+                ErrorCode.UNKNOWN_LEADER_EPOCH,
+                f"{self.name}: leader epoch {current_leader_epoch} is not known here yet"
+                f" (here: {self.leader_epoch})",
+            )
+        if leadership is None:
+            raise PenstockError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"node {self.node_id} does not lead {self.name}, node {self.leader} does",
+            )
+        return leadership
+
+    def on_open(self, node: NodeId, node_epoch: int, request: OpenRequest, now_ms: int) -> OpenAnswer:
+        """A follower asks for a session: is its log a prefix of ours?"""
+        try:
+            leadership = self.require_leader(request.leader_epoch)
+        except PenstockError as e:
+            return OpenAnswer(error=e)
+        if node not in leadership.followers:
+            message = f"node {node} is no replica of {self.name}"
+            return OpenAnswer(error=PenstockError(ErrorCode.REPLICA_NOT_AVAILABLE, message))
+        log = self.log
+        start, end = log.log_start_offset, log.log_end_offset
+        if request.fetch_offset < start:
+            return OpenAnswer(out_of_range=(start, end))
+        if request.last_fetched_epoch >= 0:
+            epoch, epoch_end = log.end_offset_for_epoch(request.last_fetched_epoch)
+            if epoch < 0:
+                return OpenAnswer(diverging=(-1, start))
+            if epoch < request.last_fetched_epoch or epoch_end < request.fetch_offset:
+                return OpenAnswer(diverging=(epoch, epoch_end))
+        if request.fetch_offset > end:
+            return OpenAnswer(out_of_range=(start, end))
+        leadership.on_follower_open(node, node_epoch, request.fetch_offset, request.flushed_offset, now_ms)
+        return _ACCEPTED
+
+
+__all__ = ["Change", "OpenAnswer", "OpenRequest", "PartitionReplica", "ReplicaLog", "Truncation"]

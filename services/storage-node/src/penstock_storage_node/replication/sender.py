@@ -1,0 +1,247 @@
+"""The leader's end of one Replicate stream: sessions, credit, what goes out next.
+
+Batches are pushed straight from the append: the buffers that wait to be written to this
+node's own file wait here too, shared, not copied. A session that the credit has no room for
+falls behind and is fed by reads of the log until it has caught up, when pushing goes on.
+Live sessions come first in every message, and reads may use half of the credit only, so a
+replica that is rebuilt never holds up live ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId
+from penstock_storage_node.replication.effects import Effects
+from penstock_storage_node.replication.replica import PartitionReplica
+
+Buffer = bytes | bytearray | memoryview
+
+SESSION_MESSAGE_BYTES_MAX = 1024 * 1024
+"""Most bytes of one session in one message, so that sessions take turns."""
+
+READ_BYTES_MAX = 1024 * 1024
+"""Most bytes of one read for a session that is behind."""
+
+
+@dataclass(slots=True, eq=False)
+class SenderSession:
+    """One partition on one stream, as the leader sees it."""
+
+    sender: LeaderSender
+    number: int
+    replica: PartitionReplica
+    next_offset: int
+    """Offset after the last batch queued: what comes next."""
+    live: bool
+    """True while appends are pushed; False while reads feed the session."""
+    queue: deque[tuple[int, int, list[Buffer], int]] = field(default_factory=deque)
+    """(base offset, end offset, buffers, bytes) to send."""
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    """(end offset, bytes) sent and not acknowledged."""
+    reading: bool = False
+    sent_high_watermark: int = -1
+    sent_log_start_offset: int = -1
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class DataFrame:
+    """One ReplicaData to send; without an event it carries only the two offsets."""
+
+    session: int
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    base_offset: int = -1
+    buffers: list[Buffer] = field(default_factory=list)
+    size_bytes: int = 0
+    diverging: tuple[int, int] | None = None
+    out_of_range: tuple[int, int] | None = None
+    error: tuple[ErrorCode, str] | None = None
+
+
+class LeaderSender:
+    """State of one follower's stream. Hashable by identity."""
+
+    def __init__(self, node: NodeId, node_epoch: int, credit_bytes: int, effects: Effects) -> None:
+        self.node = node
+        self.node_epoch = node_epoch
+        self._credit_bytes = credit_bytes
+        self._effects = effects
+        self._outstanding_bytes = 0
+        self._sessions: dict[int, SenderSession] = {}
+        self._dirty: dict[SenderSession, None] = {}
+        self._told: deque[DataFrame] = deque()
+        self._behind: dict[int, SenderSession] = {}
+
+    # -- sessions -----------------------------------------------------------------
+
+    @property
+    def sessions(self) -> Iterable[SenderSession]:
+        """Every open session."""
+        return self._sessions.values()
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Queued and sent bytes that the follower has not acknowledged."""
+        return self._outstanding_bytes
+
+    def open(self, number: int, replica: PartitionReplica, fetch_offset: int) -> SenderSession:
+        """The leader has accepted an open; sending starts at `fetch_offset`."""
+        live = fetch_offset == replica.log.log_end_offset
+        session = SenderSession(self, number, replica, fetch_offset, live)
+        self._sessions[number] = session
+        if not live:
+            self._behind[number] = session
+        # An empty first frame tells the follower that the session is on.
+        self.mark(session)
+        return session
+
+    def tell(self, frame: DataFrame) -> None:
+        """Queue a frame that is no data: divergence, out of range, an error."""
+        self._told.append(frame)
+        self._effects.sending[self] = None
+
+    def close(self, number: int) -> SenderSession | None:
+        """Forget a session, e.g. because the follower gave it up."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return None
+        session.closed = True
+        self._behind.pop(number, None)
+        self._dirty.pop(session, None)
+        freed = sum(item[3] for item in session.queue) + sum(size for _, size in session.in_flight)
+        self._outstanding_bytes -= freed
+        session.queue.clear()
+        session.in_flight.clear()
+        return session
+
+    def end(self, session: SenderSession, code: ErrorCode, message: str) -> None:
+        """Close a session and tell the follower why."""
+        if self.close(session.number) is not None:
+            self.tell(DataFrame(session.number, error=(code, message)))
+
+    # -- what happens -------------------------------------------------------------
+
+    def on_append(
+        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+    ) -> None:
+        """The leader has appended: push it, or let the session fall behind."""
+        if not session.live:
+            return
+        if self._outstanding_bytes and self._outstanding_bytes + size > self._credit_bytes:
+            session.live = False
+            self._behind[session.number] = session
+            return
+        self._enqueue(session, base_offset, end_offset, buffers, size)
+
+    def on_read(
+        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+    ) -> None:
+        """A read for a session that is behind has come back."""
+        session.reading = False
+        if session.closed:
+            return
+        if size:
+            self._enqueue(session, base_offset, end_offset, buffers, size)
+        if session.next_offset == session.replica.log.log_end_offset:
+            session.live = True
+            self._behind.pop(session.number, None)
+
+    def _enqueue(
+        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+    ) -> None:
+        session.queue.append((base_offset, end_offset, buffers, size))
+        session.next_offset = end_offset
+        self._outstanding_bytes += size
+        self.mark(session)
+
+    def mark(self, session: SenderSession) -> None:
+        """Something of this session is to be sent: data, or a new high watermark."""
+        self._dirty[session] = None
+        self._effects.sending[self] = None
+
+    def on_ack(self, number: int, end_offset: int) -> SenderSession | None:
+        """The follower has written up to `end_offset`; frees the credit of it."""
+        session = self._sessions.get(number)
+        if session is None:
+            return None
+        in_flight = session.in_flight
+        while in_flight and in_flight[0][0] <= end_offset:
+            self._outstanding_bytes -= in_flight.popleft()[1]
+        if self._behind:
+            self._effects.sending[self] = None
+        return session
+
+    # -- what to do ---------------------------------------------------------------
+
+    def take(self, max_bytes: int) -> list[DataFrame]:
+        """Frames of the next message, live sessions first; at least one batch if any waits."""
+        frames: list[DataFrame] = []
+        while self._told and len(frames) < _FRAMES_MAX:
+            frames.append(self._told.popleft())
+        budget = max_bytes
+        for wanted in (True, False) if self._behind else (None,):
+            for session in [s for s in self._dirty if wanted is None or s.live == wanted]:
+                if budget <= 0 or len(frames) >= _FRAMES_MAX:
+                    return frames
+                frame = self._frame(session, budget)
+                if frame is not None:
+                    frames.append(frame)
+                    budget -= frame.size_bytes
+                del self._dirty[session]
+                if session.queue:
+                    self._dirty[session] = None  # to the end of the line
+        return frames
+
+    def _frame(self, session: SenderSession, budget: int) -> DataFrame | None:
+        replica = session.replica
+        high_watermark, log_start = replica.high_watermark, replica.log.log_start_offset
+        queue = session.queue
+        if (
+            not queue
+            and session.sent_high_watermark == high_watermark
+            and session.sent_log_start_offset == log_start
+        ):
+            return None
+        frame = DataFrame(session.number, high_watermark, log_start)
+        session.sent_high_watermark, session.sent_log_start_offset = high_watermark, log_start
+        limit = min(budget, SESSION_MESSAGE_BYTES_MAX)
+        while queue and (not frame.size_bytes or frame.size_bytes + queue[0][3] <= limit):
+            base, end, buffers, size = queue.popleft()
+            if not frame.size_bytes:
+                frame.base_offset = base
+            frame.buffers.extend(buffers)
+            frame.size_bytes += size
+            session.in_flight.append((end, size))
+        return frame
+
+    @property
+    def more(self) -> bool:
+        """True when `take` would give something."""
+        return bool(self._told or self._dirty)
+
+    def reads(self, start: Callable[[SenderSession, int], None]) -> None:
+        """Start reads for sessions that are behind, in turn, within half of the credit.
+
+        `start(session, max_bytes)` must lead to `on_read`, now or later.
+        """
+        for number in list(self._behind):
+            session = self._behind.get(number)
+            if session is None or session.reading or session.queue:
+                continue
+            room = self._credit_bytes // 2 - self._outstanding_bytes
+            if room <= 0:
+                return
+            # Turn: this one goes to the end of the line.
+            del self._behind[number]
+            self._behind[number] = session
+            session.reading = True
+            start(session, min(room, READ_BYTES_MAX))
+
+
+_FRAMES_MAX = 4096
+"""Frames of one message, beside its bytes: opening 10,000 partitions is many messages."""

@@ -1,0 +1,363 @@
+"""The storage node role: from its data directory to serving, and back to a clean stop.
+
+Start: lock the directory, open and repair every log, listen, register, take roles from the metadata.
+Stop: have leadership moved away, stop listening, close every log, leave the clean-shutdown marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc.aio
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId, TopicPartition
+from penstock_core.kafka import codec
+from penstock_core.metadata.image import Endpoint
+from penstock_core.topic_settings import TopicSettings
+from penstock_runtime.addresses import StartupError, advertised_endpoint
+from penstock_runtime.authorizer import AllowAll
+from penstock_runtime.cluster_apis import ClusterApis
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.http import HttpServer
+from penstock_runtime.kafka_listener import KafkaListener, ListenerLimits
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.producer_ids import ProducerIdAllocator
+from penstock_runtime.roles import Role
+from penstock_runtime.settings import ListenerSettings
+from penstock_storage_node.api.fetch_range import FetchRangeService
+from penstock_storage_node.api.forward import ForwardService
+from penstock_storage_node.api.kafka import DataApis, DirectAddresses, DirectHandler
+from penstock_storage_node.api.link import ReplicaLinks
+from penstock_storage_node.api.replicate import ReplicaStreams
+from penstock_storage_node.api.service import add_storage_service
+from penstock_storage_node.disk import DiskPool
+from penstock_storage_node.housekeeping import Housekeeping
+from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
+from penstock_storage_node.membership import Announcement, Membership
+from penstock_storage_node.memory import bound_allocator
+from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.proposals import IsrProposer
+from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.settings import StorageNodeSettings
+
+T = TypeVar("T")
+
+GRPC_GRACE_S = 0.5
+LISTENER_GRACE_MS = 1_000
+
+LIMITS = ListenerLimits(inflight_bytes_max=8 * 1024 * 1024, frames_bytes_max=64 * 1024 * 1024)
+"""What direct clients may have unanswered: it is held in memory until it is on disk."""
+
+
+class _Stopping(Exception):
+    """TERM came before the node was up."""
+
+
+def wall_ms() -> int:
+    """Wall clock, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class StorageNode:
+    """One node; `run` is its whole life."""
+
+    def __init__(self, settings: StorageNodeSettings, lifecycle: Lifecycle) -> None:
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._pool = DiskPool(settings.disk_threads)
+        self._channels = ChannelPool()
+        self._metrics = NodeMetrics()
+        self._http = HttpServer(settings.http_bind, lifecycle)
+        self._listeners: list[KafkaListener] = []
+        self._server: grpc.aio.Server | None = None
+        self._directory: LogDirectory
+        self._manager: ReplicaManager
+        self._links: ReplicaLinks
+        self._housekeeping: Housekeeping
+        self._membership: Membership
+        self._metadata: MetadataClient
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        settings, lifecycle = self._settings, self._lifecycle
+        if not settings.controllers:
+            raise StartupError("controllers is empty; name the controllers' gRPC addresses, --controllers host:port")
+        if settings.node_id > 0:
+            lifecycle.bind_identity(str(settings.node_id))
+        clean = False
+        opened = False
+        try:
+            self._directory = await self._pool.run(self._open_directory)
+            opened = True
+            logs = await self._open_logs()
+            self._build(logs)
+            try:
+                await self._start(logs)
+                await lifecycle.stopping.wait()
+                if not lifecycle.failed.is_set():
+                    await self._drain()
+            except _Stopping:
+                pass
+            await self._stop_serving()
+            clean = await self._close_logs() if not lifecycle.failed.is_set() else False
+        finally:
+            if opened:
+                directory = self._directory
+                await self._pool.run(lambda: directory.close(clean=clean))
+            self._pool.stop()
+
+    # -- start --------------------------------------------------------------------
+
+    def _open_directory(self) -> LogDirectory:
+        settings, fs = self._settings, FileSystem()
+        try:
+            if settings.slots_dir is not None:
+                return LogDirectory.claim_slot(fs, settings.slots_dir, clock_ms=wall_ms)
+            return LogDirectory.open(fs, settings.data_dir, clock_ms=wall_ms)
+        except PenstockError as e:
+            raise StartupError(e.message) from None
+        except OSError as e:
+            raise StartupError(f"data_dir = {settings.data_dir}: {e.strerror}: {e.filename}") from None
+
+    async def _open_logs(self) -> list[tuple[PartitionDirectory, PartitionLog]]:
+        """Open and repair all logs, several at a time."""
+        directory, wanted = self._directory, self._settings.node_id
+        if 0 < directory.node_id != wanted > 0:
+            raise StartupError(
+                f"data directory {directory.path} belongs to node {directory.node_id}, not {wanted};"
+                f" set node_id = {directory.node_id} or choose another data_dir"
+            )
+        found = await self._pool.run(directory.scan)
+        defaults = TopicSettings()
+
+        def open_one(each: PartitionDirectory) -> PartitionLog:
+            return directory.open_log(each, defaults)
+
+        started = time.monotonic()
+        try:
+            logs = await asyncio.gather(
+                *(self._pool.run(lambda each=each: open_one(each)) for each in found)  # type: ignore[misc]
+            )
+        except PenstockError as e:
+            raise StartupError(e.message) from None
+        if found:
+            self._lifecycle.log.info(
+                "logs opened",
+                count=len(found),
+                clean=directory.was_clean,
+                scanned=sum(log.recovered_from_unclean for log in logs),
+                ms=round((time.monotonic() - started) * 1000),
+            )
+        return list(zip(found, logs, strict=True))
+
+    def _build(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
+        settings, lifecycle = self._settings, self._lifecycle
+        self._manager = manager = ReplicaManager(
+            directory=self._directory,
+            pool=self._pool,
+            lifecycle=lifecycle,
+            metrics=self._metrics,
+            clock_ms=monotonic_ms,
+            lag_max_ms=settings.replica_lag_time_max_ms,
+        )
+        manager.adopt(logs)
+        owner = f"node-{settings.node_id if settings.node_id > 0 else self._directory.node_id}"
+        controllers = ControllerClient(settings.controllers, owner, self._channels)
+        self._controllers = controllers
+        self._metadata = MetadataClient(controllers, owner, monotonic_ms, log=lifecycle.log)
+        self._metadata.on_change(manager.on_metadata)
+        self._links = manager.links = ReplicaLinks(manager, self._channels)
+        self._streams = manager.streams = ReplicaStreams(manager)
+        self._proposer = IsrProposer(manager, controllers)
+        manager.propose = self._proposer.propose
+        self._housekeeping = Housekeeping(manager, self._directory, settings)
+        authorizer = AllowAll()
+        self._data = DataApis(manager, authorizer)
+        self._producer_ids = ProducerIdAllocator(controllers, owner)
+        kafka_metrics = KafkaMetrics.of(lifecycle)
+        cluster = ClusterApis(
+            self._metadata, controllers, self._producer_ids, DirectAddresses(), authorizer, kafka_metrics
+        )
+        handler = DirectHandler(self._data, cluster, kafka_metrics)
+        self._listeners = [KafkaListener(each, handler, lifecycle, LIMITS) for each in settings.listeners]
+        self._register_metrics()
+
+    async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
+        settings, lifecycle = self._settings, self._lifecycle
+        codec.preload()
+        forward = ForwardService(self._data, self._manager, self._metadata)
+        self._server, bound = await serve(
+            settings.grpc_bind,
+            lambda s: add_storage_service(s, self._streams, forward, FetchRangeService(self._manager)),
+            allow_insecure_bind=settings.allow_insecure_bind,
+        )
+        http = await self._http.start()
+        endpoints = [
+            _advertised(each, await listener.start())
+            for each, listener in zip(settings.listeners, self._listeners, strict=True)
+        ]
+        announcement = Announcement(
+            settings.node_id,
+            settings.rack,
+            advertised_endpoint(settings.grpc_advertised, bound),
+            advertised_endpoint("auto", http) if http.port else http,
+            endpoints,
+            [
+                TopicPartition(found.topic_id, found.partition)
+                for found, log in logs
+                if log.log_end_offset < log.flush_point
+            ],
+        )
+        lifecycle.log.info(
+            "listening",
+            grpc=bound.address,
+            http=http.address,
+            **{e.listener: e.address for e in endpoints},
+        )
+        manager = self._manager
+        self._membership = Membership(
+            lifecycle,
+            self._controllers,
+            self._metadata,
+            self._directory,
+            self._pool,
+            announcement,
+            self._on_epoch,
+            lambda: manager.disk_failed,
+        )
+        lifecycle.create_task(self._metadata.run(), "metadata")
+        await self._unless_stopping(self._membership.register())
+        manager.set_aside_strays()
+        lifecycle.create_task(self._proposer.run(), "isr proposals")
+        self._housekeeping.start()
+        lifecycle.create_task(self._membership.run(), "session")
+        self._metadata.on_change(lambda *_: self._hasten())
+
+    def _hasten(self) -> None:
+        # The controller waits for this node's version before it lets it serve or go.
+        if self._membership.fenced or self._membership.want_shutdown:
+            self._membership.wake()
+
+    def _on_epoch(self, node_id: NodeId, node_epoch: int) -> None:
+        self._lifecycle.bind_identity(str(node_id))
+        self._manager.start(node_id, node_epoch)
+        self._links.restart()
+
+    async def _unless_stopping(self, work: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._lifecycle.stopping.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Stopping
+        finally:
+            for each in (task, stop):
+                if not each.done():
+                    each.cancel()
+                    await asyncio.wait([each])
+
+    # -- stop ---------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Have leadership moved away, within a bound."""
+        self._membership.leave()
+        try:
+            async with asyncio.timeout(self._settings.controlled_shutdown_max_ms / 1000):
+                await self._membership.may_shutdown.wait()
+        except TimeoutError:
+            self._lifecycle.log.warning("leadership did not move away in time; stopping all the same")
+
+    async def _stop_serving(self) -> None:
+        await asyncio.gather(*(listener.stop(LISTENER_GRACE_MS) for listener in self._listeners))
+        if self._server is not None:
+            await self._server.stop(GRPC_GRACE_S)
+        self._links.close()
+        await self._lifecycle.end_tasks()
+        await self._producer_ids.close()
+        await self._http.stop()
+        await self._channels.close()
+
+    async def _close_logs(self) -> bool:
+        """Write and flush everything; True when all of it worked."""
+        manager = self._manager
+        partitions = list(manager.partitions.values())
+        for partition in partitions:
+            partition.replica.step_down()
+        closing = [p.exclusive(lambda log=p.log: log.close(True)) for p in partitions]  # type: ignore[misc]
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        failed = [r for r in results if isinstance(r, BaseException)]
+        for error in failed:
+            self._lifecycle.log.error("log not closed cleanly", reason=str(error))
+        try:
+            await self._housekeeping.write_checkpoints()
+        except (OSError, PenstockError) as e:
+            self._lifecycle.log.error("checkpoints not written", reason=str(e))
+            return False
+        return not failed and not manager.disk_failed
+
+    # -- metrics ------------------------------------------------------------------
+
+    def _register_metrics(self) -> None:
+        metrics, manager, pool = self._metrics, self._manager, self._pool
+        effects = manager.effects
+        metrics.gauges |= {
+            "partitions": ("Replicas on this node.", lambda: len(manager.partitions)),
+            "leaders": ("Partitions that this node leads.", lambda: len(manager.leading)),
+            "under_replicated_partitions": (
+                "Led partitions with fewer replicas in sync than assigned.",
+                lambda: sum(
+                    len(led.isr) <= len(led.followers)
+                    for p in manager.leading
+                    if (led := p.replica.leadership) is not None
+                ),
+            ),
+            "under_min_isr_partitions": (
+                "Led partitions that take no acks=all.",
+                lambda: sum(
+                    led.under_min_isr for p in manager.leading if (led := p.replica.leadership) is not None
+                ),
+            ),
+            "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.staged_bytes),
+            "waiting_produce_partitions": (
+                "Appends that wait for their acks.",
+                lambda: sum(
+                    led.waiting_count for p in manager.leading if (led := p.replica.leadership) is not None
+                ),
+            ),
+            "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
+            "disk_failed": ("1 when the disk failed.", lambda: float(manager.disk_failed)),
+            "metadata_age_seconds": (
+                "Age of this node's metadata.",
+                lambda: self._metadata.contact_age_ms() / 1000,
+            ),
+        }
+        metrics.counters |= {
+            "isr_shrinks": ("ISR shrinks proposed.", lambda: effects.isr_shrink_count),
+            "isr_expands": ("ISR expansions proposed.", lambda: effects.isr_expand_count),
+            "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),
+        }
+        metrics.register(self._lifecycle.registry)
+
+
+def _advertised(settings: ListenerSettings, bound: Endpoint) -> Endpoint:
+    """A node tells one address per listener: that for every network, else the first given."""
+    table = settings.advertised_by_network()
+    address = next((a for network, a in table if network == "*"), table[0][1])
+    return advertised_endpoint("auto" if address is None else str(address), bound, settings.name)
+
+
+async def run(settings: StorageNodeSettings, lifecycle: Lifecycle) -> None:
+    """The role's life."""
+    bound_allocator()
+    await StorageNode(settings, lifecycle).run()
+
+
+ROLE = Role("storage-node", StorageNodeSettings, run, "keeps partition logs on its own disk")

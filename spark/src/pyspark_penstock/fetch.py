@@ -1,0 +1,244 @@
+"""Reads one offset range from gateways on an executor, whatever happens on the way.
+
+FetchRange streams raw batches. A broken stream is opened again, on the next gateway, at
+the offset behind the last batch received, inside the same task: Spark would otherwise
+run the whole task anew. The effort is bounded by `kafkaConsumer.pollTimeoutMs` without
+any progress.
+
+Data loss (rules of the Kafka connector, with its known faults mended): records are lost
+when the log now starts above the offset wanted, or ends below it, or the topic is
+another one than was planned for. A gap inside the log is none: compaction and markers
+make them. With failOnDataLoss=false the surviving part is read, the lost range is
+logged, and reading never goes back.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import grpc
+
+from penstock_proto.v1 import data_pb2
+from pyspark_penstock.decode import Decoder
+from pyspark_penstock.errors import DataLossError, GatewayError
+from pyspark_penstock.gateway import (
+    INCONSISTENT_TOPIC_ID,
+    OFFSET_OUT_OF_RANGE,
+    RETRIABLE_CODES,
+    RETRIABLE_STATUS,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Backoff,
+    GatewayClient,
+    Query,
+    stub,
+    unreachable,
+)
+from pyspark_penstock.options import EARLIEST, LATEST
+from pyspark_penstock.tiling import OffsetRange
+
+_log = logging.getLogger("pyspark_penstock")
+
+MISSING_GRACE_MS = 5_000
+"""How long "no such topic" or "no such offset" must last to be believed: a gateway or a new leader
+that has just come up may be behind for a moment."""
+_BACKOFF_FIRST_MS = 50
+_STATUS_TO_CODE = {
+    grpc.StatusCode.NOT_FOUND: UNKNOWN_TOPIC_OR_PARTITION,
+    grpc.StatusCode.OUT_OF_RANGE: OFFSET_OUT_OF_RANGE,
+}
+
+
+class RangeReader:
+    """One pass over one range. Made, used up and dropped inside a task."""
+
+    def __init__(
+        self,
+        wanted: OffsetRange,
+        gateways: tuple[str, ...],
+        decoder: Decoder,
+        *,
+        fail_on_data_loss: bool,
+        chunk_bytes: int,
+        poll_timeout_ms: int,
+        missing_grace_ms: int = MISSING_GRACE_MS,
+    ) -> None:
+        self._range = wanted
+        self._gateways = gateways
+        self._decoder = decoder
+        self._fail_on_data_loss = fail_on_data_loss
+        self._chunk_bytes = chunk_bytes
+        self._poll_timeout_ms = poll_timeout_ms
+        self._missing_grace_ms = missing_grace_ms
+        self._where = f"topic {wanted.topic} partition {wanted.partition}"
+        self._at = 0
+        self._backoff = Backoff(_BACKOFF_FIRST_MS)
+        self._progress_s = time.monotonic()
+        self._missing_since_s: float | None = None
+        self._received = wanted.start
+        """Next offset to ask for."""
+        self._decoded = wanted.start
+        """Rows below this were handed on."""
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def batches(self) -> Iterator[Any]:
+        """Arrow batches of the range, in order. Raises PenstockError."""
+        while self._received < self._range.end:
+            try:
+                done = yield from self._one_stream()
+            except grpc.RpcError as error:
+                done = self._after_status(error)
+            # What came must go out before a loss moves the position on.
+            yield from self._flush()
+            if done:
+                break
+
+    def _one_stream(self) -> Generator[Any, None, bool]:
+        """Reads one stream to its end; returns True when the range is complete."""
+        address = self._gateways[self._at % len(self._gateways)]
+        call = stub(address).FetchRange(
+            data_pb2.FetchRangeRequest(
+                topic=self._range.topic,
+                topic_id=self._range.topic_id,
+                partition=self._range.partition,
+                from_offset=self._received,
+                to_offset=self._range.end,
+                max_chunk_bytes=self._chunk_bytes,
+            ),
+            timeout=self._poll_timeout_ms / 1000,
+        )
+        try:
+            for response in call:
+                if response.error.code:
+                    return self._after_error(response.error.code, response.error.message, address)
+                yield from self._take(response)
+                if response.done:
+                    return True
+        finally:
+            call.cancel()  # type: ignore[no-untyped-call]
+        # Ended properly but said nothing of being complete: ask for the rest.
+        self._retry(f"{address}: the stream ended early")
+        return False
+
+    def _take(self, response: data_pb2.FetchRangeResponse) -> Iterator[Any]:
+        records = response.records
+        if records:
+            self._check_start(records, response.log_start_offset)
+            if response.next_offset <= self._received:
+                raise GatewayError(
+                    f"{self._where}: the gateway's answer goes back from offset {self._received} "
+                    f"to {response.next_offset}"
+                )
+            self._pending.append(records)
+            self._pending_bytes += len(records)
+        if response.next_offset > self._received:
+            self._received = response.next_offset
+            self._progress_s = time.monotonic()
+            self._missing_since_s = None
+            self._backoff.reset()
+        # Small answers are gathered: Arrow batches of a few rows cost more than their rows.
+        if self._pending_bytes >= self._chunk_bytes // 2:
+            yield from self._flush()
+            # The time that Spark took over these rows is not the gateway's silence.
+            self._progress_s = time.monotonic()
+
+    def _check_start(self, records: bytes, log_start_offset: int) -> None:
+        """Tells records that retention took since the last answer from a harmless gap."""
+        if len(records) < 8:
+            return
+        (base_offset,) = struct.unpack_from(">q", records)
+        if base_offset > self._received and log_start_offset > self._received:
+            self._lost(
+                self._received, min(base_offset, log_start_offset, self._range.end), "retention took them"
+            )
+
+    def _flush(self) -> Iterator[Any]:
+        pending, first = self._pending, self._decoded
+        self._pending, self._pending_bytes, self._decoded = [], 0, self._received
+        if pending:
+            run = pending[0] if len(pending) == 1 else b"".join(pending)
+            yield from self._decoder.decode(run, first, self._range.end)
+
+    # -- what went wrong --------------------------------------------------------------------
+
+    def _after_status(self, error: grpc.RpcError) -> bool:
+        status, details = error.code(), (error.details() or "no details").splitlines()[0]
+        address = self._gateways[self._at % len(self._gateways)]
+        code = _STATUS_TO_CODE.get(status)
+        if code is not None:
+            return self._after_error(code, details, address)
+        if status not in RETRIABLE_STATUS:
+            raise GatewayError(f"{self._where}: {address}: {status.name}, {details}")
+        self._retry(f"{address}: {status.name}, {details}")
+        return False
+
+    def _after_error(self, code: int, message: str, address: str) -> bool:
+        """Retries, skips what is lost, or raises; returns True when nothing is left to read."""
+        if code == OFFSET_OUT_OF_RANGE:
+            return self._out_of_range(message)
+        if code in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
+            # An id that is another one is proof; a topic that isn't there may be a stale gateway.
+            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long():
+                self._lost(self._received, self._range.end, f"the topic was deleted or made anew ({message})")
+                return True
+            self._retry(f"{address}: {message or code}")
+            return False
+        if code in RETRIABLE_CODES:
+            self._retry(f"{address}: Kafka error {code}, {message}")
+            return False
+        raise GatewayError(f"{self._where}: {address}: Kafka error {code}, {message}")
+
+    def _out_of_range(self, message: str) -> bool:
+        first, last = self._bounds()
+        if first > self._received:
+            end = min(first, self._range.end)
+            self._lost(self._received, end, f"the log now starts at {first}")
+            self._received = end
+            self._progress_s = time.monotonic()
+            return end >= self._range.end
+        if last < self._range.end and self._missing_for_long():
+            self._lost(max(self._received, last), self._range.end, f"the log now ends at {last}")
+            return True
+        self._retry(message or "offset out of range")
+        return False
+
+    def _bounds(self) -> tuple[int, int]:
+        client = GatewayClient(self._gateways)
+        topic, partition = self._range.topic, self._range.partition
+        first, last = client.list_offsets(
+            [Query(topic, partition, EARLIEST), Query(topic, partition, LATEST)]
+        )
+        for answer in (first, last):
+            if answer.code:
+                raise GatewayError(f"{self._where}: {answer.message or answer.code}")
+        return first.offset, last.offset
+
+    def _missing_for_long(self) -> bool:
+        now = time.monotonic()
+        if self._missing_since_s is None:
+            self._missing_since_s = now
+        return (now - self._missing_since_s) * 1000 >= self._missing_grace_ms
+
+    def _lost(self, start: int, end: int, reason: str) -> None:
+        text = f"{self._where}: offsets {start} to {end - 1} are gone: {reason}"
+        if self._fail_on_data_loss:
+            raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to go on with what is left')
+        _log.warning("%s; going on without them, as failOnDataLoss=false says", text)
+
+    def _retry(self, reason: str) -> None:
+        """Moves on to the next gateway, after a wait when all were tried; raises when it took too long."""
+        silent_ms = (time.monotonic() - self._progress_s) * 1000
+        if silent_ms >= self._poll_timeout_ms:
+            raise unreachable(
+                self._gateways,
+                f"{self._where}, offset {self._received}: no data for {silent_ms / 1000:.0f} s; "
+                f"last: {reason}",
+            )
+        self._at += 1
+        if self._at % len(self._gateways) == 0 or len(self._gateways) == 1:
+            self._backoff.wait()

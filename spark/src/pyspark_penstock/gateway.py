@@ -1,0 +1,297 @@
+"""Calls to gateways: Describe and ListOffsets for the planner, channels for everybody.
+
+Any gateway answers for the whole cluster, so a failed call goes to the next address at
+once, and only a whole round of failures waits. Retries are bounded by time and count.
+Channels are kept per process and address: Spark reuses its Python workers, and a
+connection per task would cost more than a small task. They are never pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+from pyspark_penstock.errors import GatewayError, OptionError
+from pyspark_penstock.options import SourceOptions
+
+_T = TypeVar("_T")
+
+_MESSAGE_BYTES_MAX = 32 * 1024 * 1024
+"""Above the gateway's own bound, so that the gateway decides what is too large."""
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+
+CALL_TIMEOUT_MS = 10_000
+"""One unary call, beside the time that it was asked to wait."""
+RETRY_BUDGET_MS = 15_000
+"""Planner calls go on trying at least so long, whatever fetchOffset.numRetries says: a leader or a
+gateway that was killed is replaced within it."""
+_BACKOFF_MAX_MS = 1_000
+
+# Kafka's error codes (org.apache.kafka.common.protocol.Errors).
+OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+UNKNOWN_TOPIC_ID = 100
+INCONSISTENT_TOPIC_ID = 103
+RETRIABLE_CODES = frozenset(
+    {
+        5,  # LEADER_NOT_AVAILABLE
+        6,  # NOT_LEADER_OR_FOLLOWER
+        7,  # REQUEST_TIMED_OUT
+        8,  # BROKER_NOT_AVAILABLE
+        9,  # REPLICA_NOT_AVAILABLE
+        13,  # NETWORK_EXCEPTION
+        56,  # KAFKA_STORAGE_ERROR: the next leader may have it
+        74,  # FENCED_LEADER_EPOCH
+        75,  # UNKNOWN_LEADER_EPOCH
+        78,  # OFFSET_NOT_AVAILABLE
+    }
+)
+RETRIABLE_STATUS = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+_channels: dict[tuple[int, str], grpc.Channel] = {}
+
+
+def channel(address: str) -> grpc.Channel:
+    """This process's channel to a gateway. Channels don't survive a fork, hence the process id."""
+    key = (os.getpid(), address)
+    found = _channels.get(key)
+    if found is None:
+        found = _channels[key] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return found
+
+
+def stub(address: str) -> gateway_pb2_grpc.GatewayStub:
+    return gateway_pb2_grpc.GatewayStub(channel(address))
+
+
+def unreachable(addresses: Sequence[str], reason: str) -> GatewayError:
+    """The error for gateways that don't answer, with the mistake that is made most."""
+    return GatewayError(
+        f"no gateway answers at {', '.join(addresses)} ({reason}); option gateway takes the gateway's "
+        "gRPC address, which is not its Kafka port"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic as described: its id tells one incarnation from the next of the same name."""
+
+    name: str
+    topic_id: bytes
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer:
+    """Offset asked for; -1 when no record is that late. `code` is Kafka's error code, 0 for none."""
+
+    offset: int
+    topic_id: bytes
+    code: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to ask of one partition: -1 latest, -2 earliest, or a timestamp in ms."""
+
+    topic: str
+    partition: int
+    timestamp_ms: int
+    known_offset: int = 0
+
+
+class Backoff:
+    """Waits between rounds of attempts: doubling, with jitter, up to one second."""
+
+    def __init__(self, first_ms: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._first_ms = max(first_ms, 1)
+        self._next_ms = self._first_ms
+        self._sleep = sleep
+
+    def wait(self) -> None:
+        # Spreads the retries of many tasks; it protects nothing.
+        self._sleep(self._next_ms * random.uniform(0.5, 1.0) / 1000)  # noqa: S311
+        self._next_ms = min(self._next_ms * 2, _BACKOFF_MAX_MS)
+
+    def reset(self) -> None:
+        self._next_ms = self._first_ms
+
+
+class GatewayClient:
+    """Unary calls with retries over a list of gateways. Not thread-safe."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        retries_max: int = 3,
+        retry_interval_ms: int = 10,
+        retry_budget_ms: int = RETRY_BUDGET_MS,
+    ) -> None:
+        self.addresses = tuple(addresses)
+        self._at = 0
+        self._retries_max = retries_max
+        self._retry_interval_ms = retry_interval_ms
+        self._retry_budget_ms = retry_budget_ms
+        self.learned: tuple[str, ...] = ()
+        """Gateways that the last Describe named: a fallback for tasks, behind the configured ones."""
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> GatewayClient:
+        return cls(
+            options.gateways, retries_max=options.retries_max, retry_interval_ms=options.retry_interval_ms
+        )
+
+    def describe(self, topics: Sequence[str] | None) -> dict[str, TopicInfo]:
+        """Topics by name, missing ones left out; None asks for all."""
+        request = gateway_pb2.DescribeRequest(topics=topics or (), all_topics=topics is None)
+
+        def call(gateway: gateway_pb2_grpc.GatewayStub) -> tuple[gateway_pb2.DescribeResponse, str]:
+            answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000)
+            return answer, _retriable(item.error.code for item in answer.topics)
+
+        answer = self._call(call)
+        self.learned = tuple(_address(item.host, item.port) for item in answer.gateways)
+        found: dict[str, TopicInfo] = {}
+        for item in answer.topics:
+            if item.error.code == UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            if item.error.code:
+                raise GatewayError(f"topic {item.name}: {item.error.message or item.error.code}")
+            partitions = tuple(sorted(part.partition for part in item.partitions))
+            found[item.name] = TopicInfo(item.name, bytes(item.topic_id), partitions)
+        return found
+
+    def list_offsets(self, queries: Sequence[Query], wait_ms: int = 0) -> list[OffsetAnswer]:
+        """One answer per query, in order. With `wait_ms` the gateway waits that long for news."""
+        if not queries:
+            return []
+        request = gateway_pb2.ListOffsetsRequest(
+            queries=[
+                gateway_pb2.OffsetQuery(
+                    topic=query.topic,
+                    partition=query.partition,
+                    timestamp_ms=query.timestamp_ms,
+                    known_offset=query.known_offset,
+                )
+                for query in queries
+            ],
+            wait_ms=wait_ms,
+        )
+
+        def call(gateway: gateway_pb2_grpc.GatewayStub) -> tuple[gateway_pb2.ListOffsetsResponse, str]:
+            answer = gateway.ListOffsets(request, timeout=(CALL_TIMEOUT_MS + wait_ms) / 1000)
+            if len(answer.results) != len(queries):
+                raise GatewayError(f"{len(queries)} offsets asked for, {len(answer.results)} answered")
+            return answer, _retriable(item.error.code for item in answer.results)
+
+        answer = self._call(call)
+        return [
+            OffsetAnswer(item.offset, bytes(item.topic_id), item.error.code, item.error.message)
+            for item in answer.results
+        ]
+
+    def _call(self, call: Callable[[gateway_pb2_grpc.GatewayStub], tuple[_T, str]]) -> _T:
+        """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all)."""
+        deadline = time.monotonic() + self._retry_budget_ms / 1000
+        backoff = Backoff(self._retry_interval_ms)
+        attempt = 0
+        while True:
+            reason = ""
+            for _ in self.addresses:
+                address = self.addresses[self._at % len(self.addresses)]
+                try:
+                    answer, reason = call(stub(address))
+                    if not reason:
+                        return answer
+                except grpc.RpcError as error:
+                    status = error.code()
+                    reason = f"{address}: {status.name}, {_details(error)}"
+                    if status not in RETRIABLE_STATUS:
+                        raise GatewayError(reason) from None
+                self._at += 1
+            if attempt >= self._retries_max and time.monotonic() >= deadline:
+                raise unreachable(self.addresses, reason)
+            attempt += 1
+            backoff.wait()
+
+
+def _details(error: grpc.RpcError) -> str:
+    return (error.details() or "no details").splitlines()[0]
+
+
+def _retriable(codes: Iterable[int]) -> str:
+    """Why an answer must be asked for again; "" when it needn't."""
+    found = sorted(RETRIABLE_CODES.intersection(codes))
+    return f"Kafka error {found[0]} for a partition" if found else ""
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def select_topics(client: GatewayClient, options: SourceOptions) -> dict[str, TopicInfo]:
+    """The topics and partitions that the options choose.
+
+    Raises OptionError for a named topic or partition that doesn't exist; a pattern may match
+    nothing. Patterns leave internal topics (`__...`) out, as Kafka's consumer does.
+    """
+    if options.subscribe_pattern:
+        # Java's matches(): the whole name, not a part of it.
+        pattern = re.compile(options.subscribe_pattern)
+        return {
+            name: topic
+            for name, topic in client.describe(None).items()
+            if pattern.fullmatch(name) and not name.startswith("__")
+        }
+    if options.subscribe:
+        found = client.describe(options.subscribe)
+        missing = [name for name in options.subscribe if name not in found]
+    else:
+        described = client.describe([name for name, _ in options.assign])
+        found = {}
+        missing = []
+        for name, partitions in options.assign:
+            topic = described.get(name)
+            absent = [part for part in partitions if topic is None or part not in topic.partitions]
+            missing += [name] if topic is None else [f"{name}-{part}" for part in absent]
+            if topic is not None and not absent:
+                found[name] = TopicInfo(name, topic.topic_id, partitions)
+    if missing:
+        raise TopicMissingError(
+            f"no such topic or partition: {', '.join(missing)}; create it first, or correct the option"
+        )
+    return found
+
+
+class TopicMissingError(OptionError):
+    """A topic or partition that was named doesn't exist (any more)."""

@@ -1,0 +1,396 @@
+"""Options of the source: the names, defaults and errors of Spark's Kafka connector.
+
+`gateway` takes the place of `kafka.bootstrap.servers`: a comma-separated list of the
+gRPC addresses (`host:port`) of one or more gateways, any of which answers for the whole
+cluster. `kafka.bootstrap.servers` is taken as another spelling of it, so that it too
+must hold gRPC addresses and not Kafka ports.
+
+Rules: an option that is not known is refused, because a misspelt `failOnDataLoss` must
+not be ignored; one that a later version will know says so. Names are case-insensitive,
+as everywhere in Spark. Sources of defaults and messages: KafkaSourceProvider and the
+Structured Streaming + Kafka integration guide.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pyspark_penstock.errors import NotBuiltYetError, OptionError
+
+TopicOffsets = dict[str, dict[int, int]]
+"""By topic and partition: offsets, or timestamps in ms."""
+
+EARLIEST = -2
+LATEST = -1
+
+_T = TypeVar("_T")
+
+_KNOWN = {
+    name.lower(): name
+    for name in (
+        "gateway",
+        "kafka.bootstrap.servers",
+        "subscribe",
+        "subscribePattern",
+        "assign",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "startingOffsets",
+        "startingOffsetsByTimestampStrategy",
+        "endingTimestamp",
+        "endingOffsetsByTimestamp",
+        "endingOffsets",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "failOnDataLoss",
+        "includeHeaders",
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "fetchMode",
+        "fetch.chunkBytes",
+        "latestWaitMs",
+        "verifyCrc",
+        "isolation",
+        "kafka.isolation.level",
+        "kafka.security.protocol",
+    )
+}
+
+_NOT_BUILT_YET = {
+    "topic": "writing",
+    "sinkid": "writing",
+    "delivery": "writing",
+    "txnappid": "writing",
+    "txnversion": "writing",
+    "pushdown": "filter pushdown",
+    "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
+    "commitgroupid": "committing offsets to a consumer group",
+    "groupidprefix": "consumer groups",
+    "kafka.group.id": "consumer groups",
+    "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
+    "credentialsfile": "authentication",
+}
+
+_REFUSED = {
+    "kafka.auto.offset.reset": "set startingOffsets to 'earliest' or 'latest' instead; "
+    "the query keeps its own offsets, and resuming goes on where it left off",
+    "kafka.key.deserializer": "keys come as bytes; decode them with DataFrame operations",
+    "kafka.value.deserializer": "values come as bytes; decode them with DataFrame operations",
+    "kafka.key.serializer": "keys are bytes; encode them with DataFrame operations",
+    "kafka.value.serializer": "values are bytes; encode them with DataFrame operations",
+    "kafka.enable.auto.commit": "the query keeps its own offsets",
+    "kafka.interceptor.classes": "interceptors can change the payload",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to start or end: a fixed end of the log, offsets, or timestamps (the first given wins)."""
+
+    kind: Literal["earliest", "latest", "offsets", "timestamp", "timestamps"]
+    offsets: TopicOffsets = field(default_factory=dict)
+    """For "offsets" (-2 earliest, -1 latest) and for "timestamps" (ms)."""
+    timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Validated options of one read. Picklable; holds no secret."""
+
+    gateways: tuple[str, ...]
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str = ""
+    assign: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    starting: Bound = field(default_factory=lambda: Bound("earliest"))
+    ending: Bound = field(default_factory=lambda: Bound("latest"))
+    latest_when_no_match: bool = False
+    """A starting timestamp later than every record: start at the latest offset instead of failing."""
+    offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_max_ms: int = 15 * 60_000
+    partitions_min: int | None = None
+    records_per_partition_max: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    poll_timeout_ms: int = 120_000
+    retries_max: int = 3
+    retry_interval_ms: int = 10
+    chunk_bytes: int = 1024 * 1024
+    latest_wait_ms: int = 50
+
+
+def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Validates what was given to `.option(...)`. Raises OptionError or NotBuiltYetError."""
+    given = {name.lower(): value for name, value in raw.items()}
+    given.pop("path", None)  # Spark adds it by itself to some reads
+    _refuse(given)
+    reader = _Reader(given)
+    ending_default = Bound("latest")
+    if streaming:
+        for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
+            if name.lower() in given:
+                raise OptionError(f"option {name} is not valid in streaming queries: they have no end")
+    starting = _bound(given, "starting", Bound("latest" if streaming else "earliest"))
+    ending = ending_default if streaming else _bound(given, "ending", ending_default)
+    if not streaming:
+        _check_batch_bounds(starting, ending)
+    low, high = reader.positive("minOffsetsPerTrigger"), reader.positive("maxOffsetsPerTrigger")
+    if low is not None and high is not None and low > high:
+        raise OptionError(f"minOffsetsPerTrigger ({low}) is higher than maxOffsetsPerTrigger ({high})")
+    strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
+    if strategy not in ("error", "latest"):
+        raise OptionError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
+    _check_fixed(reader)
+    return SourceOptions(
+        gateways=_gateways(given),
+        **_selection(given),
+        starting=starting,
+        ending=ending,
+        latest_when_no_match=strategy == "latest",
+        offsets_per_trigger_max=high,
+        offsets_per_trigger_min=low,
+        trigger_delay_max_ms=_duration_ms(given.get("maxtriggerdelay", "15m")),
+        partitions_min=reader.positive("minPartitions"),
+        records_per_partition_max=reader.positive("maxRecordsPerPartition"),
+        fail_on_data_loss=reader.boolean("failOnDataLoss", True),
+        include_headers=reader.boolean("includeHeaders", False),
+        poll_timeout_ms=reader.number("kafkaConsumer.pollTimeoutMs", 120_000, least=1),
+        retries_max=reader.number("fetchOffset.numRetries", 3, least=0),
+        retry_interval_ms=reader.number("fetchOffset.retryIntervalMs", 10, least=0),
+        chunk_bytes=reader.number("fetch.chunkBytes", 1024 * 1024, least=1024, most=8 * 1024 * 1024),
+        latest_wait_ms=reader.number("latestWaitMs", 50, least=0, most=30_000),
+    )
+
+
+def _refuse(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name in _KNOWN:
+            continue
+        if name in _REFUSED:
+            raise OptionError(f"option {name} is not supported: {_REFUSED[name]}")
+        if name in _NOT_BUILT_YET:
+            raise NotBuiltYetError(f"option {name} is not built yet: it belongs to {_NOT_BUILT_YET[name]}")
+        if name.startswith("kafka."):
+            raise OptionError(
+                f"option {name} is for Kafka's Java consumer, which this source doesn't use; remove it"
+            )
+        raise OptionError(f"unknown option {name}; this source knows: {', '.join(_KNOWN.values())}")
+
+
+def _check_fixed(reader: _Reader) -> None:
+    """Options that have one value in this build."""
+    if not reader.boolean("verifyCrc", True):
+        raise OptionError("verifyCrc can't be switched off: the check runs faster than the data comes")
+    if reader.word("fetchMode", "gateway") not in ("gateway", "auto"):
+        raise NotBuiltYetError("fetchMode other than gateway is not built yet; leave it out")
+    for name in ("isolation", "kafka.isolation.level"):
+        if reader.word(name, "read_uncommitted") != "read_uncommitted":
+            raise NotBuiltYetError(
+                f"{name} other than read_uncommitted is not built yet: it comes with transactions"
+            )
+    if reader.word("kafka.security.protocol", "plaintext") != "plaintext":
+        raise NotBuiltYetError("kafka.security.protocol other than PLAINTEXT is not built yet")
+
+
+class _Reader:
+    """Typed access to single options."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def _parse(self, name: str, default: _T, parse: Callable[[str], _T], kind: str) -> _T:
+        text = self._given.get(name.lower())
+        if text is None:
+            return default
+        try:
+            return parse(text.strip())
+        except ValueError:
+            raise OptionError(f"option {name} must be {kind}, not {text!r}") from None
+
+    def word(self, name: str, default: str) -> str:
+        return self._parse(name, default, str.lower, "a word")
+
+    def boolean(self, name: str, default: bool) -> bool:
+        def parse(text: str) -> bool:
+            if text.lower() not in ("true", "false"):
+                raise ValueError(text)
+            return text.lower() == "true"
+
+        return self._parse(name, default, parse, "true or false")
+
+    def number(self, name: str, default: int, *, least: int, most: int = (1 << 63) - 1) -> int:
+        value = self._parse(name, default, int, "a whole number")
+        if not least <= value <= most:
+            raise OptionError(f"option {name} must be between {least} and {most}, not {value}")
+        return value
+
+    def positive(self, name: str) -> int | None:
+        if name.lower() not in self._given:
+            return None
+        value = self._parse(name, 0, int, "a whole number")
+        if value <= 0:
+            raise OptionError(f"{name} must be positive, not {value}")
+        return value
+
+
+def _gateways(given: Mapping[str, str]) -> tuple[str, ...]:
+    text = given.get("gateway")
+    other = given.get("kafka.bootstrap.servers")
+    if text is not None and other is not None and text != other:
+        raise OptionError("options gateway and kafka.bootstrap.servers differ; give gateway alone")
+    text = text if text is not None else other
+    if text is None or not text.strip(" ,"):
+        raise OptionError(
+            'option gateway must be given: the gRPC address of one or more gateways, as "host:port,host:port"'
+        )
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if "://" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise OptionError(f"gateway address {address!r} is not of the form host:port")
+    return tuple(dict.fromkeys(addresses))
+
+
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+
+
+def _selection(given: Mapping[str, str]) -> dict[str, Any]:
+    chosen = [name for name in _STRATEGIES if name.lower() in given]
+    if len(chosen) != 1:
+        word = "One" if not chosen else "Only one"
+        verb = "must" if not chosen else "can"
+        raise OptionError(f"{word} of the following options {verb} be given: {', '.join(_STRATEGIES)}")
+    value = given[chosen[0].lower()].strip()
+    if chosen[0] == "subscribe":
+        topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+        if not topics:
+            raise OptionError(f"No topics to subscribe to in option subscribe: {value!r}")
+        return {"subscribe": topics}
+    if chosen[0] == "subscribePattern":
+        if not value:
+            raise OptionError("Pattern to subscribe is empty in option subscribePattern")
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise OptionError(f"subscribePattern {value!r} is no regular expression: {error}") from None
+        return {"subscribe_pattern": value}
+    parsed = _json(value, "assign", 'JSON like {"topicA":[0,1],"topicB":[2,4]}')
+    if not isinstance(parsed, dict) or not parsed:
+        raise OptionError(f"No topic partitions to assign in option assign: {value!r}")
+    assigned = []
+    for topic, partitions in parsed.items():
+        if (
+            not isinstance(partitions, list)
+            or not partitions
+            or not all(_is_index(item) for item in partitions)
+        ):
+            raise OptionError(f"option assign must list partitions of topic {topic!r} like [0,1]")
+        assigned.append((topic, tuple(sorted(set(partitions)))))
+    return {"assign": tuple(assigned)}
+
+
+def _is_index(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _json(text: str, name: str, example: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise OptionError(f"option {name} must be {example}, not {text!r}") from None
+
+
+def _topic_offsets(text: str, name: str, *, least: int) -> TopicOffsets:
+    example = 'JSON like {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    parsed = _json(text, name, example)
+    result: TopicOffsets = {}
+    if not isinstance(parsed, dict):
+        raise OptionError(f"option {name} must be {example}, not {text!r}")
+    for topic, partitions in parsed.items():
+        if not isinstance(partitions, dict):
+            raise OptionError(f"option {name} must be {example}, not {text!r}")
+        result[topic] = {}
+        for partition, value in partitions.items():
+            if (
+                not partition.isdecimal()
+                or isinstance(value, bool)
+                or not isinstance(value, int)
+                or value < least
+            ):
+                raise OptionError(
+                    f"option {name}: topic {topic!r}, partition {partition!r}: bad value {value!r}"
+                )
+            result[topic][int(partition)] = value
+    return result
+
+
+def _bound(given: Mapping[str, str], prefix: str, default: Bound) -> Bound:
+    """Precedence as in Kafka's connector: one timestamp, timestamps by partition, offsets."""
+    name = f"{prefix}Timestamp"
+    if (text := given.get(name.lower())) is not None:
+        if not text.strip().isdecimal():
+            raise OptionError(f"option {name} must be a time in ms since 1970, not {text!r}")
+        return Bound("timestamp", timestamp_ms=int(text))
+    name = f"{prefix}OffsetsByTimestamp"
+    if (text := given.get(name.lower())) is not None:
+        return Bound("timestamps", _topic_offsets(text.strip(), name, least=0))
+    name = f"{prefix}Offsets"
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word == "earliest":
+        return Bound("earliest")
+    if word == "latest":
+        return Bound("latest")
+    return Bound("offsets", _topic_offsets(text.strip(), name, least=EARLIEST))
+
+
+def _check_batch_bounds(starting: Bound, ending: Bound) -> None:
+    if starting.kind == "latest":
+        raise OptionError("startingOffsets can't be latest for batch queries")
+    if ending.kind == "earliest":
+        raise OptionError("endingOffsets can't be earliest for batch queries")
+    for name, bound, banned, word in (
+        ("startingOffsets", starting, LATEST, "latest"),
+        ("endingOffsets", ending, EARLIEST, "earliest"),
+    ):
+        if bound.kind != "offsets":
+            continue
+        for topic, partitions in bound.offsets.items():
+            for partition, offset in partitions.items():
+                if offset == banned:
+                    raise OptionError(f"{name} for {topic}-{partition} can't be {word} for batch queries")
+    if starting.kind == ending.kind and starting.kind in ("offsets", "timestamps"):
+        _check_same_partitions(starting.offsets, ending.offsets)
+
+
+def _check_same_partitions(starting: TopicOffsets, ending: TopicOffsets) -> None:
+    first = {(topic, partition) for topic, item in starting.items() for partition in item}
+    last = {(topic, partition) for topic, item in ending.items() for partition in item}
+    if first != last:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(first ^ last))
+        raise OptionError(f"start and end must name the same partitions; only one of them names {names}")
+    for topic, partition in sorted(first):
+        start, end = starting[topic][partition], ending[topic][partition]
+        if start > end >= 0:
+            raise OptionError(f"start ({start}) of {topic}-{partition} is greater than its end ({end})")
+
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _duration_ms(text: str) -> int:
+    """Spark's time strings: a number and ms, s, m, min, h or d; a bare number is ms."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or (match[2] and match[2] not in _UNITS_MS):
+        raise OptionError(f"option maxTriggerDelay must be a time like 30s or 15m, not {text!r}")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]

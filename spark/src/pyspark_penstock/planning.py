@@ -1,0 +1,118 @@
+"""Turns bounds (earliest, latest, offsets, timestamps) into offsets, and a batch read into ranges."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
+from pyspark_penstock.gateway import GatewayClient, OffsetAnswer, Query, TopicInfo, select_topics
+from pyspark_penstock.options import EARLIEST, LATEST, Bound, SourceOptions
+from pyspark_penstock.tiling import OffsetRange, tile
+
+Partition = tuple[str, int]
+Offsets = dict[Partition, int]
+
+_log = logging.getLogger("pyspark_penstock")
+
+
+def keys_of(topics: dict[str, TopicInfo]) -> list[Partition]:
+    """All partitions, ordered, so that plans and offsets come out alike every time."""
+    return [(name, part) for name in sorted(topics) for part in topics[name].partitions]
+
+
+def ask(client: GatewayClient, queries: Sequence[Query]) -> Offsets:
+    """Offsets of partitions that must exist. Raises GatewayError when one doesn't answer."""
+    answers = client.list_offsets(queries)
+    return {(q.topic, q.partition): checked(q, answer) for q, answer in zip(queries, answers, strict=True)}
+
+
+def checked(query: Query, answer: OffsetAnswer) -> int:
+    if answer.code:
+        raise GatewayError(
+            f"offset of {query.topic}-{query.partition}: {answer.message or f'Kafka error {answer.code}'}"
+        )
+    return answer.offset
+
+
+def ends(client: GatewayClient, keys: Sequence[Partition], which: int) -> Offsets:
+    """Earliest (-2) or latest (-1) offsets."""
+    return ask(client, [Query(topic, part, which) for topic, part in keys])
+
+
+def resolve(
+    client: GatewayClient,
+    bound: Bound,
+    keys: Sequence[Partition],
+    *,
+    name: str,
+    latest_when_no_match: bool,
+) -> Offsets:
+    """Offsets of a bound. `name` is the option's prefix, for messages."""
+    if bound.kind == "earliest":
+        return ends(client, keys, EARLIEST)
+    if bound.kind == "latest":
+        return ends(client, keys, LATEST)
+    if bound.kind == "timestamp":
+        return _by_time(client, dict.fromkeys(keys, bound.timestamp_ms), name, latest_when_no_match)
+    given = {(topic, part): value for topic, item in bound.offsets.items() for part, value in item.items()}
+    if set(given) != set(keys):
+        option = f"{name}OffsetsByTimestamp" if bound.kind == "timestamps" else f"{name}Offsets"
+        missing = ", ".join(f"{topic}-{part}" for topic, part in sorted(set(keys) - set(given)))
+        extra = ", ".join(f"{topic}-{part}" for topic, part in sorted(set(given) - set(keys)))
+        raise OptionError(
+            f"{option} must name every partition that is read and no other (-1 for latest, -2 for earliest)"
+            + (f"; missing: {missing}" if missing else "")
+            + (f"; not read: {extra}" if extra else "")
+        )
+    if bound.kind == "timestamps":
+        return _by_time(client, given, name, latest_when_no_match)
+    relative = [key for key in keys if given[key] < 0]
+    return given | ask(client, [Query(topic, part, given[(topic, part)]) for topic, part in relative])
+
+
+def _by_time(client: GatewayClient, times: Offsets, name: str, latest_when_no_match: bool) -> Offsets:
+    found = ask(client, [Query(topic, part, time) for (topic, part), time in times.items()])
+    later = [key for key, offset in found.items() if offset < 0]
+    if later and not latest_when_no_match:
+        names = ", ".join(f"{topic}-{part}" for topic, part in later)
+        raise OptionError(
+            f"no record is as late as the {name} timestamp in: {names}; set "
+            'startingOffsetsByTimestampStrategy to "latest" to start at the end there'
+        )
+    return found | ends(client, later, LATEST)
+
+
+def batch_ranges(client: GatewayClient, options: SourceOptions) -> list[OffsetRange]:
+    """The ranges of a batch read, tiled. Offsets that don't exist are data loss."""
+    topics = select_topics(client, options)
+    keys = keys_of(topics)
+    starts = resolve(
+        client,
+        options.starting,
+        keys,
+        name="starting",
+        latest_when_no_match=options.latest_when_no_match,
+    )
+    stops = resolve(client, options.ending, keys, name="ending", latest_when_no_match=True)
+    # Asked last, so that "latest" can't lie beyond what they say.
+    first, last = ends(client, keys, EARLIEST), ends(client, keys, LATEST)
+    ranges = []
+    for topic, part in keys:
+        key = (topic, part)
+        start, stop = starts[key], stops[key]
+        if options.starting.kind == "offsets" and not first[key] <= start <= last[key]:
+            _lost(options, f"{topic}-{part}: start {start} is outside {first[key]}..{last[key]}")
+        if stop > last[key]:
+            _lost(options, f"{topic}-{part}: end {stop} is beyond the end of the log, {last[key]}")
+        start = max(start, first[key])
+        stop = min(stop, last[key])
+        if stop > start:
+            ranges.append(OffsetRange(topic, part, start, stop, topics[topic].topic_id))
+    return tile(ranges, options.partitions_min, options.records_per_partition_max)
+
+
+def _lost(options: SourceOptions, text: str) -> None:
+    if options.fail_on_data_loss:
+        raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to read what is there')
+    _log.warning("%s; reading what is there, as failOnDataLoss=false says", text)

@@ -1,0 +1,71 @@
+"""Spark partitions, and the batch reader.
+
+A partition is pickled with nothing but names, numbers and addresses. Tasks begin at
+different gateways of the configured ones, so that several gateways share the load;
+those that only the cluster named come last, because a task may not reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from pyspark_penstock.decode import Decoder
+from pyspark_penstock.fetch import RangeReader
+from pyspark_penstock.gateway import GatewayClient
+from pyspark_penstock.options import SourceOptions
+from pyspark_penstock.planning import batch_ranges
+from pyspark_penstock.tiling import OffsetRange
+
+
+class RangePartition(InputPartition):
+    """One range, and the gateways to try for it, in order."""
+
+    def __init__(self, wanted: OffsetRange, gateways: tuple[str, ...]) -> None:
+        super().__init__(None)
+        self.wanted = wanted
+        self.gateways = gateways
+
+
+def range_partitions(client: GatewayClient, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
+    configured = client.addresses
+    others = tuple(address for address in client.learned if address not in configured)
+    partitions: list[InputPartition] = []
+    for index, item in enumerate(ranges):
+        turn = index % len(configured)
+        partitions.append(RangePartition(item, configured[turn:] + configured[:turn] + others))
+    return partitions
+
+
+def read_partition(partition: RangePartition, options: SourceOptions, schema: Any) -> Iterator[Any]:
+    """Arrow batches of one partition. Runs on an executor."""
+    wanted = partition.wanted
+    reader = RangeReader(
+        wanted,
+        partition.gateways,
+        Decoder(wanted.topic, wanted.partition, schema, options.chunk_bytes),
+        fail_on_data_loss=options.fail_on_data_loss,
+        chunk_bytes=options.chunk_bytes,
+        poll_timeout_ms=options.poll_timeout_ms,
+    )
+    return reader.batches()
+
+
+class PenstockReader(DataSourceReader):
+    """A batch read: fixed ranges, planned once."""
+
+    def __init__(self, options: SourceOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        client = GatewayClient.of(self._options)
+        return range_partitions(client, batch_ranges(client, self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        # Nothing to read at all: Spark makes up one partition that is none of ours.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return read_partition(partition, self._options, self._schema)

@@ -1,0 +1,244 @@
+"""The streaming reader: when to look, how far to go, what to hand out.
+
+The rules of advancing are in `progress`; here are the calls that feed them. One reader
+lives in the query's planner process for as long as the query runs, another one is made
+to be pickled for the executors, so nothing here may be needed by `read`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_penstock.errors import DataLossError
+from pyspark_penstock.gateway import (
+    UNKNOWN_TOPIC_OR_PARTITION,
+    GatewayClient,
+    Query,
+    TopicInfo,
+    TopicMissingError,
+    select_topics,
+)
+from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
+from pyspark_penstock.planning import Offsets, Partition, checked, ends, keys_of, resolve
+from pyspark_penstock.progress import Observed, Progress, advance, unknown
+from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
+from pyspark_penstock.tiling import tile
+
+_log = logging.getLogger("pyspark_penstock")
+
+TOPICS_AGE_MAX_MS = 1_000
+"""How old the list of topics and partitions may be: new partitions are found this late."""
+REGRESSION_GRACE_MS = 10_000
+"""How long a log may end below where it was read to: after a failover the new leader learns its high
+watermark from its followers only some moments later."""
+_REGRESSION_POLL_MS = 100
+
+
+class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches over all partitions that the options choose."""
+
+    def __init__(self, options: SourceOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = schema
+        self._initial: dict[str, Any] | None = None
+        self._topics: dict[str, TopicInfo] = {}
+        self._topics_at_s = float("-inf")
+        self._frozen: Offsets | None = None
+        """With Trigger.AvailableNow: the latest offsets when the query started."""
+        self._last_batch_s = time.monotonic()
+        self._reported: dict[str, Any] | None = None
+        self._gateway: GatewayClient | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Executors need the schema and the options; the rest is the planner's."""
+        return {"_options": self._options, "_schema": self._schema}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(PenstockStreamReader(state["_options"], state["_schema"]).__dict__)
+
+    # -- called in the planner ----------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query starts. The answer is kept: Spark asks again before every first batch."""
+        if self._initial is None:
+            client = self._client()
+            topics = self._current_topics(TOPICS_AGE_MAX_MS)
+            offsets = resolve(
+                client,
+                self._options.starting,
+                keys_of(topics),
+                name="starting",
+                latest_when_no_match=self._options.latest_when_no_match,
+            )
+            offsets = self._check_start(offsets)
+            ids = {name: topic.topic_id for name, topic in topics.items()}
+            self._initial = Progress(offsets, ids).to_json()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(self._options.offsets_per_trigger_max)
+        if self._options.offsets_per_trigger_min is not None:
+            return ReadMinRows(self._options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The next end offset; `start` itself when there is nothing to do."""
+        current = Progress.from_json(start)
+        seen = self._observe(current)
+        self._reported = Progress(seen.latest, seen.ids).to_json()
+        step = advance(current, seen, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        for loss in step.losses:
+            self._lost(loss)
+        unchanged = (step.progress.to, step.progress.ids) == (current.to, current.ids)
+        if current.start is not None and (unchanged or self._too_few(step.news, limit)):
+            return start
+        self._last_batch_s = time.monotonic()
+        return step.progress.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """What was latest at the last look, for the query's progress report."""
+        return self._reported
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Freezes topics and their ends: the query stops there, however much is produced meanwhile."""
+        topics = self._current_topics(0)
+        self._frozen = ends(self._client(), keys_of(topics), LATEST)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What to read: by `end` alone (see `progress`)."""
+        ranges = tile(
+            Progress.from_json(end).ranges(),
+            self._options.partitions_min,
+            self._options.records_per_partition_max,
+        )
+        return range_partitions(self._client(), ranges)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint holds the offsets."""
+
+    def stop(self) -> None:
+        """Nothing to do: channels belong to the process."""
+
+    # -- called on executors ------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return read_partition(partition, self._options, self._schema)
+
+    # -- what the cluster says ----------------------------------------------------------------
+
+    def _client(self) -> GatewayClient:
+        if self._gateway is None:
+            self._gateway = GatewayClient.of(self._options)
+        return self._gateway
+
+    def _current_topics(self, age_max_ms: int) -> dict[str, TopicInfo]:
+        now = time.monotonic()
+        if (now - self._topics_at_s) * 1000 >= age_max_ms:
+            self._topics = select_topics(self._client(), self._options)
+            self._topics_at_s = now
+        return self._topics
+
+    def _known_topics(self, current: Progress) -> dict[str, TopicInfo]:
+        """Topics now; a named one that is gone is left out when the query may go on without it."""
+        try:
+            return self._current_topics(TOPICS_AGE_MAX_MS)
+        except TopicMissingError as error:
+            if self._options.fail_on_data_loss:
+                raise DataLossError(str(error)) from None
+            _log.warning("%s; going on without it, as failOnDataLoss=false says", error)
+            names = {topic for topic, _ in current.to}
+            self._topics_at_s = time.monotonic()
+            self._topics = self._client().describe(sorted(names)) if names else {}
+            return self._topics
+
+    def _observe(self, current: Progress) -> Observed:
+        if self._frozen is not None:
+            topics, latest = self._topics, self._frozen
+        else:
+            topics = self._known_topics(current)
+            latest = self._latest(current, keys_of(topics))
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        new = unknown(current, ids, list(latest))
+        earliest = ends(self._client(), new, EARLIEST)
+        seen = Observed(ids, latest, earliest)
+        if any(latest.get(key, offset) < offset for key, offset in current.to.items() if key not in earliest):
+            seen = Observed(ids, self._after_regression(current, seen), earliest)
+        return seen
+
+    def _latest(self, current: Progress, keys: list[Partition]) -> Offsets:
+        """Latest offsets, waiting a moment for news when there is none: idle queries ask all the time."""
+        waits = current.start is not None and all(key in current.to for key in keys)
+        queries = [Query(topic, part, LATEST, current.to.get((topic, part), 0)) for topic, part in keys]
+        answers = self._client().list_offsets(queries, self._options.latest_wait_ms if waits else 0)
+        if not queries and waits:
+            time.sleep(self._options.latest_wait_ms / 1000)
+        latest: Offsets = {}
+        for query, answer in zip(queries, answers, strict=True):
+            if answer.code == UNKNOWN_TOPIC_OR_PARTITION:
+                # Deleted since the topics were listed: look again next time, take it as unchanged now.
+                self._topics_at_s = float("-inf")
+                latest[(query.topic, query.partition)] = query.known_offset
+                continue
+            if answer.topic_id and answer.topic_id != self._topics[query.topic].topic_id:
+                # Made anew since then: likewise.
+                self._topics_at_s = float("-inf")
+                latest[(query.topic, query.partition)] = query.known_offset
+                continue
+            latest[(query.topic, query.partition)] = checked(query, answer)
+        return latest
+
+    def _after_regression(self, current: Progress, seen: Observed) -> Offsets:
+        """Looks again for a while at partitions that end below where they were read to."""
+        deadline = time.monotonic() + REGRESSION_GRACE_MS / 1000
+        latest = dict(seen.latest)
+        while True:
+            short = [
+                key
+                for key, offset in current.to.items()
+                if key not in seen.earliest and latest.get(key, offset) < offset
+            ]
+            if not short or time.monotonic() >= deadline:
+                return latest
+            time.sleep(_REGRESSION_POLL_MS / 1000)
+            now = ends(self._client(), short, LATEST)
+            # With AvailableNow nothing beyond the frozen end is taken; being back is enough.
+            caps = {key: current.to[key] for key in short} if self._frozen is not None else now
+            latest |= {key: min(offset, caps[key]) for key, offset in now.items()}
+
+    def _too_few(self, news: int, limit: ReadLimit) -> bool:
+        """minOffsetsPerTrigger: wait for more, but not longer than maxTriggerDelay, and not at the end."""
+        least = self._options.offsets_per_trigger_min
+        if least is None or isinstance(limit, ReadAllAvailable) or self._frozen is not None:
+            return False
+        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        return news < least and waited_ms < self._options.trigger_delay_max_ms
+
+    def _check_start(self, offsets: Offsets) -> Offsets:
+        """Offsets given by number must exist; with failOnDataLoss=false the nearest that does is taken."""
+        if self._options.starting.kind != "offsets":
+            return offsets
+        first, last = (ends(self._client(), list(offsets), which) for which in (EARLIEST, LATEST))
+        for key, offset in offsets.items():
+            if not first[key] <= offset <= last[key]:
+                self._lost(f"{key[0]}-{key[1]}: start {offset} is outside {first[key]}..{last[key]}")
+        return {key: min(max(offset, first[key]), last[key]) for key, offset in offsets.items()}
+
+    def _lost(self, text: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to go on with what is left')
+        _log.warning("%s; going on without it, as failOnDataLoss=false says", text)

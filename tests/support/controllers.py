@@ -1,0 +1,96 @@
+"""Controller processes for tests: a quorum on loopback that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Controllers:
+    """`count` controller processes; ids from 1."""
+
+    def __init__(self, directory: Path, count: int, **settings: object) -> None:
+        self.directory = directory
+        self.count = count
+        ports = free_ports(2 * count)
+        self.raft_ports, self.grpc_ports = ports[:count], ports[count:]
+        self.settings = settings
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"{i}@127.0.0.1:{p}" for i, p in enumerate(self.grpc_ports, 1)]
+
+    def start(self, controller_id: int) -> None:
+        arguments = {
+            "controller-id": controller_id,
+            "data-dir": self.directory / f"controller-{controller_id}",
+            "raft-bind": f"127.0.0.1:{self.raft_ports[controller_id - 1]}",
+            "raft-peers": ",".join(f"{i}@127.0.0.1:{p}" for i, p in enumerate(self.raft_ports, 1)),
+            "controllers": ",".join(self.addresses),
+            "grpc-bind": f"127.0.0.1:{self.grpc_ports[controller_id - 1]}",
+            **{key.replace("_", "-"): value for key, value in self.settings.items()},
+        }
+        command = [sys.executable, "-m", "penstock_controller"]
+        for key, value in arguments.items():
+            command += [f"--{key}", str(value)]
+        with self.log_path(controller_id).open("ab") as log:
+            self.processes[controller_id] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def start_all(self) -> None:
+        for controller_id in range(1, self.count + 1):
+            self.start(controller_id)
+
+    def kill(self, controller_id: int, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self.processes.pop(controller_id)
+        os.kill(process.pid, number)
+        process.wait(timeout=15)
+
+    def kill_all(self) -> None:
+        """All at once, as a power cut does."""
+        for process in self.processes.values():
+            os.kill(process.pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(timeout=15)
+        self.processes.clear()
+
+    def log_path(self, controller_id: int) -> Path:
+        return self.directory / f"controller-{controller_id}.log"
+
+    def log(self, controller_id: int) -> str:
+        return self.log_path(controller_id).read_text()
+
+    def client(self, channels: ChannelPool) -> ControllerClient:
+        return ControllerClient(self.addresses, "test", channels)
+
+    async def describe(self, channels: ChannelPool, controller_id: int) -> api.DescribeQuorumResponse:
+        stub = self.client(channels).stub(f"127.0.0.1:{self.grpc_ports[controller_id - 1]}")
+        response: api.DescribeQuorumResponse = await stub.DescribeQuorum(
+            api.DescribeQuorumRequest(), timeout=2, wait_for_ready=True
+        )
+        return response
+
+    async def active_id(self, channels: ChannelPool) -> int:
+        """Id of the active controller, -1 when nobody says that it is."""
+        for controller_id in self.processes:
+            response = await self.describe(channels, controller_id)
+            if response.active_controller_id == controller_id:
+                return controller_id
+        return -1

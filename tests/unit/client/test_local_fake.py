@@ -1,0 +1,252 @@
+"""LocalCluster against stand-in roles that misbehave as real ones must not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CommandError
+from penstock.local import cluster as cluster_module
+from penstock.local import ports, processes
+from penstock.local.cluster import LocalCluster
+from penstock.local.plan import GATEWAY, NODE, ClusterSpec
+from penstock.local.processes import ProcessState
+from support.cluster import free_base_port
+from support.waiting import wait_for
+
+
+def small(port: int | None = None) -> ClusterSpec:
+    return ClusterSpec(controllers=1, nodes=1, gateways=1, port=port or free_base_port())
+
+
+def states(cluster: LocalCluster) -> dict[str, str]:
+    return {row.name: str(row.state) for row in cluster.status().processes}
+
+
+def _ignore(_result: object) -> None:
+    pass
+
+
+def pid_of(cluster: LocalCluster, name: str) -> int:
+    pid = cluster.state.process(name).pid
+    assert pid is not None
+    return pid
+
+
+def test_up_status_json_has_exactly_the_documented_keys(fake_cluster: LocalCluster) -> None:
+    found = fake_cluster.status().to_json()
+    assert set(found) == {"bootstrap", "direct_bootstrap", "gateway", "http", "processes"}
+    rows = json.loads(json.dumps(found["processes"]))
+    assert [set(row) for row in rows] == [{"name", "role", "id", "pid", "state"}] * 4
+    assert {row["state"] for row in rows} == {"running"}
+
+
+def test_killed_stays_dead_until_started(fake_cluster: LocalCluster) -> None:
+    pid = pid_of(fake_cluster, "node-2")
+    assert fake_cluster.kill("node-2") == pid
+    assert states(fake_cluster)["node-2"] == "dead"
+    with pytest.raises(CommandError, match="node-2 is dead already; `penstock local start node-2`"):
+        fake_cluster.kill("node-2")
+    ports_before = fake_cluster.state.member("node-2").ports
+    assert fake_cluster.start("node-2") == []
+    assert states(fake_cluster)["node-2"] == "running"
+    assert fake_cluster.state.member("node-2").ports == ports_before
+    assert pid_of(fake_cluster, "node-2") != pid
+    assert "running already" in fake_cluster.start("node-2")[0]
+
+
+def test_stopped_and_continued(fake_cluster: LocalCluster) -> None:
+    fake_cluster.kill("node-1", signal.SIGSTOP)
+    assert states(fake_cluster)["node-1"] == "stopped"
+    fake_cluster.kill("node-1", signal.SIGCONT)
+    assert states(fake_cluster)["node-1"] == "running"
+    fake_cluster.kill("node-1", signal.SIGSTOP)
+    assert "goes on" in fake_cluster.start("node-1")[0]
+    fake_cluster.kill("node-1", signal.SIGTERM)
+    assert states(fake_cluster)["node-1"] == "dead"
+
+
+def test_unknown_name_lists_the_names(fake_cluster: LocalCluster) -> None:
+    with pytest.raises(CommandError, match="no process is named 'node-9'; there are: controller-1, node-1"):
+        fake_cluster.kill("node-9")
+
+
+def test_add_takes_the_next_name(fake_cluster: LocalCluster) -> None:
+    assert fake_cluster.add(NODE) == "node-3"
+    assert fake_cluster.add(GATEWAY) == "gateway-2"
+    assert states(fake_cluster)["node-3"] == "running"
+    assert fake_cluster.bootstrap.count(",") == 1
+
+
+def test_down_leaves_nothing_and_up_brings_the_same_back(fake_cluster: LocalCluster) -> None:
+    before = fake_cluster.state
+    pids = [pid_of(fake_cluster, p.name) for p in before.processes]
+    (fake_cluster.directory / "node-1" / "data").mkdir()
+    fake_cluster.kill("node-1", signal.SIGSTOP)
+    assert len(fake_cluster.down()) == 4
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert fake_cluster.up(ClusterSpec()) is True
+    assert fake_cluster.state.members == before.members
+    assert fake_cluster.up(ClusterSpec()) is False
+    assert (fake_cluster.directory / "node-1" / "data").is_dir()
+    fake_cluster.down(wipe=True)
+    assert not fake_cluster.directory.exists()
+
+
+def test_wipe_leaves_what_others_put_there(fake_cluster: LocalCluster) -> None:
+    (fake_cluster.directory / "notes.txt").write_text("mine")
+    fake_cluster.down(wipe=True)
+    assert [entry.name for entry in fake_cluster.directory.iterdir()] == ["notes.txt"]
+
+
+def test_term_ignored_means_kill(fake_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "STOP_TIMEOUTS_S", ((NODE, 0.2), (GATEWAY, 5.0), ("controller", 5.0)))
+    (fake_cluster.directory / "node-1" / "ignore-term").touch()
+    told: list[str] = []
+    LocalCluster(fake_cluster.directory, told.append).down()
+    assert fake_cluster.alive() == []
+    assert any("node-1 did not stop within" in line for line in told)
+
+
+def test_death_at_start_shows_the_last_lines_and_stops_the_others(tmp_path: Path, fake_roles: None) -> None:
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "die").touch()
+    cluster = LocalCluster(tmp_path)
+    with pytest.raises(CommandError, match=r"node-1 ended at its start(.|\n)*choose another"):
+        cluster.up(small())
+    # A new cluster that failed leaves its logs and nothing else: the next try is free to be another.
+    assert not cluster.store.exists()
+    assert (tmp_path / "node-1" / "log.txt").exists()
+    assert not (tmp_path / "controller-1" / "settings.toml").exists()
+    assert cluster.up(small()) is True
+    cluster.down()
+
+
+def test_failed_restart_keeps_the_old_settings(fake_cluster: LocalCluster) -> None:
+    fake_cluster.down()
+    (fake_cluster.directory / "node-1" / "die").touch()
+    with pytest.raises(CommandError, match="node-1 ended"):
+        fake_cluster.up(ClusterSpec(settings={NODE: {"disk_threads": "0"}}))
+    assert fake_cluster.state.settings == {}
+    assert fake_cluster.alive() == []
+
+
+def test_not_ready_in_time_is_told_with_the_reason(tmp_path: Path, fake_roles: None) -> None:
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "unready").touch()
+    with pytest.raises(CommandError, match="node-1 is not ready after 1 s: told so"):
+        LocalCluster(tmp_path).up(small(), timeout_s=0.6)
+
+
+def test_up_waits_until_the_gateway_sees_every_node(tmp_path: Path, fake_roles: None) -> None:
+    (tmp_path / "gateway-1").mkdir()
+    seen = tmp_path / "gateway-1" / "nodes"
+    seen.write_text("0")
+    cluster = LocalCluster(tmp_path)
+    thread = threading.Timer(0.7, lambda: _ignore(seen.write_text("1")))
+    thread.start()
+    cluster.up(small())
+    assert not thread.is_alive()
+    thread.join()
+    cluster.down()
+
+
+def test_start_of_one_that_cannot_be_ready_is_a_note(
+    fake_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "PATIENCE_S", 0.3)
+    fake_cluster.kill("node-1")
+    (fake_cluster.directory / "node-1" / "unready").touch()
+    (note,) = fake_cluster.start("node-1")
+    assert "node-1 is not ready" in note
+    assert "told so" in note
+    assert states(fake_cluster)["node-1"] == "starting"
+
+
+def test_taken_port_names_port_and_mend(tmp_path: Path, fake_roles: None) -> None:
+    base = free_base_port()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", base))
+        other.listen()
+        with pytest.raises(CommandError, match=rf"port {base} is taken by process {os.getpid()} .*--port"):
+            LocalCluster(tmp_path / "c").up(small(base))
+    assert not (tmp_path / "c").exists()
+
+
+def test_reused_pid_is_never_signalled(fake_cluster: LocalCluster) -> None:
+    fake_cluster.kill("node-1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        state = fake_cluster.state
+        state.process("node-1").pid = stranger.pid
+        fake_cluster.store.save(state)
+        assert states(fake_cluster)["node-1"] == "dead"
+        with pytest.raises(CommandError, match="dead already"):
+            fake_cluster.kill("node-1")
+        fake_cluster.down()
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+
+
+def test_differences_name_the_option(fake_cluster: LocalCluster) -> None:
+    assert fake_cluster.differences({"nodes": 3, "controllers": 1}) == ["nodes is 2"]
+    assert fake_cluster.differences({}) == []
+
+
+def test_environment_does_not_reach_the_roles(
+    tmp_path: Path, fake_roles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", "/nowhere")
+    cluster = LocalCluster(tmp_path)
+    cluster.up(small())
+    environment = Path(f"/proc/{pid_of(cluster, 'node-1')}/environ").read_bytes()
+    cluster.down()
+    assert b"PENSTOCK_" not in environment
+
+
+def test_commands_that_change_wait_for_each_other(fake_cluster: LocalCluster) -> None:
+    results: list[object] = []
+
+    def add() -> None:
+        results.append(LocalCluster(fake_cluster.directory).add(NODE))
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, results)) == ["node-3", "node-4", "node-5"]
+    assert len(fake_cluster.status().processes) == 7
+
+
+def test_no_cluster_says_how_to_make_one(tmp_path: Path) -> None:
+    for call in (LocalCluster(tmp_path).status, LocalCluster(tmp_path).down):
+        with pytest.raises(CommandError, match="penstock local up"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_process_state_of_a_zombie_is_dead() -> None:
+    child = processes.spawn([sys.executable, "-c", "pass"], Path.cwd(), Path(os.devnull))
+    known = processes.identity(child.pid)
+    wait_for(lambda: processes.process_state(child.pid, known) is ProcessState.DEAD, "the child's end", 10)
+    child.returncode = 0
+
+
+def test_free_ports_are_different_and_outside_the_ephemeral_range() -> None:
+    avoid = set(range(ports.PORTS_FROM, ports.PORTS_FROM + 100))
+    chosen = ports.choose_free(50, avoid)
+    assert len(set(chosen)) == 50
+    assert not avoid & set(chosen)
+    assert all(ports.PORTS_FROM <= port <= ports.PORTS_TO_DEFAULT for port in chosen)

@@ -1,0 +1,249 @@
+"""The metadata image: apply, snapshot, sharing, and histories that part."""
+
+import os
+import random
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId
+from penstock_core.metadata import MetadataImage
+from penstock_proto.v1 import common_pb2, metadata_pb2
+
+Record = metadata_pb2.MetadataRecord
+A = TopicId(b"a" * 16)
+B = TopicId(b"b" * 16)
+
+
+def cluster(value: bytes = b"c" * 16) -> Record:
+    return Record(cluster=metadata_pb2.ClusterRecord(cluster_id=value))
+
+
+def node(node_id: int, epoch: int = 1, **values: object) -> Record:
+    return Record(
+        node=metadata_pb2.NodeRecord(
+            node_id=node_id,
+            node_epoch=epoch,
+            directory_id=bytes([node_id]) * 16,
+            process=common_pb2.ProcessInfo(version="0.1.0", feature_level=1, boot_id=b"b" * 16),
+            rack="a",
+            grpc=common_pb2.Endpoint(host="localhost", port=5000 + node_id, security="PLAINTEXT"),
+            http=common_pb2.Endpoint(host="::1", port=8000 + node_id, security="PLAINTEXT"),
+            listeners=[common_pb2.Endpoint(listener="DIRECT", host="h", port=9, security="PLAINTEXT")],
+            apis=[common_pb2.ApiRange(api_key=0, min_version=3, max_version=9)],
+            **values,  # type: ignore[arg-type]
+        )
+    )
+
+
+def gateway(name: str, epoch: int = 1) -> Record:
+    return Record(gateway=metadata_pb2.GatewayRecord(gateway_id=name, gateway_epoch=epoch))
+
+
+def topic(topic_id: bytes, name: str) -> Record:
+    return Record(topic=metadata_pb2.TopicRecord(topic_id=topic_id, name=name))
+
+
+def topic_removed(topic_id: bytes) -> Record:
+    return Record(topic_removed=metadata_pb2.TopicRemovedRecord(topic_id=topic_id))
+
+
+def partition(topic_id: bytes, index: int, leader: int = 1, epoch: int = 0) -> Record:
+    return Record(
+        partition=metadata_pb2.PartitionRecord(
+            topic_id=topic_id,
+            partition=index,
+            replicas=[1, 2, 3],
+            isr=[1, 2],
+            elr=[3],
+            leader=leader,
+            leader_epoch=epoch,
+            partition_epoch=epoch,
+            last_known_leader=-1,
+        )
+    )
+
+
+def config(name: str, key: str, value: str | None) -> Record:
+    return Record(
+        config=metadata_pb2.ConfigRecord(resource_type="topic", resource_name=name, key=key, value=value)
+    )
+
+
+def feature(name: str, level: int) -> Record:
+    return Record(feature=metadata_pb2.FeatureRecord(name=name, level=level))
+
+
+def producer_ids(value: int) -> Record:
+    return Record(producer_ids=metadata_pb2.ProducerIdsRecord(next_producer_id=value))
+
+
+def full() -> MetadataImage:
+    return MetadataImage().apply(
+        [
+            cluster(),
+            node(1),
+            node(2, fenced=True),
+            gateway("gateway-1"),
+            topic(A, "a"),
+            partition(A, 0),
+            partition(A, 1, leader=2),
+            topic(B, "b"),
+            partition(B, 0),
+            config("a", "retention.ms", "5"),
+            config("a", "segment.bytes", "2048"),
+            feature("metadata", 1),
+            producer_ids(1000),
+        ],
+        1,
+    )
+
+
+def test_lookups() -> None:
+    image = full()
+    assert image.version == 1
+    found = image.topic("a")
+    assert found is not None
+    assert found.topic_id == A
+    assert sorted(found.partitions) == [0, 1]
+    one = image.partition(A, 1)
+    assert one is not None
+    assert (one.leader, one.replicas, one.isr, one.elr, one.key) == (2, (1, 2, 3), (1, 2), (3,), (A, 1))
+    assert image.partition(A, 9) is None
+    assert image.partition(TopicId(b"z" * 16), 0) is None
+    assert image.topic("z") is None
+    assert image.config("topic", "a") == {"retention.ms": "5", "segment.bytes": "2048"}
+    assert image.config("topic", "b") == {}
+    assert image.nodes[NodeId(1)].active
+    assert not image.nodes[NodeId(2)].active
+    assert image.nodes[NodeId(1)].apis == {0: (3, 9)}
+    assert image.nodes[NodeId(1)].http.address == "[::1]:8001"
+    assert image.nodes[NodeId(1)].grpc.address == "localhost:5001"
+
+
+def test_snapshot_round_trip() -> None:
+    image = full()
+    again = MetadataImage.from_records(image.to_records(), image.version)
+    assert again == image
+    parsed = [Record.FromString(record.SerializeToString()) for record in image.to_records()]
+    assert MetadataImage.from_records(parsed, 1) == image
+    assert MetadataImage.from_records([], 0) == MetadataImage()
+
+
+def test_apply_leaves_the_old_image_and_shares_the_rest() -> None:
+    old = full()
+    before = list(old.to_records())
+    new = old.apply(
+        [partition(A, 0, leader=2, epoch=1), config("a", "retention.ms", None), config("b", "x", "y")], 2
+    )
+    assert list(old.to_records()) == before
+    moved, kept = new.partition(A, 0), old.partition(A, 0)
+    assert moved is not None
+    assert kept is not None
+    assert (moved.leader, moved.leader_epoch) == (2, LeaderEpoch(1))
+    assert kept.leader == 1
+    assert new.topics[B] is old.topics[B]
+    assert new.nodes is old.nodes
+    assert new.gateways is old.gateways
+    assert new.topic_ids is old.topic_ids
+    assert new.partition(A, 1) is old.partition(A, 1)
+    assert new.config("topic", "a") == {"segment.bytes": "2048"}
+    assert old.config("topic", "a")["retention.ms"] == "5"
+
+
+def test_an_image_is_frozen() -> None:
+    image = full()
+    with pytest.raises(FrozenInstanceError):
+        image.version = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        image.nodes[NodeId(1)].listeners["X"] = None  # type: ignore[index]
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 100])
+def test_a_version_gap_breaks_the_invariant(version: int) -> None:
+    with pytest.raises(InvariantBroken, match="does not follow"):
+        full().apply([], version)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(),
+        partition(b"z" * 16, 0),
+        topic_removed(b"z" * 16),
+        cluster(b"d" * 16),
+        producer_ids(999),
+    ],
+    ids=["unknown kind", "partition of no topic", "removal of no topic", "another cluster", "ids going back"],
+)
+def test_records_that_cannot_follow(record: Record) -> None:
+    image = full()
+    with pytest.raises(InvariantBroken):
+        image.apply([record], 2)
+    assert image == full()
+
+
+def test_removals_take_their_settings_along() -> None:
+    image = full().apply(
+        [
+            topic_removed(A),
+            Record(node_removed=metadata_pb2.NodeRemovedRecord(node_id=2)),
+            Record(gateway_removed=metadata_pb2.GatewayRemovedRecord(gateway_id="gateway-1")),
+        ],
+        2,
+    )
+    assert image.topic("a") is None
+    assert image.config("topic", "a") == {}
+    assert list(image.nodes) == [1]
+    assert not image.gateways
+    # A topic made anew has another id and no memory.
+    again = image.apply([topic(b"n" * 16, "a"), partition(b"n" * 16, 0)], 3)
+    found = again.topic("a")
+    assert found is not None
+    assert found.topic_id == b"n" * 16
+
+
+def test_a_topic_removed_and_made_anew_in_one_delta() -> None:
+    image = full().apply([topic_removed(A), topic(b"n" * 16, "a"), partition(b"n" * 16, 0)], 2)
+    found = image.topic("a")
+    assert found is not None
+    assert found.topic_id == b"n" * 16
+    assert len(found.partitions) == 1
+    assert image.config("topic", "a") == {}
+
+
+def test_random_histories_round_trip() -> None:
+    """Any history gives an image that its snapshot and its own replay give too."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    image = MetadataImage()
+    history: list[list[Record]] = []
+    for version in range(1, 200):
+        names = list(image.topic_ids)
+        records: list[Record] = []
+        for _ in range(rng.randrange(4)):
+            roll = rng.random()
+            if roll < 0.3:
+                fresh = rng.randbytes(16)
+                name = f"t{version}-{len(records)}"
+                records += [topic(fresh, name), partition(fresh, 0), partition(fresh, 1)]
+            elif roll < 0.6 and names:
+                known = image.topic_ids[rng.choice(names)]
+                records.append(partition(known, rng.randrange(3), rng.randrange(1, 4), version))
+            elif roll < 0.7 and names:
+                gone = names.pop(rng.randrange(len(names)))
+                records = [r for r in records if r.partition.topic_id != image.topic_ids[gone]]
+                records.append(topic_removed(image.topic_ids[gone]))
+            elif roll < 0.8:
+                records.append(node(rng.randrange(1, 6), version, fenced=rng.random() < 0.5))
+            else:
+                records.append(config(rng.choice(["x", "y"]), "k", rng.choice([None, "1", "2"])))
+        history.append(records)
+        image = image.apply(records, version)
+        assert MetadataImage.from_records(image.to_records(), version) == image
+    replayed = MetadataImage()
+    for version, records in enumerate(history, 1):
+        replayed = replayed.apply(records, version)
+    assert replayed == image

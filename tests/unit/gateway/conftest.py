@@ -1,0 +1,253 @@
+"""A relay over real gRPC to scripted storage nodes.
+
+The nodes keep batches in memory and can be told to refuse, to stay silent or to die; all
+else (metadata client, channels, streams, codecs) is the real thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest_asyncio
+
+from penstock_core.errors import ErrorCode
+from penstock_core.kafka.apis import ApiKey
+from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
+from penstock_core.kafka.frames import RequestHeader, parse_request_header
+from penstock_core.kafka.produce import ProduceResult, encode_produce_response, skim_produce
+from penstock_gateway.kafka.queries import ListOffsetsQuery
+from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
+from penstock_gateway.kafka.requests import Outcome, Relayed
+from penstock_gateway.metrics import GatewayMetrics
+from penstock_proto.v1 import (
+    common_pb2,
+    controller_pb2,
+    data_pb2,
+    metadata_pb2,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+from penstock_runtime.authorizer import ANONYMOUS, AllowAll
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+
+CHUNK_BYTES = 64 * 1024
+TOPIC_ID = b"t" * 16
+
+
+class ScriptedNode(storage_pb2_grpc.StorageServicer):
+    """A storage node of few words."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.logs: dict[tuple[str, int], list[bytes]] = {}
+        self.refuse: set[int] = set()
+        """Partitions answered NOT_LEADER_OR_FOLLOWER."""
+        self.silent = False
+        """Takes requests and never answers."""
+        self.frames: list[tuple[RequestHeader, bytes]] = []
+        self.came = asyncio.Event()
+        self.streams = 0
+        self.ranges: list[data_pb2.FetchRangeRequest] = []
+        self.range_script: list[list[Any]] = []
+        """Responses (or an exception-like status) of the next FetchRange calls."""
+
+    async def start(self) -> int:
+        self._server, endpoint = await serve(
+            "127.0.0.1:0",
+            lambda s: storage_pb2_grpc.add_StorageServicer_to_server(self, s),
+            allow_insecure_bind=False,
+        )
+        self.port = endpoint.port
+        return endpoint.port
+
+    async def die(self) -> None:
+        await self._server.stop(None)
+
+    async def frame(self, count: int = 1) -> None:
+        """Wait until so many frames have come in all."""
+        async with asyncio.timeout(5):
+            while len(self.frames) < count:
+                self.came.clear()
+                await self.came.wait()
+
+    async def Forward(  # noqa: N802
+        self, requests: AsyncIterator[storage_pb2.ForwardRequest], context: Any
+    ) -> AsyncIterator[storage_pb2.ForwardResponse]:
+        self.streams += 1
+        parts: dict[int, bytes] = {}
+        async for request in requests:
+            if request.HasField("open"):
+                assert request.open.node_id == self.node_id
+            for f in request.frames:
+                parts[f.request_id] = parts.get(f.request_id, b"") + f.chunk
+                if f.last:
+                    data = parts.pop(f.request_id)
+                    self.frames.append((parse_request_header(data), data))
+                    self.came.set()
+                    if not self.silent:
+                        for response in self._respond(f.request_id, data):
+                            yield response
+
+    def _respond(self, request_id: int, data: bytes) -> list[storage_pb2.ForwardResponse]:
+        header = parse_request_header(data)
+        stale = False
+        if header.api_key == ApiKey.PRODUCE:
+            skim = skim_produce(data, header)
+            results = []
+            for p in skim.partitions:
+                log = self.logs.setdefault((p.topic, p.partition), [])
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER if p.partition in self.refuse else ErrorCode.NONE
+                stale = stale or code is not ErrorCode.NONE
+                if code is ErrorCode.NONE:
+                    log.append(bytes(p.records))
+                results.append(ProduceResult(p.topic, p.topic_id, p.partition, code, len(log) - 1))
+            if skim.acks == 0:
+                frame = storage_pb2.ForwardResponseFrame(
+                    request_id=request_id, last=True, none=not stale, close_connection=stale
+                )
+                return [storage_pb2.ForwardResponse(frames=[frame])]
+            out = encode_produce_response(header, results)
+        elif header.api_key == ApiKey.FETCH:
+            fetched = [
+                FetchResult(
+                    p.topic,
+                    p.topic_id,
+                    p.partition,
+                    0,
+                    9,
+                    9,
+                    0,
+                    list(self.logs.get((p.topic, p.partition), [])),
+                )
+                for p in decode_fetch(data, header).partitions
+            ]
+            out = b"".join(encode_fetch_response(header, fetched))
+        else:
+            query = ListOffsetsQuery(header, data, lambda _: None)
+            answers = []
+            for i, (_, _, partition) in enumerate(query.names()):
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER if partition in self.refuse else ErrorCode.NONE
+                stale = stale or code is not ErrorCode.NONE
+                answers.append(query.failure(i, code))
+            out = b"".join(query.join(answers))
+        chunks = [out[i : i + CHUNK_BYTES] for i in range(0, len(out), CHUNK_BYTES)]
+        return [
+            storage_pb2.ForwardResponse(
+                frames=[
+                    storage_pb2.ForwardResponseFrame(
+                        request_id=request_id,
+                        chunk=chunk,
+                        last=i == len(chunks) - 1,
+                        frame_bytes=len(out) if i == 0 else 0,
+                        stale_metadata=stale,
+                    )
+                ]
+            )
+            for i, chunk in enumerate(chunks)
+        ]
+
+    def Replicate(self, requests: Any, context: Any) -> AsyncIterator[storage_pb2.ReplicateResponse]:  # noqa: N802
+        """Not for gateways."""
+        raise NotImplementedError
+
+    async def FetchRange(  # noqa: N802
+        self, request: data_pb2.FetchRangeRequest, context: Any
+    ) -> AsyncIterator[data_pb2.FetchRangeResponse]:
+        self.ranges.append(request)
+        for item in self.range_script.pop(0):
+            if isinstance(item, grpc.StatusCode):
+                await context.abort(item, "as the script says")
+            elif item == "hang":
+                await asyncio.Event().wait()
+            else:
+                yield item
+
+
+class RelayRig:
+    """Two scripted nodes, metadata by hand, a relay."""
+
+    def __init__(self) -> None:
+        self.nodes = {1: ScriptedNode(1), 2: ScriptedNode(2)}
+        self.leaders = [1, 2, 1]
+        self.epochs = [0, 0, 0]
+        self.fenced: set[int] = set()
+        self.version = 0
+        self.channels = ChannelPool()
+        self.lifecycle = Lifecycle("gateway", "gateway-1")
+        controllers = ControllerClient(["127.0.0.1:1"], "test", self.channels)
+        self.metadata = MetadataClient(controllers, "test", monotonic_ms)
+        self.metrics = GatewayMetrics(KafkaMetrics.of(self.lifecycle), self.metadata.contact_age_ms)
+        self.relay = Relay(
+            "gateway-1", self.metadata, self.channels, self.metrics, AllowAll(), self.lifecycle, monotonic_ms
+        )
+
+    async def start(self) -> None:
+        for n in self.nodes.values():
+            await n.start()
+        self.publish()
+        self.relay.start()
+
+    async def stop(self) -> None:
+        self.relay.stop()
+        for n in self.nodes.values():
+            await n.die()
+        await self.channels.close()
+        assert not self.lifecycle.failed.is_set()
+
+    def session(self) -> Session:
+        return self.relay.open(ClientInfo(ANONYMOUS, "127.0.0.1", "PROXY"))
+
+    def move(self, partition: int, leader: int) -> None:
+        self.leaders[partition] = leader
+        self.epochs[partition] += 1
+
+    def publish(self) -> None:
+        """Hand the relay metadata as a controller would."""
+        self.version += 1
+        records = [
+            metadata_pb2.MetadataRecord(
+                node=metadata_pb2.NodeRecord(
+                    node_id=n.node_id,
+                    node_epoch=1,
+                    fenced=n.node_id in self.fenced,
+                    grpc=common_pb2.Endpoint(host="127.0.0.1", port=n.port),
+                )
+            )
+            for n in self.nodes.values()
+        ]
+        records.append(
+            metadata_pb2.MetadataRecord(topic=metadata_pb2.TopicRecord(topic_id=TOPIC_ID, name="t"))
+        )
+        for p, (leader, epoch) in enumerate(zip(self.leaders, self.epochs, strict=True)):
+            record = metadata_pb2.PartitionRecord(
+                topic_id=TOPIC_ID, partition=p, leader=leader, leader_epoch=epoch, replicas=[1, 2], isr=[1, 2]
+            )
+            records.append(metadata_pb2.MetadataRecord(partition=record))
+        chunk = metadata_pb2.MetadataSnapshotChunk(
+            version=self.version, records=records, first=True, last=True
+        )
+        assert not self.metadata._take(controller_pb2.WatchMetadataResponse(snapshot=chunk))
+
+    def submit(self, session: Session, kind: type[Relayed], frame: bytes) -> asyncio.Future[Outcome]:
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        session.submit(kind(parse_request_header(frame), frame, future.set_result))
+        return future
+
+
+@pytest_asyncio.fixture
+async def rig() -> AsyncIterator[RelayRig]:
+    """A relay with two nodes; partitions 0 and 2 of topic t are led by 1, partition 1 by 2."""
+    made = RelayRig()
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()

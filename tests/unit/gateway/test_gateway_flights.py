@@ -1,0 +1,341 @@
+"""What becomes of requests in flight when leaders move and nodes are lost (rule 6)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.metadata.image import MetadataImage
+from penstock_gateway.routing.flights import GRACE_MS, RETRY_MS, Flight, FlightTable, Kind, State
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import metadata_pb2 as pb
+
+T = TopicId(b"t" * 16)
+N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
+HOLD_MS, ANSWER_MS = 2000, 30_000
+
+
+class World:
+    """Metadata by hand: leaders of partitions 0.., epochs of nodes."""
+
+    def __init__(self, *leaders: int) -> None:
+        self.now_ms = 1000
+        self.leaders = list(leaders)
+        self.leader_epochs = [0] * len(leaders)
+        self.node_epochs = {1: 1, 2: 1, 3: 1}
+        self.fenced: set[int] = set()
+        self.version = 1
+        self.table = FlightTable(self.image(), lambda: self.now_ms)
+
+    def image(self) -> MetadataImage:
+        records = [
+            pb.MetadataRecord(
+                node=pb.NodeRecord(
+                    node_id=n, node_epoch=e, fenced=n in self.fenced, grpc=common.Endpoint(host="h", port=n)
+                )
+            )
+            for n, e in self.node_epochs.items()
+        ]
+        records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=T, name="t")))
+        records += [
+            pb.MetadataRecord(
+                partition=pb.PartitionRecord(
+                    topic_id=T, partition=p, leader=leader, leader_epoch=epoch, replicas=[1, 2, 3], isr=[1]
+                )
+            )
+            for p, (leader, epoch) in enumerate(zip(self.leaders, self.leader_epochs, strict=True))
+        ]
+        return MetadataImage.from_records(records, self.version)
+
+    def change(self) -> None:
+        self.version += 1
+        self.table.image_changed(self.image())
+
+    def move(self, partition: int, leader: int) -> None:
+        self.leaders[partition] = leader
+        self.leader_epochs[partition] += 1
+
+    def connect(self, *nodes: NodeId) -> None:
+        for n in nodes:
+            assert n in self.table.wanted
+            self.table.wanted.discard(n)
+            self.table.ready(n)
+
+    def send(self, node: NodeId, most_bytes: int = 1 << 20) -> list[str]:
+        return [str(f.payload) for f in self.table.take(node, most_bytes)]
+
+    def answers(self) -> list[tuple[str, int]]:
+        found = [(str(f.payload), int(code)) for f, code in self.table.answers]
+        self.table.answers.clear()
+        return found
+
+
+def flight(name: str, *partitions: int, kind: Kind = Kind.PRODUCE) -> Flight:
+    keys = [TopicPartition(T, p) for p in partitions]
+
+    def split(groups: Sequence[Sequence[int]]) -> list[Flight]:
+        return [
+            flight(f"{name}/{''.join(str(keys[i][1]) for i in g)}", *(keys[i][1] for i in g), kind=kind)
+            for g in groups
+        ]
+
+    return Flight(kind, keys, name, 100, HOLD_MS, ANSWER_MS, split)
+
+
+def up(world: World, *flights: Flight) -> list[Flight]:
+    for f in flights:
+        world.table.submit(f)
+    return list(flights)
+
+
+def test_a_stream_is_opened_on_demand_and_order_kept() -> None:
+    w = World(1)
+    up(w, flight("a", 0), flight("b", 0))
+    assert w.table.wanted == {1}
+    assert w.send(N1) == []
+    w.connect(N1)
+    assert w.table.awake == {1}
+    assert w.send(N1) == ["a", "b"]
+    assert w.table.awake == set()
+
+
+def test_take_is_bounded_by_bytes_but_gives_at_least_one() -> None:
+    w = World(1)
+    up(w, flight("a", 0), flight("b", 0), flight("c", 0))
+    w.connect(N1)
+    assert w.send(N1, 1) == ["a"]
+    assert w.table.awake == {1}
+    assert w.send(N1, 250) == ["b", "c"]
+
+
+def test_a_request_of_several_leaders_is_split() -> None:
+    w = World(1, 2, 1)
+    up(w, flight("a", 0, 1, 2))
+    w.connect(N1, N2)
+    assert w.send(N1) == ["a/02"]
+    assert w.send(N2) == ["a/1"]
+
+
+def test_a_lost_node_answers_7_for_sent_6_for_those_behind_and_routes_the_rest_again() -> None:
+    w = World(1, 1)
+    sent, behind, other = up(w, flight("a", 0), flight("b", 0), flight("c", 1))
+    w.connect(N1)
+    assert w.send(N1, 1) == ["a"]
+    w.table.broken(N1)
+    assert w.answers() == [("a", ErrorCode.REQUEST_TIMED_OUT), ("b", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    assert (sent.state, behind.state, other.state) == (State.DONE, State.DONE, State.HELD)
+    assert not w.table.answered(sent)
+    w.move(1, 2)
+    w.change()
+    w.connect(N2)
+    assert w.send(N2) == ["c"]
+
+
+def test_a_fenced_node_is_lost_even_when_its_stream_is_not() -> None:
+    w = World(1)
+    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    w.connect(N1)
+    w.send(N1)
+    w.fenced.add(1)
+    w.move(0, 2)
+    w.change()
+    assert w.table.dropped == {1}
+    assert sorted(w.answers()) == [("a", 7), ("f", 6)]
+    up(w, flight("b", 0))
+    w.connect(N2)
+    assert w.send(N2) == ["b"]
+
+
+def test_a_node_that_came_back_with_another_epoch_is_another_node() -> None:
+    w = World(1)
+    up(w, flight("a", 0))
+    w.connect(N1)
+    w.send(N1)
+    w.node_epochs[1] = 9
+    w.change()
+    assert w.table.dropped == {1}
+    assert w.answers() == [("a", 7)]
+
+
+def test_a_silent_old_leader_has_a_grace_time_and_later_ones_wait_for_it() -> None:
+    w = World(1)
+    old, new = up(w, flight("a", 0))[0], flight("b", 0)
+    w.connect(N1)
+    w.send(N1)
+    w.move(0, 2)
+    w.change()
+    up(w, new)
+    w.table.ready(N2)
+    assert w.send(N2) == []
+    assert w.table.answered(old)
+    w.connect(N2)
+    assert w.send(N2) == ["b"]
+    # And when it stays silent: 7, and 6 for what waited behind.
+    w.move(0, 1)
+    w.change()
+    up(w, flight("c", 0))
+    w.now_ms += GRACE_MS
+    w.table.tick()
+    assert w.answers() == [("b", 7), ("c", 6)]
+
+
+def test_refused_before_the_append_goes_to_the_new_leader_in_order() -> None:
+    w = World(1)
+    a, b = up(w, flight("a", 0), flight("b", 0))
+    w.connect(N1)
+    w.send(N1)
+    w.move(0, 2)
+    assert w.table.refused(a, [0])
+    assert w.send(N1) == []
+    assert w.table.refused(b, [0])
+    w.change()
+    w.connect(N2)
+    assert w.send(N2) == ["a/0", "b/0"]
+    assert w.answers() == []
+
+
+def test_refused_again_and_again_ends_with_6() -> None:
+    w = World(1)
+    up(w, flight("a", 0))
+    w.connect(N1)
+    rounds = 0
+    while not (answers := w.answers()):
+        for f in w.table.take(N1, 1 << 20):
+            assert w.table.refused(f, [0])
+            rounds += 1
+        w.now_ms += 10
+        w.table.tick()
+        assert rounds < 100
+    assert answers[0][1] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert HOLD_MS / RETRY_MS / 2 < rounds <= HOLD_MS / RETRY_MS + 1
+
+
+def test_no_leader_holds_produce_and_fails_fetch() -> None:
+    w = World(-1)
+    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    assert w.answers() == [("f", 6)]
+    w.now_ms += HOLD_MS - 1
+    w.table.tick()
+    assert w.answers() == []
+    w.now_ms += 1
+    up(w, flight("b", 0))
+    w.table.tick()
+    assert w.answers() == [("a", 6), ("b", 6)]
+    assert w.table.held_count == 0
+
+
+def test_queries_are_asked_again() -> None:
+    w = World(1)
+    up(w, flight("q", 0, kind=Kind.QUERY))
+    w.connect(N1)
+    w.send(N1)
+    w.table.broken(N1)
+    assert w.answers() == []
+    w.move(0, 3)
+    w.change()
+    w.connect(N3)
+    assert w.send(N3) == ["q"]
+
+
+def test_an_unreachable_node_fails_held_fetches_when_its_leadership_moves() -> None:
+    w = World(1)
+    up(w, flight("f", 0, kind=Kind.FETCH))
+    assert w.answers() == []
+    w.move(0, 2)
+    w.change()
+    assert w.answers() == [("f", 6)]
+
+
+def test_no_answer_at_all_ends_too() -> None:
+    w = World(1)
+    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    w.connect(N1)
+    w.send(N1)
+    w.now_ms += ANSWER_MS
+    w.table.tick()
+    assert w.answers() == [("a", 7), ("f", 6)]
+    assert w.table.sent_count == 0
+
+
+@pytest.mark.parametrize("round_", range(40))
+def test_whatever_happens_each_is_answered_once_and_in_order(round_: int) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    w = World(*(rng.choice((1, 2, 3)) for _ in range(4)))
+    # By partition: seqs in the order in which nodes took them; a node that loses one loses it.
+    submitted: dict[str, int] = {}
+    settled: dict[tuple[str, int], str] = {}
+    taken_order: dict[int, list[tuple[int, int]]] = {p: [] for p in range(4)}
+
+    def settle(f: Flight, what: str) -> None:
+        base = str(f.payload).split("/")[0]
+        for key in f.partitions:
+            assert (base, key.partition) not in settled, (f.payload, what)
+            settled[(base, key.partition)] = what
+
+    def drain() -> None:
+        for f, code in w.table.answers:
+            settle(f, code.name)
+        w.table.answers.clear()
+        for n in list(w.table.dropped):
+            w.table.dropped.discard(n)
+        for n in list(w.table.wanted):
+            if rng.random() < 0.7:
+                w.table.wanted.discard(n)
+                w.table.ready(n)
+
+    out: list[Flight] = []
+    for step in range(400):
+        w.now_ms += rng.randint(0, 60)
+        what = rng.random()
+        if what < 0.4:
+            kind = rng.choice((Kind.PRODUCE, Kind.PRODUCE, Kind.FETCH, Kind.QUERY))
+            parts = rng.sample(range(4), rng.randint(1, 4))
+            name = f"{kind.name}{step}"
+            submitted[name] = len(parts)
+            w.table.submit(flight(name, *parts, kind=kind))
+        elif what < 0.6:
+            taken = w.table.take(NodeId(rng.choice((1, 2, 3))), rng.randint(1, 1000))
+            out += taken
+            for f in taken:
+                if f.kind is Kind.PRODUCE:
+                    for key in f.partitions:
+                        taken_order[key.partition].append((f.seq, w.leader_epochs[key.partition]))
+        elif what < 0.8 and out:
+            f = out.pop(rng.randrange(len(out)))
+            if rng.random() < 0.3:
+                refused = sorted(rng.sample(range(len(f.partitions)), rng.randint(1, len(f.partitions))))
+                if w.table.refused(f, refused):
+                    base = str(f.payload).split("/")[0]
+                    for i, key in enumerate(f.partitions):
+                        if i not in refused:
+                            assert (base, key.partition) not in settled
+                            settled[(base, key.partition)] = "ok"
+            elif w.table.answered(f):
+                settle(f, "ok")
+        elif what < 0.9:
+            w.move(rng.randrange(4), rng.choice((-1, 1, 2, 3)))
+            if rng.random() < 0.2:
+                w.node_epochs[rng.choice((1, 2, 3))] += 1
+            w.change()
+        elif what < 0.95:
+            w.table.broken(NodeId(rng.choice((1, 2, 3))))
+        else:
+            w.table.tick()
+        drain()
+    w.now_ms += 10 * ANSWER_MS
+    w.table.tick()
+    for n in (1, 2, 3):
+        w.table.take(NodeId(n), 1 << 30)
+    w.now_ms += 10 * ANSWER_MS
+    for _ in range(3):
+        w.table.tick()
+        drain()
+    assert len(settled) == sum(submitted.values())
+    assert w.table.held_count == w.table.sent_count == w.table.unsent_bytes == 0
+    assert not w.table._lines

@@ -1,0 +1,217 @@
+"""Requests relayed over real streams: as they are, split, and when nodes are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock_core.kafka.fetch import (
+    FetchPartition,
+    FetchRequest,
+    decode_fetch,
+    decode_fetch_response,
+    encode_fetch_request,
+)
+from penstock_core.kafka.produce import (
+    ProducePartition,
+    ProduceSkim,
+    decode_produce_response,
+    encode_produce_request,
+)
+from penstock_core.kafka.wire import Buffer
+from penstock_gateway.kafka.queries import ListOffsetsQuery, encode_list_offsets, read_answers
+from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce
+
+Rig = Any
+VERSIONS = [3, 8, 9]
+
+
+def produce_frame(*parts: tuple[int, bytes], acks: int = -1, version: int = 9, topic: str = "t") -> bytes:
+    partitions = [ProducePartition(topic, None, p, memoryview(r)) for p, r in parts]
+    return b"".join(encode_produce_request(version, 42, "me", ProduceSkim(None, acks, 5000, partitions)))
+
+
+def fetch_frame(*partitions: int, max_bytes: int = 1000, version: int = 12) -> bytes:
+    wanted = [FetchPartition("t", None, p, -1, 0, -1, -1, 500) for p in partitions]
+    return encode_fetch_request(version, 43, "me", FetchRequest(500, 1, max_bytes, partitions=wanted))
+
+
+async def outcome(future: asyncio.Future[Outcome]) -> Outcome:
+    async with asyncio.timeout(5):
+        return await future
+
+
+def whole(result: Outcome) -> Buffer:
+    assert isinstance(result, list)
+    return b"".join(result)
+
+
+def codes(result: Outcome, version: int = 9) -> dict[int, int]:
+    response = decode_produce_response(whole(result), version)
+    assert response.correlation_id == 42
+    return {r.partition: r.error for r in response.results}
+
+
+def fetched(result: Outcome) -> dict[int, tuple[int, bytes]]:
+    response = decode_fetch_response(whole(result), 12)
+    assert response.correlation_id == 43
+    return {r.partition: (r.error, b"".join(r.records)) for r in response.results}
+
+
+async def test_one_leader_gets_the_bytes_as_they_came(rig: Rig) -> None:
+    session = rig.session()
+    frame = produce_frame((0, b"a"), (2, b"b"))
+    assert codes(await outcome(rig.submit(session, Produce, frame))) == {0: 0, 2: 0}
+    assert [data for _, data in rig.nodes[1].frames] == [frame]
+    assert rig.nodes[2].streams == 0
+    for _ in range(3):
+        await outcome(rig.submit(session, Produce, frame))
+    assert rig.nodes[1].streams == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_several_leaders_split_and_joined(rig: Rig, version: int) -> None:
+    frame = produce_frame((0, b"a"), (1, b"bb"), (2, b"ccc"), (7, b"no"), version=version)
+    got = codes(await outcome(rig.submit(rig.session(), Produce, frame)), version)
+    assert got == {0: 0, 1: 0, 2: 0, 7: 3}
+    assert rig.nodes[1].logs == {("t", 0): [b"a"], ("t", 2): [b"ccc"]}
+    assert rig.nodes[2].logs == {("t", 1): [b"bb"]}
+
+
+async def test_unknown_topics_are_answered_here(rig: Rig) -> None:
+    got = codes(await outcome(rig.submit(rig.session(), Produce, produce_frame((0, b"a"), topic="x"))))
+    assert got == {0: 3}
+    closed = await outcome(rig.submit(rig.session(), Produce, produce_frame((0, b"a"), topic="x", acks=0)))
+    assert closed is Ending.CLOSE
+    assert rig.nodes[1].frames == []
+
+
+async def test_without_acks(rig: Rig) -> None:
+    session = rig.session()
+    both = produce_frame((0, b"a"), (1, b"b"), acks=0)
+    assert await outcome(rig.submit(session, Produce, both)) is Ending.NO_RESPONSE
+    assert rig.nodes[2].logs == {("t", 1): [b"b"]}
+    rig.nodes[2].refuse.add(1)
+    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE
+
+
+async def test_large_frames_both_ways(rig: Rig) -> None:
+    session = rig.session()
+    big = bytes(range(256)) * 14_000  # 3.5 MiB
+    frames = [produce_frame((0, big), version=8) for _ in range(3)]
+    results = await asyncio.gather(*(outcome(rig.submit(session, Produce, f)) for f in frames))
+    assert [codes(r, 8) for r in results] == [{0: 0}] * 3
+    assert rig.nodes[1].logs["t", 0] == [big] * 3
+    got = fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0))))
+    assert got == {0: (0, big * 3)}
+
+
+async def test_a_split_fetch_divides_its_bytes(rig: Rig) -> None:
+    session = rig.session()
+    await outcome(rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b"), (2, b"c"))))
+    got = fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0, 1, 2, 7))))
+    assert got == {0: (0, b"a"), 1: (0, b"b"), 2: (0, b"c"), 7: (3, b"")}
+    header, data = rig.nodes[2].frames[-1]
+    part = decode_fetch(data, header)
+    assert part.max_bytes == 500
+    assert part.max_wait_ms == 0  # partition 7 is answered already
+
+
+async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
+    session = rig.session()
+    rig.nodes[1].silent = True
+    sent = rig.submit(session, Produce, produce_frame((0, b"a")))
+    reading = rig.submit(session, Fetch, fetch_frame(0, 2))
+    await rig.nodes[1].frame(2)
+    await rig.nodes[1].die()
+    assert codes(await outcome(sent)) == {0: 7}
+    assert {code for code, _ in fetched(await outcome(reading)).values()} == {6}
+    # What comes now is held until there is a leader, and arrives once.
+    later = rig.submit(session, Produce, produce_frame((0, b"b")))
+    await asyncio.sleep(0.1)
+    assert not later.done()
+    rig.fenced.add(1)
+    rig.move(0, 2)
+    rig.publish()
+    assert codes(await outcome(later)) == {0: 0}
+    assert rig.nodes[2].logs == {("t", 0): [b"b"]}
+
+
+async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:
+    await rig.nodes[1].die()
+    session = rig.session()
+    held = [rig.submit(session, Produce, produce_frame((0, bytes([i])))) for i in range(5)]
+    await asyncio.sleep(0.1)
+    rig.move(0, 2)
+    rig.publish()
+    for future in held:
+        assert codes(await outcome(future)) == {0: 0}
+    assert rig.nodes[2].logs["t", 0] == [bytes([i]) for i in range(5)]
+
+
+async def test_a_hung_node_is_answered_for_once_it_is_fenced(rig: Rig) -> None:
+    session = rig.session()
+    rig.nodes[1].silent = True
+    sent = rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b")))
+    await rig.nodes[1].frame()
+    await rig.nodes[2].frame()
+    rig.fenced.add(1)
+    rig.move(0, 2)
+    rig.move(2, 2)
+    rig.publish()
+    assert codes(await outcome(sent)) == {0: 7, 1: 0}
+
+
+async def test_a_refusal_is_routed_again(rig: Rig) -> None:
+    session = rig.session()
+    rig.nodes[1].refuse.add(0)
+    first = rig.submit(session, Produce, produce_frame((0, b"a"), (2, b"c")))
+    second = rig.submit(session, Produce, produce_frame((0, b"b")))
+    await rig.nodes[1].frame(2)
+    await asyncio.sleep(0.05)
+    assert not first.done()
+    rig.move(0, 2)
+    rig.publish()
+    assert codes(await outcome(first)) == {0: 0, 2: 0}
+    assert codes(await outcome(second)) == {0: 0}
+    assert rig.nodes[2].logs == {("t", 0): [b"a", b"b"]}
+    assert rig.nodes[1].logs["t", 2] == [b"c"]
+    assert rig.metrics.reroutes == 2
+
+
+async def test_queries_find_the_new_leader(rig: Rig) -> None:
+    session = rig.session()
+    rig.nodes[1].refuse.add(0)
+    asked = rig.submit(
+        session, ListOffsetsQuery, encode_list_offsets([("t", 0, -1), ("t", 1, -1), ("t", 9, -1)])
+    )
+    await rig.nodes[1].frame()
+    rig.move(0, 2)
+    rig.publish()
+    layout = ListOffsetsQuery.layout_of(7)
+    answers = read_answers(whole(await outcome(asked)), True, layout)
+    assert sorted(a.values[:2] for a in answers) == [(0, 0), (1, 0), (9, 3)]
+
+
+async def test_a_moved_leader_is_told_to_a_consumer_once(rig: Rig) -> None:
+    session = rig.session()
+    await outcome(rig.submit(session, Produce, produce_frame((0, b"a"))))
+    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (0, b"a")}
+    rig.move(0, 2)
+    rig.publish()
+    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (6, b"")}
+    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (0, b"")}
+
+
+async def test_a_closed_session_ends_its_streams(rig: Rig) -> None:
+    session = rig.session()
+    rig.nodes[1].silent = True
+    pending = rig.submit(session, Produce, produce_frame((0, b"a")))
+    await rig.nodes[1].frame()
+    assert (rig.metrics.sessions, rig.metrics.streams) == (1, 1)
+    session.close()
+    await asyncio.sleep(0.05)
+    assert (rig.metrics.sessions, rig.metrics.streams, rig.metrics.streams_lost) == (0, 0, 0)
+    assert not pending.done()

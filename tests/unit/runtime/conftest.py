@@ -1,0 +1,31 @@
+"""Fixtures of the runtime's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+# Helper modules beside the tests: importlib mode puts no directory on the path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+_FACTORIES = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.SelectorEventLoop}
+
+
+@pytest.fixture(params=sorted(_FACTORIES))
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine to its end, once on each kind of event loop."""
+
+    def run_one(coro: Coroutine[Any, Any, Any]) -> Any:
+        with warnings.catch_warnings(), asyncio.Runner(loop_factory=_FACTORIES[request.param]) as runner:
+            return runner.run(asyncio.wait_for(coro, 30))
+
+    return run_one

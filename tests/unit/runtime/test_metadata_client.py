@@ -1,0 +1,203 @@
+"""Following metadata: resume, snapshots, stalls, controllers that are behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from fake_controllers import Cluster, FakeController, controllers
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.metadata.image import MetadataImage
+from penstock_proto.v1 import metadata_pb2
+from penstock_runtime import metadata_client
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import monotonic_ms
+from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def topic(name: str) -> metadata_pb2.MetadataRecord:
+    return metadata_pb2.MetadataRecord(
+        topic=metadata_pb2.TopicRecord(topic_id=name.encode().rjust(16, b"\0"), name=name)
+    )
+
+
+def cluster_record() -> metadata_pb2.MetadataRecord:
+    return metadata_pb2.MetadataRecord(cluster=metadata_pb2.ClusterRecord(cluster_id=bytes(15) + b"c"))
+
+
+@contextlib.asynccontextmanager
+async def following(
+    count: int = 3,
+) -> AsyncIterator[tuple[MetadataClient, Cluster, list[FakeController], asyncio.Task[None]]]:
+    async with controllers(count) as (cluster, members):
+        cluster.commit(cluster_record())
+        channels = ChannelPool()
+        client = ControllerClient([m.endpoint.address for m in members], "test", channels)
+        client._active = members[0].endpoint.address
+        metadata = MetadataClient(client, "test", monotonic_ms)
+        task = asyncio.create_task(metadata.run())
+        try:
+            yield metadata, cluster, members, task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, InvariantBroken, ZeroDivisionError):
+                await task
+            await channels.close()
+
+
+def test_snapshot_then_deltas_in_order(run: Run) -> None:
+    async def main() -> None:
+        async with following() as (metadata, cluster, _, _t):
+            assert metadata.contact_age_ms() == NEVER_MS
+            seen: list[tuple[int, int, int]] = []
+
+            def changed(
+                old: MetadataImage, new: MetadataImage, records: Sequence[metadata_pb2.MetadataRecord]
+            ) -> None:
+                assert metadata.image is new
+                seen.append((old.version, new.version, len(records)))
+
+            stop = metadata.on_change(changed)
+            assert await metadata.wait_for_version(1, 5000)
+            for i in range(100):
+                cluster.commit(topic(f"t{i}"), topic(f"u{i}"))
+            waits = [asyncio.create_task(metadata.wait_for_version(v, 5000)) for v in (101, 50, 2, 1)]
+            assert await asyncio.gather(*waits) == [True] * 4
+            assert len(metadata.image.topics) == 200
+            assert seen == [(0, 1, 1)] + [(v, v + 1, 2) for v in range(1, 101)]
+            assert metadata.contact_age_ms() < 1000
+            assert not await metadata.wait_for_version(200, 50)
+            assert not metadata._waiting
+            stop()
+            cluster.commit(topic("x"))
+            assert await metadata.wait_for_version(102, 5000)
+            assert len(seen) == 101
+
+    run(main())
+
+
+def test_a_broken_stream_resumes_by_version_elsewhere(run: Run) -> None:
+    async def main() -> None:
+        async with following() as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, 5000)
+            assert metadata.watched_address == members[0].endpoint.address
+            await members[0].kill()
+            cluster.commit(topic("a"))
+            assert await metadata.wait_for_version(2, 2000)
+            assert (members[1].watch_from + members[2].watch_from)[0] == 1
+
+    run(main())
+
+
+def test_a_silent_stream_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_client, "KEEPALIVE_MS", 100)
+    monkeypatch.setattr(metadata_client, "STALL_MS", 400)
+
+    async def main() -> None:
+        async with following() as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, 5000)
+            await asyncio.sleep(0.8)
+            assert members[0].watch_from == [0]  # keepalives kept it
+            members[0].keepalives = False
+            await asyncio.sleep(0.8)
+            assert members[1].watch_from + members[2].watch_from == [1]
+            cluster.commit(topic("a"))
+            assert await metadata.wait_for_version(2, 2000)
+
+    run(main())
+
+
+def test_a_controller_that_never_answers_is_left(run: Run) -> None:
+    async def main() -> None:
+        async with following() as (metadata, _, members, _t):
+            members[0].silent = True
+            assert await metadata.wait_for_version(1, 4000)
+            assert metadata.watched_address != members[0].endpoint.address
+
+    run(main())
+
+
+def test_it_never_goes_back(run: Run) -> None:
+    async def main() -> None:
+        async with following(2) as (metadata, cluster, members, _):
+            for i in range(5):
+                cluster.commit(topic(f"t{i}"))
+            assert await metadata.wait_for_version(6, 5000)
+            members[1].behind = 3
+            versions: list[int] = []
+            metadata.on_change(lambda old, new, records: versions.append(new.version))
+            await members[0].kill()
+            await asyncio.sleep(0.5)
+            assert members[1].watch_from
+            assert metadata.image.version == 6
+            members[1].behind = 0
+            cluster.commit(topic("after"))
+            assert await metadata.wait_for_version(7, 5000)
+            assert versions == [7]
+
+    run(main())
+
+
+def test_history_that_is_gone_comes_as_a_snapshot(run: Run) -> None:
+    async def main() -> None:
+        async with following(2) as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, 5000)
+            await members[0].kill()
+            await members[1].kill()
+            for i in range(5):
+                cluster.commit(topic(f"t{i}"))
+            members[1].history_kept_from = 100
+            await members[1].start(members[1].endpoint.address)
+            assert await metadata.wait_for_version(6, 5000)
+            assert len(metadata.image.topics) == 5
+
+    run(main())
+
+
+def test_the_stream_moves_to_the_new_active_controller(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_client, "MOVE_AFTER_MS", 600)
+
+    async def main() -> None:
+        async with following() as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, 5000)
+            metadata._controllers._active = members[2].endpoint.address
+            await asyncio.sleep(1.5)
+            assert metadata.watched_address == members[2].endpoint.address
+            assert members[2].watch_from == [1]
+            cluster.commit(topic("a"))
+            assert await metadata.wait_for_version(2, 1000)
+
+    run(main())
+
+
+def test_parted_histories_end_the_role(run: Run) -> None:
+    async def main() -> None:
+        async with following(1) as (metadata, cluster, _, task):
+            assert await metadata.wait_for_version(1, 5000)
+            cluster.history.append(
+                [metadata_pb2.MetadataRecord(partition=metadata_pb2.PartitionRecord(topic_id=bytes(16)))]
+            )
+            object.__setattr__(cluster.image, "version", 2)
+            cluster.changed.set()
+            cluster.changed = asyncio.Event()
+            with pytest.raises(InvariantBroken):
+                await asyncio.wait_for(task, 5)
+
+    run(main())
+
+
+def test_a_callback_that_raises_ends_the_role(run: Run) -> None:
+    async def main() -> None:
+        async with following(1) as (metadata, _, _m, task):
+            metadata.on_change(lambda old, new, records: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(task, 5)
+
+    run(main())

@@ -1,0 +1,259 @@
+"""Fetching a range through faults, against a real gRPC server in this process."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from spark_memory_gateway import MemoryGateway
+
+from penstock_proto.v1 import common_pb2, data_pb2
+from pyspark_penstock import gateway as gateway_module
+from pyspark_penstock.decode import Decoder
+from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
+from pyspark_penstock.fetch import RangeReader
+from pyspark_penstock.gateway import GatewayClient, Query, select_topics
+from pyspark_penstock.options import parse_options
+from pyspark_penstock.planning import batch_ranges
+from pyspark_penstock.reader import range_partitions
+from pyspark_penstock.schema import arrow_schema, spark_schema
+from pyspark_penstock.tiling import OffsetRange
+
+SCHEMA = arrow_schema(spark_schema(include_headers=False), include_headers=False)
+
+
+@pytest.fixture
+def cluster() -> Iterator[MemoryGateway]:
+    memory = MemoryGateway()
+    memory.start()
+    memory.create("flights", 2)
+    memory.append("flights", 0, [b"value %d" % i for i in range(1000)])
+    yield memory
+    memory.stop()
+
+
+def read(
+    cluster: MemoryGateway,
+    start: int = 0,
+    end: int = 1000,
+    *,
+    gateways: tuple[str, ...] | None = None,
+    fail: bool = True,
+    poll_timeout_ms: int = 3000,
+    topic_id: bytes | None = None,
+    chunk_bytes: int = 4096,
+) -> list[int]:
+    wanted = OffsetRange("flights", 0, start, end, topic_id or cluster.topics["flights"].topic_id)
+    reader = RangeReader(
+        wanted,
+        gateways or tuple(cluster.addresses),
+        Decoder("flights", 0, SCHEMA),
+        fail_on_data_loss=fail,
+        chunk_bytes=chunk_bytes,
+        poll_timeout_ms=poll_timeout_ms,
+        missing_grace_ms=300,
+    )
+    offsets: list[int] = []
+    for batch in reader.batches():
+        assert batch.column("value").to_pylist() == [
+            b"value %d" % i for i in batch.column("offset").to_pylist()
+        ]
+        offsets += batch.column("offset").to_pylist()
+    return offsets
+
+
+def fetches(cluster: MemoryGateway) -> list[int]:
+    return [int(call.split()[1]) for call in cluster.calls if call.startswith("FetchRange")]
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1000), (1, 2), (150, 151), (37, 963), (999, 1000), (5, 5)])
+def test_exactly_the_range(cluster: MemoryGateway, start: int, end: int) -> None:
+    assert read(cluster, start, end) == list(range(start, end))
+
+
+def test_a_broken_stream_goes_on_behind_what_came(cluster: MemoryGateway) -> None:
+    broken = []
+
+    def fault(context: Any, sent: int) -> None:
+        if sent == 2 and len(broken) < 3:
+            broken.append(sent)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+
+    cluster.fault = fault
+    assert read(cluster) == list(range(1000))
+    asked = fetches(cluster)
+    assert len(asked) == 3
+    assert asked == sorted(set(asked))
+
+
+def test_the_next_gateway_is_tried(cluster: MemoryGateway) -> None:
+    assert read(cluster, gateways=("127.0.0.1:1", cluster.addresses[0])) == list(range(1000))
+    client = GatewayClient(["127.0.0.1:1", cluster.addresses[0]])
+    assert set(client.describe(None)) == {"flights"}
+
+
+def test_nobody_there_ends_in_one_clear_line(cluster: MemoryGateway) -> None:
+    with pytest.raises(GatewayError, match=r"127\.0\.0\.1:1 .*not its Kafka port"):
+        read(cluster, gateways=("127.0.0.1:1",), poll_timeout_ms=300)
+    with pytest.raises(GatewayError, match="gRPC address"):
+        GatewayClient(["127.0.0.1:1"], retry_budget_ms=200).describe(None)
+
+
+def test_retriable_errors_inside_the_stream(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MemoryGateway.FetchRange
+    failed = []
+
+    def not_leader(self: MemoryGateway, request: Any, context: Any) -> Iterator[Any]:
+        if len(failed) < 2:
+            failed.append(1)
+            yield data_pb2.FetchRangeResponse(error=common_pb2.Error(code=6, message="not leader"))
+            return
+        yield from original(self, request, context)
+
+    monkeypatch.setattr(MemoryGateway, "FetchRange", not_leader)
+    cluster.start()  # a server binds its methods when it starts
+    assert read(cluster, gateways=(cluster.addresses[1],)) == list(range(1000))
+
+
+def test_a_silent_gateway_is_given_up(cluster: MemoryGateway) -> None:
+    with pytest.raises(GatewayError, match="no data for"):
+        read(cluster, 0, 1001, poll_timeout_ms=500)
+
+
+def test_retention_before_the_read(cluster: MemoryGateway, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.trim("flights", 0, 450)
+    with pytest.raises(DataLossError, match="offsets 0 to 449 are gone"):
+        read(cluster)
+    with caplog.at_level(logging.WARNING):
+        assert read(cluster, fail=False) == list(range(450, 1000))
+    assert "offsets 0 to 449" in caplog.text
+    assert read(cluster, 0, 400, fail=False) == []
+    assert read(cluster, 460, 500) == list(range(460, 500))
+
+
+def test_retention_during_the_read(cluster: MemoryGateway) -> None:
+    def fault(context: Any, sent: int) -> None:
+        if sent == 2:
+            cluster.trim("flights", 0, 800)
+
+    cluster.fault = fault
+    with pytest.raises(DataLossError, match="to 799 are gone"):
+        read(cluster)
+
+
+def test_a_gap_inside_the_log_is_no_loss(cluster: MemoryGateway) -> None:
+    log = cluster.topics["flights"].logs[0]
+    del log.batches[2:5]
+    assert read(cluster) == [*range(200), *range(500, 1000)]
+    del log.batches[-2:]
+    assert read(cluster) == [*range(200), *range(500, 800)]
+
+
+def test_a_log_that_was_truncated(cluster: MemoryGateway) -> None:
+    log = cluster.topics["flights"].logs[0]
+    log.batches, log.end = log.batches[:5], 500
+    with pytest.raises(DataLossError, match="ends at 500"):
+        read(cluster, 600, 1000)
+    assert read(cluster, 600, 1000, fail=False) == []
+
+
+def test_a_topic_made_anew(cluster: MemoryGateway) -> None:
+    old = cluster.topics["flights"].topic_id
+    cluster.create("flights", 2)
+    with pytest.raises(DataLossError, match="made anew"):
+        read(cluster, topic_id=old)
+    assert read(cluster, topic_id=old, fail=False) == []
+    del cluster.topics["flights"]
+    with pytest.raises(DataLossError, match="deleted"):
+        read(cluster, topic_id=old)
+
+
+def test_corrupt_bytes_name_the_partition(cluster: MemoryGateway) -> None:
+    log = cluster.topics["flights"].logs[0]
+    first, last, data = log.batches[3]
+    log.batches[3] = (first, last, data[:-1] + b"?")
+    with pytest.raises(Exception, match=r"topic flights partition 0.*CRC"):
+        read(cluster)
+
+
+def test_partitions_pickle_small_and_plain(cluster: MemoryGateway) -> None:
+    cluster.start()
+    address = cluster.addresses[0]
+    options = parse_options({"gateway": address, "subscribe": "flights"}, streaming=False)
+    client = GatewayClient.of(options)
+    parts = range_partitions(client, batch_ranges(client, options))
+    assert [part.wanted.size for part in parts] == [1000]  # type: ignore[attr-defined]
+    assert parts[0].gateways == (address, cluster.addresses[1])  # type: ignore[attr-defined]
+    assert len(pickle.dumps(parts[0])) < 500
+
+
+def test_channels_are_kept(cluster: MemoryGateway) -> None:
+    assert gateway_module.channel(cluster.addresses[0]) is gateway_module.channel(cluster.addresses[0])
+
+
+def test_select_topics(cluster: MemoryGateway) -> None:
+    cluster.create("flights-2", 1)
+    cluster.create("__consumer_offsets", 1)
+
+    def chosen(**options: str) -> dict[str, tuple[int, ...]]:
+        parsed = parse_options({"gateway": cluster.addresses[0], **options}, streaming=False)
+        return {
+            name: topic.partitions for name, topic in select_topics(GatewayClient.of(parsed), parsed).items()
+        }
+
+    assert chosen(subscribe="flights, flights-2") == {"flights": (0, 1), "flights-2": (0,)}
+    assert chosen(subscribePattern="flights") == {"flights": (0, 1)}
+    assert chosen(subscribePattern=".*") == {"flights": (0, 1), "flights-2": (0,)}
+    assert chosen(subscribePattern="nothing") == {}
+    assert chosen(assign='{"flights":[1]}') == {"flights": (1,)}
+    with pytest.raises(OptionError, match="no such topic or partition: absent"):
+        chosen(subscribe="flights,absent")
+    with pytest.raises(OptionError, match="flights-7"):
+        chosen(assign='{"flights":[0,7]}')
+
+
+def test_batch_bounds(cluster: MemoryGateway) -> None:
+    cluster.append("flights", 1, [b"value %d" % i for i in range(10)], timestamp_ms=2_000_000_000_000)
+
+    def ranges(**options: str) -> dict[int, tuple[int, int]]:
+        parsed = parse_options(
+            {"gateway": cluster.addresses[0], "subscribe": "flights", **options}, streaming=False
+        )
+        return {
+            item.partition: (item.start, item.end) for item in batch_ranges(GatewayClient.of(parsed), parsed)
+        }
+
+    assert ranges() == {0: (0, 1000), 1: (0, 10)}
+    assert ranges(startingOffsets='{"flights":{"0":10,"1":-2}}') == {0: (10, 1000), 1: (0, 10)}
+    assert ranges(endingOffsets='{"flights":{"0":10,"1":-1}}') == {0: (0, 10), 1: (0, 10)}
+    assert ranges(endingOffsets='{"flights":{"0":0,"1":0}}') == {}
+    with pytest.raises(OptionError, match="missing: flights-1"):
+        ranges(startingOffsets='{"flights":{"0":10}}')
+    with pytest.raises(OptionError, match="not read: other-0"):
+        ranges(startingOffsets='{"flights":{"0":10,"1":0},"other":{"0":1}}')
+    with pytest.raises(OptionError, match="flights-0"):
+        ranges(startingTimestamp="1999999999999")
+    late = {"startingTimestamp": "1999999999999", "startingOffsetsByTimestampStrategy": "latest"}
+    assert ranges(**late) == {1: (0, 10)}
+    assert ranges(endingTimestamp="1999999999999") == {0: (0, 1000)}
+    assert ranges(startingOffsetsByTimestamp='{"flights":{"0":1,"1":1}}') == {0: (0, 1000), 1: (0, 10)}
+    with pytest.raises(DataLossError, match="beyond the end"):
+        ranges(endingOffsets='{"flights":{"0":1001,"1":-1}}')
+    clipped = {"endingOffsets": '{"flights":{"0":1001,"1":-1}}', "failOnDataLoss": "false"}
+    assert ranges(**clipped) == {0: (0, 1000), 1: (0, 10)}
+    cluster.trim("flights", 0, 500)
+    with pytest.raises(DataLossError, match="outside 500"):
+        ranges(startingOffsets='{"flights":{"0":10,"1":-2}}')
+    assert ranges(startingOffsets='{"flights":{"0":10,"1":-2}}', failOnDataLoss="false")[0] == (500, 1000)
+
+
+def test_queries_keep_their_order(cluster: MemoryGateway) -> None:
+    client = GatewayClient(cluster.addresses)
+    answers = client.list_offsets([Query("flights", 1, -1), Query("flights", 0, -1), Query("absent", 0, -1)])
+    assert [answer.offset for answer in answers] == [0, 1000, -1]
+    assert answers[2].code == 3
+    assert client.list_offsets([]) == []

@@ -1,0 +1,211 @@
+"""Options: names, defaults and errors of Spark's Kafka connector."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StructType
+
+from pyspark_penstock.errors import NotBuiltYetError, OptionError
+from pyspark_penstock.options import Bound, SourceOptions, parse_options
+from pyspark_penstock.schema import COLUMNS, arrow_schema, spark_schema
+
+BASE = {"gateway": "127.0.0.1:9094", "subscribe": "flights"}
+
+
+def parse(streaming: bool = False, **more: str) -> SourceOptions:
+    return parse_options(
+        BASE | {name.replace("_", "."): value for name, value in more.items()}, streaming=streaming
+    )
+
+
+def test_defaults() -> None:
+    batch, stream = parse(), parse(streaming=True)
+    assert batch.gateways == ("127.0.0.1:9094",)
+    assert (batch.starting.kind, batch.ending.kind) == ("earliest", "latest")
+    assert stream.starting.kind == "latest"
+    assert batch.fail_on_data_loss
+    assert not batch.include_headers
+    assert stream.trigger_delay_max_ms == 15 * 60_000
+    assert stream.latest_wait_ms == 50
+    assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+def test_names_are_case_insensitive_and_gateways_a_list() -> None:
+    raw = {
+        "GATEWAY": "a:1, b:2,a:1 ,[::1]:3",
+        "SubscribePattern": "f.*",
+        "FAILONDATALOSS": "False",
+        "path": "",
+    }
+    options = parse_options(raw, streaming=False)
+    assert options.gateways == ("a:1", "b:2", "[::1]:3")
+    assert options.subscribe_pattern == "f.*"
+    assert not options.fail_on_data_loss
+
+
+def test_bootstrap_servers_is_another_spelling() -> None:
+    raw = {"kafka.bootstrap.servers": "a:1", "subscribe": "x"}
+    assert parse_options(raw, streaming=False).gateways == ("a:1",)
+    assert parse_options(raw | {"gateway": "a:1"}, streaming=False).gateways == ("a:1",)
+    with pytest.raises(OptionError, match="differ"):
+        parse_options(raw | {"gateway": "b:1"}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    "value", ["", " , ", "host", "host:", ":1", "host:0", "host:65536", "host:x", "http://h:1"]
+)
+def test_bad_gateways(value: str) -> None:
+    with pytest.raises(OptionError, match="gateway"):
+        parse(gateway=value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (
+            {"gateway": "a:1"},
+            "One of the following options must be given: subscribe, subscribePattern, assign",
+        ),
+        ({"gateway": "a:1", "subscribe": "a", "assign": "{}"}, "Only one of"),
+        ({"subscribe": "a"}, "gateway must be given"),
+        ({"gateway": "a:1", "subscribe": " , "}, "No topics"),
+        ({"gateway": "a:1", "subscribePattern": " "}, "Pattern"),
+        ({"gateway": "a:1", "subscribePattern": "("}, "no regular expression"),
+        ({"gateway": "a:1", "assign": "flights"}, "JSON like"),
+        ({"gateway": "a:1", "assign": "{}"}, "No topic partitions"),
+        ({"gateway": "a:1", "assign": '{"a":[-1]}'}, "partitions of topic 'a'"),
+    ],
+)
+def test_selection_errors(raw: dict[str, str], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        parse_options(raw, streaming=False)
+
+
+def test_assign() -> None:
+    raw = {"gateway": "a:1", "assign": '{"t":[2,0,2],"u":[1]}'}
+    assert parse_options(raw, streaming=False).assign == (("t", (0, 2)), ("u", (1,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("failOnDataLos", "true", "unknown option failondatalos"),
+        ("failOnDataLoss", "yes", "true or false"),
+        ("minPartitions", "0", "minPartitions must be positive"),
+        ("maxRecordsPerPartition", "-1", "must be positive"),
+        ("maxOffsetsPerTrigger", "many", "whole number"),
+        ("startingOffsets", "latest", "can't be latest for batch"),
+        ("startingOffsets", '{"flights":{"0":-1}}', "flights-0 can't be latest"),
+        ("startingOffsets", "newest", "JSON like"),
+        ("startingOffsets", '{"flights":{"0":-3}}', "bad value -3"),
+        ("startingOffsets", '{"flights":[1]}', "JSON like"),
+        ("endingOffsets", "earliest", "can't be earliest for batch"),
+        ("endingOffsets", '{"flights":{"0":-2}}', "flights-0 can't be earliest"),
+        ("startingTimestamp", "yesterday", "ms since 1970"),
+        ("startingOffsetsByTimestamp", '{"flights":{"0":-1}}', "bad value"),
+        ("startingOffsetsByTimestampStrategy", "guess", "error or latest"),
+        ("maxTriggerDelay", "soon", "like 30s"),
+        ("verifyCrc", "false", "can't be switched off"),
+        ("fetch.chunkBytes", "10", "between"),
+        ("kafka.auto.offset.reset", "latest", "startingOffsets"),
+        ("kafka.key.deserializer", "x", "bytes"),
+        ("kafka.enable.auto.commit", "true", "not supported"),
+        ("kafka.interceptor.classes", "x", "not supported"),
+        ("kafka.max.poll.records", "1", "Kafka's Java consumer"),
+    ],
+)
+def test_refused(name: str, value: str, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        parse_options(BASE | {name: value}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
+        ("commitGroupId", "g"), ("fetchMode", "direct"), ("isolation", "read_committed"), ("columns", "value"),
+        ("kafka.isolation.level", "read_committed"), ("kafka.security.protocol", "SSL"), ("credentialsFile", "f"),
+    ],
+)  # fmt: skip
+def test_not_built_yet(name: str, value: str) -> None:
+    with pytest.raises(NotBuiltYetError, match="not built yet"):
+        parse_options(BASE | {name: value}, streaming=False)
+
+
+def test_allowed_values_of_fixed_options() -> None:
+    parse_options(
+        BASE | {"verifyCrc": "true", "fetchMode": "auto", "isolation": "read_uncommitted",
+                "kafka.security.protocol": "PLAINTEXT"},
+        streaming=False,
+    )  # fmt: skip
+
+
+def test_precedence_of_starts() -> None:
+    offsets = '{"flights":{"0":23}}'
+    assert parse(startingOffsets=offsets).starting == Bound("offsets", {"flights": {0: 23}})
+    assert parse(startingOffsets=offsets, startingOffsetsByTimestamp=offsets).starting.kind == "timestamps"
+    chosen = parse(
+        startingOffsets=offsets, startingOffsetsByTimestamp=offsets, startingTimestamp="5"
+    ).starting
+    assert chosen == Bound("timestamp", timestamp_ms=5)
+    assert parse(endingTimestamp="9", endingOffsets=offsets).ending == Bound("timestamp", timestamp_ms=9)
+
+
+def test_start_and_end_must_agree() -> None:
+    with pytest.raises(OptionError, match="only one of them names t-1"):
+        parse(startingOffsets='{"t":{"0":1,"1":1}}', endingOffsets='{"t":{"0":2}}')
+    with pytest.raises(OptionError, match=r"start \(3\) of t-0 is greater than its end \(2\)"):
+        parse(startingOffsets='{"t":{"0":3}}', endingOffsets='{"t":{"0":2}}')
+    parse(startingOffsets='{"t":{"0":3}}', endingOffsets='{"t":{"0":-1}}')
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_streams_have_no_end(name: str) -> None:
+    with pytest.raises(OptionError, match="not valid in streaming"):
+        parse(streaming=True, **{name: "latest"})
+
+
+def test_streams_may_start_at_latest() -> None:
+    assert parse(streaming=True, startingOffsets='{"t":{"0":-1}}').starting.offsets == {"t": {0: -1}}
+
+
+def test_least_and_most_per_trigger() -> None:
+    with pytest.raises(OptionError, match="higher than"):
+        parse(streaming=True, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")
+    assert parse(streaming=True, maxTriggerDelay="90s").trigger_delay_max_ms == 90_000
+
+
+def test_schema_is_what_spark_expects() -> None:
+    full = spark_schema(include_headers=True)
+    assert full.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert spark_schema(include_headers=False).names == list(COLUMNS)[:-1]
+    for names in (list(COLUMNS), ["value"], ["offset", "key"], ["headers"], ["timestamp", "timestampType"]):
+        schema = StructType([full[name] for name in names])
+        assert arrow_schema(schema, include_headers=True).equals(to_arrow_schema(schema, timezone="UTC"))
+    strict = StructType().add("value", COLUMNS["value"], nullable=False)
+    assert arrow_schema(strict, include_headers=False).equals(to_arrow_schema(strict, timezone="UTC"))
+    assert arrow_schema(strict, include_headers=False).field(0).type == pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("schema", "match"),
+    [
+        (StructType(), "no column"),
+        (StructType().add("payload", COLUMNS["value"]), "no column 'payload'"),
+        (StructType().add("value", "string"), "type binary, not string"),
+        (StructType().add("partition", "long"), "type int"),
+        (StructType().add("headers", COLUMNS["headers"]), "includeHeaders"),
+        (StructType().add("offset", "long").add("offset", "long"), "twice"),
+    ],
+)
+def test_schemas_refused(schema: StructType, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        arrow_schema(schema, include_headers=False)
+    assert isinstance(COLUMNS["partition"], IntegerType)

@@ -1,0 +1,576 @@
+"""PartitionLog: appending, jobs, reads, truncation, retention on a simulated disk."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.records.batch import is_crc_valid, iter_batches, read_header
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob
+from unit.storage_node.log_model import (
+    NOW_MS,
+    Model,
+    append,
+    make_batch,
+    new_disk,
+    new_log,
+    read,
+    read_all_batches,
+    reopen,
+    run_job,
+)
+
+SMALL = TopicSettings(segment_bytes=1000, index_interval_bytes=200)
+REPLICATED = TopicSettings(segment_bytes=1000, index_interval_bytes=200, durability="replicated")
+
+
+def filled(count: int = 50, settings: TopicSettings = SMALL) -> tuple[PartitionLog, Model]:
+    _, log = new_log(new_disk(), settings)
+    model = Model()
+    for number in range(count):
+        appended = append(log, make_batch(1 + number % 3, timestamp_ms=NOW_MS + number), epoch=number // 20)
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+        if number % 7 == 0:
+            run_job(log)
+    return log, model
+
+
+def test_append_gives_offsets_and_stamps_the_batch() -> None:
+    _, log = new_log(new_disk())
+    first = append(log, make_batch(3), epoch=4)
+    second = append(log, make_batch(2), epoch=4)
+    assert isinstance(first, Appended)
+    assert isinstance(second, Appended)
+    assert (first.base_offset, first.last_offset) == (0, 2)
+    assert (second.base_offset, second.last_offset) == (3, 4)
+    stored = b"".join(second.data)
+    info = read_header(stored)
+    assert (info.base_offset, info.leader_epoch) == (3, 4)
+    assert is_crc_valid(stored)
+    assert (log.log_end_offset, log.written_offset, log.flushed_offset) == (5, 0, 0)
+    assert log.staged_bytes == first.size_bytes + second.size_bytes
+
+
+def test_one_job_at_a_time_takes_all_that_is_staged() -> None:
+    _, log = new_log(new_disk())
+    append(log, make_batch())
+    append(log, make_batch())
+    job = log.next_job()
+    assert job is not None
+    assert (job.base_offset, job.end_offset) == (0, 2)
+    append(log, make_batch())
+    assert log.next_job() is None
+    job.run()
+    assert log.written_offset == 0  # nothing moves before complete()
+    log.complete(job)
+    assert (log.written_offset, log.flushed_offset, log.log_end_offset) == (2, 2, 3)
+    assert run_job(log)
+    assert log.flushed_offset == 3
+    assert log.staged_bytes == 0
+    assert log.next_job() is None
+
+
+def test_flush_comes_after_the_write_and_new_files_are_made_durable() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, SMALL)
+    fs.calls.clear()
+    for _ in range(20):
+        append(log, make_batch(2, value_bytes=50))
+    run_job(log)
+    names = [(call, path.rpartition("/")[2]) for call, path in fs.calls]
+    bases = sorted({name for call, name in names if call == "pwritev" and name.endswith(".log")})
+    assert len(bases) > 2
+    for base in bases:
+        assert names.index(("pwritev", base)) < names.index(("fdatasync", base))
+    last_sync = max(i for i, (call, _) in enumerate(names) if call == "sync_directory")
+    assert last_sync > max(i for i, (call, name) in enumerate(names) if call == "create")
+
+
+def test_what_is_written_is_read_by_any_size() -> None:
+    log, model = filled()
+    for max_bytes in (1, 100, 333, 1000, 100_000):
+        model.check(log, max_bytes)
+    run_job(log)
+    for max_bytes in (1, 100, 333, 1000, 100_000):
+        model.check(log, max_bytes)
+
+
+def test_read_begins_with_the_batch_that_holds_the_offset() -> None:
+    log, model = filled()
+    for offset in range(log.log_end_offset):
+        data = read(log, offset, 1)
+        (wanted,) = [row for row in model.batches if row[0].base_offset <= offset <= row[0].last_offset]
+        assert b"".join(data.buffers) == wanted[1]
+        assert data.base_offset == wanted[0].base_offset
+        assert data.next_offset == wanted[0].next_offset
+
+
+def test_read_stops_before_the_upper_offset() -> None:
+    log, model = filled()
+    for upper in range(1, log.log_end_offset + 1):
+        for start in (0, upper // 2, upper - 1):
+            offset, got = start, b""
+            while offset < upper:
+                data = read(log, offset, 100_000, upper)
+                got += b"".join(data.buffers)
+                offset = data.next_offset
+            infos = list(iter_batches(got))
+            assert infos[-1].base_offset < upper <= infos[-1].next_offset
+
+
+def test_read_at_or_past_the_upper_offset_is_empty() -> None:
+    log, _ = filled()
+    for offset in (5, log.log_end_offset):
+        data = log.read(offset, 1000, 5)
+        assert isinstance(data, ReadData)
+        assert (data.size_bytes, data.buffers, data.next_offset) == (0, [], offset)
+
+
+def test_read_without_min_one_gives_nothing_that_is_too_large() -> None:
+    log, model = filled()
+    size = len(model.batches[0][1])
+    for _ in range(2):
+        small = log.read(0, size - 1, log.log_end_offset, min_one=False)
+        small = small.run() if isinstance(small, ReadJob) else small
+        assert small.size_bytes == 0
+        exact = log.read(0, size, log.log_end_offset, min_one=False)
+        exact = exact.run() if isinstance(exact, ReadJob) else exact
+        assert exact.size_bytes == size
+        run_job(log)
+
+
+def test_read_outside_the_log_is_refused() -> None:
+    log, _ = filled()
+    for offset in (-1, log.log_end_offset + 1):
+        with pytest.raises(PenstockError) as caught:
+            log.read(offset, 100, 1000)
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_read_of_what_is_not_in_the_page_cache_goes_to_the_pool() -> None:
+    fs = new_disk()
+    _, log = new_log(fs)
+    append(log, make_batch())
+    run_job(log)
+    read(log, 0)
+    assert isinstance(log.read(0, 100, 1), ReadData)
+    fs.cold_chance = 1.0
+    job = log.read(0, 100, 1)
+    assert isinstance(job, ReadJob)
+    assert job.run().next_offset == 1
+
+
+def test_duplicates_are_answered_and_gaps_refused() -> None:
+    _, log = new_log(new_disk())
+    for number in range(6):
+        append(log, make_batch(2, producer=(7, 0, number * 2)))
+    again = append(log, make_batch(2, producer=(7, 0, 4)))
+    assert again == Duplicate(4, 5)
+    for sequence, code in ((0, 45), (14, 45), (11, 45)):
+        with pytest.raises(PenstockError) as caught:
+            append(log, make_batch(2, producer=(7, 0, sequence)))
+        assert caught.value.code == code
+    assert log.log_end_offset == 12
+    append(log, make_batch(1, producer=(7, 1, 0)))
+    with pytest.raises(PenstockError) as caught:
+        append(log, make_batch(2, producer=(7, 0, 12)))
+    assert caught.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_follower_keeps_the_bytes_and_the_producers() -> None:
+    log, model = filled()
+    fs = new_disk(2)
+    _, follower = new_log(fs, TopicSettings(segment_bytes=700, index_interval_bytes=100))
+    joined = b"".join(data for _, data in model.batches)
+    sizes = [info.size_bytes for info in iter_batches(joined)]
+    position = 0
+    while sizes:
+        take, sizes = sizes[:9], sizes[9:]
+        last = follower.append_as_follower(joined[position : position + sum(take)], leader_epoch=9)
+        assert last == follower.log_end_offset - 1
+        position += sum(take)
+        model_so_far = Model()
+        model_so_far.add([joined[:position]])
+        model_so_far.check(follower)
+        run_job(follower)
+    model.check(follower)
+    assert follower.segment_count > log.segment_count
+    assert follower.epoch_entries() == log.epoch_entries()
+
+
+def test_a_follower_refuses_gaps_overlaps_damage_and_later_epochs() -> None:
+    source, model = filled()
+    del source
+    stored = [data for _, data in model.batches]
+    _, log = new_log(new_disk())
+    log.append_as_follower(stored[0] + stored[1], 0)
+    damaged = bytearray(stored[2])
+    damaged[-1] ^= 1
+    for records, code in (
+        (stored[1], ErrorCode.OFFSET_OUT_OF_RANGE),
+        (stored[3], ErrorCode.OFFSET_OUT_OF_RANGE),
+        (stored[2] + stored[4], ErrorCode.OFFSET_OUT_OF_RANGE),
+        (bytes(damaged), ErrorCode.CORRUPT_MESSAGE),
+        (stored[2] + stored[3][:-1], ErrorCode.CORRUPT_MESSAGE),
+    ):
+        end = log.log_end_offset
+        with pytest.raises(PenstockError) as caught:
+            log.append_as_follower(records, 0)
+        assert caught.value.code is code
+        assert log.log_end_offset == end
+    # Batches of a later epoch than the session's are left out (KAFKA-18723).
+    late = next(i for i, (info, _) in enumerate(model.batches) if info.leader_epoch == 1)
+    rest = b"".join(stored[2 : late + 2])
+    assert log.append_as_follower(rest, leader_epoch=0) == model.batches[late][0].base_offset - 1
+
+
+def test_full_disk_cuts_back_refuses_and_goes_on() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, SMALL)
+    model = Model()
+    for number in range(30):
+        appended = append(log, make_batch(1, timestamp_ms=NOW_MS + number))
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+        if number == 3:
+            run_job(log)
+    fs.space_bytes = 1500
+    with pytest.raises(OSError, match="no space"):
+        run_job(log)
+    assert log.state is LogState.FULL
+    assert (log.written_offset, log.log_end_offset) == (4, 30)
+    sizes = {name: fs.path_size(f"/data/t-0/{name}") for name in fs.list_directory("/data/t-0")}
+    assert sizes["00000000000000000000.log"] == sum(len(data) for _, data in model.batches[:4])
+    assert [name for name in sizes if name.endswith(".log")] == ["00000000000000000000.log"]
+    with pytest.raises(PenstockError) as caught:
+        append(log, make_batch())
+    assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    model.check(log)
+    assert log.next_job() is None
+    with pytest.raises(OSError, match="no space"):
+        run_job(log, retry=True)
+    fs.space_bytes = None
+    assert run_job(log, retry=True)
+    assert log.state is LogState.OK
+    assert log.flushed_offset == 30
+    model.check(log)
+    _, again = reopen(fs.crash(), SMALL)
+    model.check(again)
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "create", "sync_directory"])
+def test_an_io_error_fails_the_log_for_good(call: str) -> None:
+    fs = new_disk()
+    _, log = new_log(fs, SMALL)
+    append(log, make_batch())
+    run_job(log)
+    for _ in range(20):
+        append(log, make_batch())
+    fs.fail_on = lambda c, path: OSError(errno.EIO, "broken") if c == call else None
+    with pytest.raises(OSError, match="broken"):
+        run_job(log)
+    fs.fail_on = lambda c, path: None
+    assert log.state is LogState.FAILED
+    assert log.flushed_offset == 1
+    assert log.next_job(retry=True) is None
+    with pytest.raises(PenstockError) as caught:
+        append(log, make_batch())
+    assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert read(log, 0, upper=1).size_bytes > 0
+    with pytest.raises(PenstockError):
+        log.close(clean=True)
+
+
+def test_a_full_disk_that_cannot_be_cut_back_fails_the_log() -> None:
+    fs = new_disk()
+    _, log = new_log(fs)
+    append(log, make_batch())
+    append(log, make_batch())
+    fs.space_bytes = 100
+    fs.fail_on = lambda call, path: OSError(errno.EIO, "broken") if call == "ftruncate" else None
+    with pytest.raises(OSError, match="broken|space"):
+        run_job(log)
+    assert log.state is LogState.FAILED
+
+
+def test_replicated_durability_flushes_in_jobs_of_its_own() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, REPLICATED)
+    fs.calls.clear()
+    for _ in range(40):
+        append(log, make_batch())
+        run_job(log)
+    assert log.written_offset == 40
+    assert log.flushed_offset == 0
+    assert not [path for call, path in fs.calls if call == "fdatasync" and path.endswith(".log")]
+    job = log.next_flush_job()
+    assert job is not None
+    append(log, make_batch())
+    run_job(log)  # beside the flush
+    job.run()
+    log.complete_flush(job)
+    assert 0 < log.flushed_offset < 40
+    assert log.next_flush_job() is None
+    everything = log.next_flush_job(everything=True)
+    assert everything is not None
+    everything.run()
+    log.complete_flush(everything)
+    assert log.flushed_offset == 41
+    assert log.checkpoint() == 41
+
+
+def test_switching_to_fsync_flushes_what_was_not() -> None:
+    _, log = new_log(new_disk(), REPLICATED)
+    for _ in range(40):
+        append(log, make_batch())
+        run_job(log)
+    assert log.flushed_offset == 0
+    log.update_settings(SMALL)
+    append(log, make_batch())
+    run_job(log)
+    assert log.flushed_offset == 41
+
+
+def test_truncation_at_every_offset() -> None:
+    for offset in range(102):
+        log, model = filled()
+        starts = [info.base_offset for info, _ in model.batches] + [model.end]
+        end = log.truncate_to(offset)
+        assert end == max(start for start in starts if start <= offset)
+        model.cut(end)
+        model.check(log)
+        assert log.flushed_offset <= end
+        assert log.epoch_entries() == model.epoch_starts()
+        appended = append(log, make_batch(2), epoch=8)
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+        run_job(log)
+        model.check(log)
+
+
+def test_truncation_restores_the_producers() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, SMALL)
+    for number in range(40):
+        append(log, make_batch(1, producer=(3, 0, number)))
+    run_job(log)
+    assert log.truncate_to(25) == 25
+    assert append(log, make_batch(1, producer=(3, 0, 24))) == Duplicate(24, 24)
+    assert append(log, make_batch(1, producer=(3, 0, 20))) == Duplicate(20, 20)
+    appended = append(log, make_batch(1, producer=(3, 0, 25)))
+    assert isinstance(appended, Appended)
+
+
+def test_truncation_needs_the_log_for_itself() -> None:
+    _, log = new_log(new_disk())
+    append(log, make_batch())
+    assert log.next_job() is not None
+    with pytest.raises(InvariantBroken):
+        log.truncate_to(0)
+
+
+def test_truncate_fully_and_start_elsewhere() -> None:
+    fs = new_disk()
+    settings = SMALL
+    _, log = new_log(fs, settings)
+    for number in range(30):
+        append(log, make_batch(1, producer=(3, 0, number)))
+    run_job(log)
+    log.truncate_fully_and_start_at(1000)
+    assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (1000, 1000, 1000)
+    assert log.producer_count == 0
+    assert log.epoch_entries() == []
+    appended = append(log, make_batch(2), epoch=3)
+    assert isinstance(appended, Appended)
+    assert appended.base_offset == 1000
+    run_job(log)
+    _, again = reopen(fs.crash(), settings)
+    assert (again.log_start_offset, again.log_end_offset) == (1000, 1002)
+    assert len(read_all_batches(again)) == 1
+
+
+def test_epoch_end_offsets() -> None:
+    log, model = filled()
+    starts = model.epoch_starts()
+    assert log.end_offset_for_epoch(2) == (2, log.log_end_offset)
+    assert log.end_offset_for_epoch(1) == (1, starts[2][1])
+    assert log.end_offset_for_epoch(5) == (-1, -1)
+    log.start_epoch(5)
+    assert log.latest_epoch == 5
+    assert log.last_batch_epoch == 2
+    assert log.end_offset_for_epoch(4) == (2, log.log_end_offset)
+    assert log.end_offset_for_epoch(5) == (5, log.log_end_offset)
+    with pytest.raises(PenstockError) as caught:
+        log.start_epoch(4)
+    assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_retention_by_time_and_size() -> None:
+    fs = new_disk()
+    settings = TopicSettings(segment_bytes=1000, retention_ms=1000, retention_bytes=-1)
+    _, log = new_log(fs, settings)
+    for number in range(60):
+        append(log, make_batch(1, timestamp_ms=NOW_MS + number * 100))
+    run_job(log)
+    count = log.segment_count
+    assert log.delete_old_segments(0, NOW_MS + 6000) is None
+    assert log.delete_old_segments(60, NOW_MS) is None
+    work = log.delete_old_segments(60, NOW_MS + 4000)
+    assert work is not None
+    assert 0 < log.log_start_offset < 60
+    assert log.segment_count < count
+    work()
+    names = [name for name in fs.list_directory("/data/t-0") if name.endswith(".log")]
+    assert len(names) == log.segment_count
+    with pytest.raises(PenstockError) as caught:
+        log.read(0, 10, 60)
+    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    log.update_settings(TopicSettings(segment_bytes=1000, retention_ms=-1, retention_bytes=1500))
+    before = log.size_bytes
+    assert before > 1500
+    work = log.delete_old_segments(60, NOW_MS)
+    assert work is not None
+    work()
+    assert 1500 <= log.size_bytes < before
+    start = log.log_start_offset
+    _, again = reopen(fs.crash(), settings)
+    assert again.log_start_offset == start
+    assert len(read_all_batches(again)) == 60 - start
+
+
+def test_retention_of_everything_closes_the_active_segment_first() -> None:
+    fs = new_disk()
+    settings = TopicSettings(retention_ms=1000)
+    _, log = new_log(fs, settings)
+    append(log, make_batch(3, timestamp_ms=NOW_MS))
+    run_job(log)
+    assert log.delete_old_segments(3, NOW_MS + 5000) is None
+    run_job(log)
+    work = log.delete_old_segments(3, NOW_MS + 5000)
+    assert work is not None
+    work()
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (3, 3, 1)
+    assert fs.exists("/data/t-0/00000000000000000003.log")
+    assert not fs.exists("/data/t-0/00000000000000000000.log")
+    assert log.delete_old_segments(3, NOW_MS + 9_999_999) is None
+    append(log, make_batch())
+    run_job(log)
+    _, again = reopen(fs.crash(), settings)
+    assert (again.log_start_offset, again.log_end_offset) == (3, 4)
+
+
+def test_after_a_restart_retention_first_reads_timestamps() -> None:
+    fs = new_disk()
+    settings = TopicSettings(segment_bytes=1000, retention_ms=1000)
+    directory, log = new_log(fs, settings)
+    for number in range(60):
+        append(log, make_batch(1, timestamp_ms=NOW_MS + number * 100))
+    log.close(clean=True)
+    directory.close(clean=True)
+    _, again = reopen(fs, settings)
+    look = again.delete_old_segments(60, NOW_MS + 4000)
+    assert look is not None
+    assert again.log_start_offset == 0
+    look()
+    work = again.delete_old_segments(60, NOW_MS + 4000)
+    assert work is not None
+    assert again.log_start_offset > 0
+
+
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("codec", [0, 4])
+def test_offsets_by_timestamp(written: bool, codec: int) -> None:
+    settings = TopicSettings(segment_bytes=2000, index_interval_bytes=100)
+    _, log = new_log(new_disk(), settings)
+    times: list[int] = []
+    for number in range(80):
+        start = NOW_MS + (number * 37 % 50) * 100
+        append(log, make_batch(3, timestamp_ms=start, codec=codec))
+        times.extend(range(start, start + 3))
+    if written:
+        run_job(log)
+    for wanted in range(NOW_MS - 50, NOW_MS + 5100, 37):
+        expected = next(((o, t) for o, t in enumerate(times) if t >= wanted), None)
+        assert log.offset_for_timestamp(wanted, len(times)) == expected
+    best = max(times)
+    assert log.offset_of_max_timestamp(len(times)) == (times.index(best), best)
+    assert log.offset_for_timestamp(best, times.index(best)) is None
+
+
+def test_roll_by_age_of_records() -> None:
+    _, log = new_log(new_disk(), TopicSettings(segment_ms=1000))
+    append(log, make_batch(timestamp_ms=NOW_MS))
+    append(log, make_batch(timestamp_ms=NOW_MS + 1000))
+    assert log.segment_count == 1
+    append(log, make_batch(timestamp_ms=NOW_MS + 1001))
+    assert log.segment_count == 2
+
+
+def test_index_files_have_kafkas_entries() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, TopicSettings(segment_bytes=100_000, index_interval_bytes=300))
+    expected_index, expected_time = b"", b""
+    since = position = 0
+    for number in range(30):
+        batch = make_batch(2, timestamp_ms=NOW_MS + number * 10)
+        append(log, batch)
+        if since > 300:
+            expected_index += struct.pack(">ii", number * 2 + 1, position)
+            expected_time += struct.pack(">qi", NOW_MS + number * 10 + 1, number * 2 + 1)
+            since = 0
+        since += len(batch)
+        position += len(batch)
+    log.close(clean=True)
+    last = struct.pack(">qi", NOW_MS + 29 * 10 + 1, 59)
+    if not expected_time.endswith(last):
+        expected_time += last
+    stem = "/data/t-0/00000000000000000000"
+    assert fs.pread(fs.open(stem + ".index"), 1 << 20, 0) == expected_index
+    assert fs.pread(fs.open(stem + ".timeindex"), 1 << 20, 0) == expected_time
+
+
+def test_a_damaged_index_costs_time_but_no_data() -> None:
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    model = Model()
+    for number in range(60):
+        appended = append(log, make_batch(1, timestamp_ms=NOW_MS + number))
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+    log.close(clean=True)
+    directory.close(clean=True)
+    for name in fs.list_directory("/data/t-0"):
+        if name.endswith(".index"):
+            fd = fs.open(f"/data/t-0/{name}")
+            size = fs.size(fd)
+            entries = b"".join(struct.pack(">ii", i + 1, 7 * i + 3) for i in range(size // 8))
+            if entries:
+                fs.pwritev(fd, [entries], 0)
+    _, again = reopen(fs, SMALL)
+    for offset in range(59, -1, -1):
+        data = read(again, offset, 1)
+        assert b"".join(data.buffers) == model.batches[offset][1]
+    assert again.index_fault_count > 0
+    assert again.offset_for_timestamp(NOW_MS + 33, 60) == (33, NOW_MS + 33)
+
+
+def test_few_descriptors_serve_many_segments() -> None:
+    fs = new_disk()
+    fs.files._max = 4
+    _, log = new_log(fs, SMALL)
+    model = Model()
+    for _ in range(100):
+        appended = append(log, make_batch())
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+        run_job(log)
+    assert log.segment_count > 8
+    model.check(log)
+    assert fs.open_count <= 4 + 1  # and the directory's lock
+    log.close(clean=False)
+    assert fs.open_count == 1
