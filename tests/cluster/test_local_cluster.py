@@ -29,8 +29,6 @@ from support.kafka import (
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 FIRST_ACK_MAX_S = 4.0
-SLOW_MACHINE_FACTOR = 3.0
-"""The limit is for an idle machine of two cores; a test run shares it with other work."""
 
 
 def command(*arguments: str, expect: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -46,6 +44,7 @@ def command_json(*arguments: str) -> Any:
 
 def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
     directory = str(tmp_path / "cluster")
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
     begun = time.monotonic()
     found = command_json("local", "up", "--dir", directory, "--port", str(free_base_port()))
     try:
@@ -53,7 +52,8 @@ def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
         create_topic(bootstrap, "first")
         produce(bootstrap, "first", 1)
         first_ack_s = time.monotonic() - begun
-        assert first_ack_s < FIRST_ACK_MAX_S * SLOW_MACHINE_FACTOR
+        # The limit is for an idle machine of two cores; a test run shares it with other work.
+        assert first_ack_s < FIRST_ACK_MAX_S * (1.5 + busy)
         assert {row["state"] for row in found["processes"]} == {"running"}
         assert [row["name"] for row in found["processes"]] == [
             *("controller-1", "controller-2", "controller-3", "node-1", "node-2", "node-3", "gateway-1")

@@ -83,7 +83,7 @@ class Controllers:
     async def describe(self, channels: ChannelPool, controller_id: int) -> api.DescribeQuorumResponse:
         stub = self.client(channels).stub(f"127.0.0.1:{self.grpc_ports[controller_id - 1]}")
         response: api.DescribeQuorumResponse = await stub.DescribeQuorum(
-            api.DescribeQuorumRequest(), timeout=2, wait_for_ready=True
+            api.DescribeQuorumRequest(), timeout=15, wait_for_ready=True
         )
         return response
 

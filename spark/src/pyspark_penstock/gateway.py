@@ -259,11 +259,14 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def select_topics(client: GatewayClient, options: SourceOptions) -> dict[str, TopicInfo]:
+def select_topics(
+    client: GatewayClient, options: SourceOptions, *, missing_ok: bool = False
+) -> dict[str, TopicInfo]:
     """The topics and partitions that the options choose.
 
-    Raises OptionError for a named topic or partition that doesn't exist; a pattern may match
-    nothing. Patterns leave internal topics (`__...`) out, as Kafka's consumer does.
+    Raises TopicMissingError for a named topic or partition that doesn't exist, unless
+    `missing_ok`; a pattern may match nothing. Patterns leave internal topics (`__...`) out,
+    as Kafka's consumer does.
     """
     if options.subscribe_pattern:
         # Java's matches(): the whole name, not a part of it.
@@ -273,20 +276,20 @@ def select_topics(client: GatewayClient, options: SourceOptions) -> dict[str, To
             for name, topic in client.describe(None).items()
             if pattern.fullmatch(name) and not name.startswith("__")
         }
-    if options.subscribe:
-        found = client.describe(options.subscribe)
-        missing = [name for name in options.subscribe if name not in found]
-    else:
-        described = client.describe([name for name, _ in options.assign])
-        found = {}
-        missing = []
-        for name, partitions in options.assign:
-            topic = described.get(name)
-            absent = [part for part in partitions if topic is None or part not in topic.partitions]
-            missing += [name] if topic is None else [f"{name}-{part}" for part in absent]
-            if topic is not None and not absent:
-                found[name] = TopicInfo(name, topic.topic_id, partitions)
-    if missing:
+    wanted: dict[str, tuple[int, ...] | None] = dict.fromkeys(options.subscribe) or dict(options.assign)
+    described = client.describe(list(wanted))
+    found: dict[str, TopicInfo] = {}
+    missing: list[str] = []
+    for name, partitions in wanted.items():
+        topic = described.get(name)
+        if topic is None:
+            missing.append(name)
+            continue
+        chosen = topic.partitions if partitions is None else partitions
+        there = tuple(part for part in chosen if part in topic.partitions)
+        missing += [f"{name}-{part}" for part in chosen if part not in there]
+        found[name] = TopicInfo(name, topic.topic_id, there)
+    if missing and not missing_ok:
         raise TopicMissingError(
             f"no such topic or partition: {', '.join(missing)}; create it first, or correct the option"
         )

@@ -59,6 +59,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With Trigger.AvailableNow: the latest offsets when the query started."""
         self._last_batch_s = time.monotonic()
         self._reported: dict[str, Any] | None = None
+        self._losses: set[str] = set()
+        """What was already said of data lost: a query that goes on would say it at every look."""
+        self._given_up: set[Partition] = set()
+        """Partitions that ended below their position for long enough."""
         self._gateway: GatewayClient | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,24 +157,21 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics_at_s = now
         return self._topics
 
-    def _known_topics(self, current: Progress) -> dict[str, TopicInfo]:
+    def _known_topics(self) -> dict[str, TopicInfo]:
         """Topics now; a named one that is gone is left out when the query may go on without it."""
         try:
             return self._current_topics(TOPICS_AGE_MAX_MS)
         except TopicMissingError as error:
-            if self._options.fail_on_data_loss:
-                raise DataLossError(str(error)) from None
-            _log.warning("%s; going on without it, as failOnDataLoss=false says", error)
-            names = {topic for topic, _ in current.to}
+            self._lost(str(error))
+            self._topics = select_topics(self._client(), self._options, missing_ok=True)
             self._topics_at_s = time.monotonic()
-            self._topics = self._client().describe(sorted(names)) if names else {}
             return self._topics
 
     def _observe(self, current: Progress) -> Observed:
         if self._frozen is not None:
             topics, latest = self._topics, self._frozen
         else:
-            topics = self._known_topics(current)
+            topics = self._known_topics()
             latest = self._latest(current, keys_of(topics))
         ids = {name: topic.topic_id for name, topic in topics.items()}
         new = unknown(current, ids, list(latest))
@@ -212,7 +213,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for key, offset in current.to.items()
                 if key not in seen.earliest and latest.get(key, offset) < offset
             ]
-            if not short or time.monotonic() >= deadline:
+            if self._given_up.issuperset(short) or time.monotonic() >= deadline:
+                self._given_up.update(short)
                 return latest
             time.sleep(_REGRESSION_POLL_MS / 1000)
             now = ends(self._client(), short, LATEST)
@@ -241,4 +243,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost(self, text: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to go on with what is left')
+        if text in self._losses:
+            return
+        self._losses.add(text)
         _log.warning("%s; going on without it, as failOnDataLoss=false says", text)

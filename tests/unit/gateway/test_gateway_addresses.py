@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import random
+import socket
 
 import pytest
 
@@ -15,6 +17,7 @@ from penstock_gateway.routing.networks import (
     for_registration,
     rules_of,
 )
+from penstock_gateway.routing.spelling import needs_distinct_names, spell
 from penstock_gateway.routing.spread import pick, spread
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -203,3 +206,39 @@ def test_views_follow_the_image() -> None:
     addresses = book()
     assert set(addresses.view(image(node(1)), at("127.0.0.1")).addresses) == {1}
     assert set(addresses.view(image(node(1), node(2), version=2), at("127.0.0.1")).addresses) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("software", "needs"),
+    [
+        ("librdkafka 2.0.2", True),
+        ("confluent-kafka-python 2.3.0-rdkafka-2.3.0", True),
+        ("librdkafka 2.4.0", False),
+        ("librdkafka v1.9.2-RC1", True),
+        ("confluent-kafka-python 2.16.1-rdkafka-2.16.0", False),
+        ("apache-kafka-java 3.9.2", False),
+        ("", False),
+    ],
+)
+def test_which_clients_need_distinct_names(software: str, needs: bool) -> None:
+    assert needs_distinct_names(software) is needs
+
+
+def test_spellings_are_distinct_and_mean_the_same() -> None:
+    for host in ("127.0.0.1", "10.200.3.4", "localhost", "gw-1.example", "::1", "fd00::12:3"):
+        spelled = [spell(host, n) for n in range(6)]
+        assert spelled[0] == host
+        assert len(set(spelled)) == 6
+        for one in spelled:
+            if host[0].isalpha() and ":" not in host:
+                assert one.lower() == host
+            else:
+                family, *_, where = socket.getaddrinfo(one, 9092, type=socket.SOCK_STREAM)[0]
+                assert ipaddress.ip_address(where[0]) == ipaddress.ip_address(host)
+                assert family in (socket.AF_INET, socket.AF_INET6)
+
+
+def test_nodes_on_one_address_are_told_apart() -> None:
+    view = book().view(image(node(1), node(2), node(3)), at("127.0.0.1"))
+    assert set(view.addresses.values()) == {("127.0.0.1", 9092)}
+    assert dict(view.apart) == {1: ("127.0.0.1", 9092), 2: ("0x7f.0.0.1", 9092), 3: ("0x07f.0.0.1", 9092)}

@@ -215,3 +215,12 @@ async def test_a_closed_session_ends_its_streams(rig: Rig) -> None:
     await asyncio.sleep(0.05)
     assert (rig.metrics.sessions, rig.metrics.streams, rig.metrics.streams_lost) == (0, 0, 0)
     assert not pending.done()
+
+
+async def test_a_partition_named_twice_is_refused(rig: Rig) -> None:
+    frame = produce_frame((0, b"a"), (2, b"b"))
+    twice = frame.replace(b"\x00\x00\x00\x02\x02b", b"\x00\x00\x00\x00\x02b")
+    assert twice != frame
+    result = decode_produce_response(whole(await outcome(rig.submit(rig.session(), Produce, twice))), 9)
+    assert sorted((r.partition, r.error) for r in result.results) == [(0, 0), (0, 42)]
+    assert rig.metrics.kafka.errors[0, 42] == 1

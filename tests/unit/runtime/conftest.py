@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-# Helper modules beside the tests: importlib mode puts no directory on the path.
-sys.path.insert(0, str(Path(__file__).parent))
-
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
-_FACTORIES = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.SelectorEventLoop}
+_FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.SelectorEventLoop,
+}
 
 
 @pytest.fixture(params=sorted(_FACTORIES))

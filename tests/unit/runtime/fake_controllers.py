@@ -202,7 +202,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
 async def controllers(count: int) -> AsyncIterator[tuple[Cluster, list[FakeController]]]:
     """Start that many; the first is active."""
     cluster = Cluster()
-    members = [FakeController(cluster, i + 1) for i in range(count)]
+    members = [FakeController(cluster, i + 1) for i in range(count)]  # type: ignore[abstract]
     for member in members:
         await member.start()
         cluster.members[member.controller_id] = member

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
-from fake_controllers import Cluster, FakeController, controllers
 from prometheus_client import generate_latest
 
 from penstock_core.kafka import codec
@@ -28,6 +28,7 @@ from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.producer_ids import ProducerIdAllocator
 from penstock_runtime.settings import ListenerSettings
+from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -184,7 +185,7 @@ def test_a_body_that_cannot_be_read_closes_the_connection(run: Run) -> None:
             async with serving() as (client, _, _c, lifecycle, _e):
                 with pytest.raises(asyncio.IncompleteReadError):
                     await client.raw(key, version, body)
-                assert b'reason="failed"} 1.0' in generate_latest(lifecycle.registry)
+                assert b'reason="body"} 1.0' in generate_latest(lifecycle.registry)
 
     run(main())
 
@@ -452,5 +453,29 @@ def test_every_topic_goes_past_the_authorizer(run: Run) -> None:
             made = await client.call(*key, topics=(topic,), timeout=1000, validate_only=False)
             assert [int(t.error_code) for t in made.topics] == [29]
             assert controller.calls == []
+
+    run(main())
+
+
+def test_random_requests_are_answered_or_close_the_connection(run: Run) -> None:
+    async def main() -> None:
+        seed = random.randrange(2**32)
+        print("seed", seed)
+        rng = random.Random(seed)
+        async with serving() as (_, _c, _m, lifecycle, endpoint):
+            for _ in range(150):
+                reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+                key = rng.choice(list(SUPPORTED))
+                version = rng.randint(*SUPPORTED[key])
+                # Lengths and counts are mostly small numbers: so are most of these bytes.
+                body = bytes(rng.choice([0, 0, 0, 1, 2, 3, 255, rng.randrange(256)]) for _ in range(60))
+                frame = request_header(key, version, 1, None) + body[: rng.randrange(60)]
+                writer.write(struct.pack(">i", len(frame)) + frame)
+                writer.write_eof()
+                await reader.read()
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            assert b"penstock_unhandled_errors_total 0.0" in generate_latest(lifecycle.registry)
 
     run(main())

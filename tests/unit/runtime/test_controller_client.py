@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fake_controllers import Cluster, FakeController, controllers
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.producer_ids import ProducerIdAllocator
+from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 ALLOCATE = pb.AllocateProducerIdsRequest(owner="test")
@@ -161,6 +161,19 @@ def test_a_session_ends_with_its_controller_and_can_be_opened_anew(run: Run) -> 
             with pytest.raises(PenstockError, match="ended by the controller"):
                 await stream.read()
             stream.close()
+
+    run(main())
+
+
+def test_sessions_that_end_at_once_are_not_opened_in_a_spin(run: Run) -> None:
+    async def main() -> None:
+        async with client_of(1) as (client, _, _m):
+            opened = 0
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                (await client.session("NodeSession")).close()
+                opened += 1
+            assert 3 < opened < 40
 
     run(main())
 

@@ -335,7 +335,9 @@ def test_close_comes_after_earlier_responses(run: Run) -> None:
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
         def answer(_: Connection, frame: bytearray) -> Response | Awaitable[Response]:
-            return {0: future, 1: NO_RESPONSE, 2: [frame[4:8]], 3: CLOSE}.get(frame[7], [frame[4:8]])
+            if frame[7] == 0:
+                return future
+            return {1: NO_RESPONSE, 3: CLOSE}.get(frame[7], [frame[4:8]])
 
         async with listening(answer) as (_, _h, endpoint, _l), connected(endpoint) as (r, w):
             w.write(b"".join(request(i) for i in range(6)))

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from fake_controllers import Cluster, FakeController, controllers
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.metadata.image import MetadataImage
@@ -18,6 +17,7 @@ from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
+from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -196,7 +196,11 @@ def test_parted_histories_end_the_role(run: Run) -> None:
 def test_a_callback_that_raises_ends_the_role(run: Run) -> None:
     async def main() -> None:
         async with following(1) as (metadata, _, _m, task):
-            metadata.on_change(lambda old, new, records: 1 // 0)
+
+            def fail(old: object, new: object, records: object) -> None:
+                raise ZeroDivisionError
+
+            metadata.on_change(fail)
             with pytest.raises(ZeroDivisionError):
                 await asyncio.wait_for(task, 5)
 

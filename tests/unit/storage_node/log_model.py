@@ -43,12 +43,16 @@ def open_directory(fs: SimulatedFileSystem) -> LogDirectory:
     return LogDirectory.open(fs, ROOT, clock_ms=lambda: NOW_MS)
 
 
-def new_log(fs: SimulatedFileSystem, settings: TopicSettings | None = None) -> tuple[LogDirectory, PartitionLog]:
+def new_log(
+    fs: SimulatedFileSystem, settings: TopicSettings | None = None
+) -> tuple[LogDirectory, PartitionLog]:
     directory = open_directory(fs)
     return directory, directory.create_log("t", 0, TOPIC_ID, settings or TopicSettings())
 
 
-def reopen(fs: SimulatedFileSystem, settings: TopicSettings | None = None) -> tuple[LogDirectory, PartitionLog]:
+def reopen(
+    fs: SimulatedFileSystem, settings: TopicSettings | None = None
+) -> tuple[LogDirectory, PartitionLog]:
     directory = open_directory(fs)
     (found,) = directory.scan()
     return directory, directory.open_log(found, settings or TopicSettings())

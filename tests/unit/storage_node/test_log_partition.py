@@ -111,7 +111,7 @@ def test_read_begins_with_the_batch_that_holds_the_offset() -> None:
 
 
 def test_read_stops_before_the_upper_offset() -> None:
-    log, model = filled()
+    log, _ = filled()
     for upper in range(1, log.log_end_offset + 1):
         for start in (0, upper // 2, upper - 1):
             offset, got = start, b""
@@ -293,7 +293,7 @@ def test_a_full_disk_that_cannot_be_cut_back_fails_the_log() -> None:
     append(log, make_batch())
     fs.space_bytes = 100
     fs.fail_on = lambda call, path: OSError(errno.EIO, "broken") if call == "ftruncate" else None
-    with pytest.raises(OSError, match="broken|space"):
+    with pytest.raises(OSError, match=r"broken|space"):
         run_job(log)
     assert log.state is LogState.FAILED
 
@@ -351,6 +351,18 @@ def test_truncation_at_every_offset() -> None:
         model.add(appended.data)
         run_job(log)
         model.check(log)
+
+
+def test_truncation_at_the_end_drops_an_epoch_without_data() -> None:
+    """A deposed leader that wrote nothing must come out equal to its leader, or they part for ever."""
+    log, _ = filled(5)
+    run_job(log)
+    before = log.latest_epoch
+    log.start_epoch(before + 7)
+    run_job(log)
+    assert log.latest_epoch == before + 7
+    assert log.truncate_to(log.log_end_offset) == log.log_end_offset
+    assert log.latest_epoch == before
 
 
 def test_truncation_restores_the_producers() -> None:

@@ -35,7 +35,13 @@ class Controller:
 
     def __init__(self) -> None:
         self.state = PartitionImage(
-            KEY.topic_id, 0, replicas=IDS, isr=IDS, leader=IDS[0], leader_epoch=LeaderEpoch(0), partition_epoch=0
+            KEY.topic_id,
+            0,
+            replicas=IDS,
+            isr=IDS,
+            leader=IDS[0],
+            leader_epoch=LeaderEpoch(0),
+            partition_epoch=0,
         )
         self.alive: dict[NodeId, int] = dict.fromkeys(IDS, 1)
         self.next_epoch = 2
@@ -74,7 +80,9 @@ class Controller:
         if able and self.state.leader != NO_NODE:
             self.change(self.state.isr, rng.choice(able))
 
-    def decide(self, node: NodeId, term_epoch: int, members: dict[NodeId, int], partition_epoch: int) -> ErrorCode:
+    def decide(
+        self, node: NodeId, term_epoch: int, members: dict[NodeId, int], partition_epoch: int
+    ) -> ErrorCode:
         if (term_epoch, node) != (self.state.leader_epoch, self.state.leader):
             return ErrorCode.FENCED_LEADER_EPOCH
         if partition_epoch != self.state.partition_epoch:
@@ -98,7 +106,8 @@ class Waiter:
 class Stream:
     """One follower's connection to one leader; both directions keep their order."""
 
-    def __init__(self, sender: LeaderSender) -> None:
+    def __init__(self, leader: NodeId, sender: LeaderSender) -> None:
+        self.leader = leader
         self.sender = sender
         self.up: deque[Outgoing] = deque()
         self.down: deque[list[tuple[DataFrame, bytes]]] = deque()
@@ -179,13 +188,16 @@ class World:
 
     def senders_of(self, leader: NodeId) -> list[LeaderSender]:
         streams = [n.stream for n in self.nodes.values() if n.stream is not None]
-        return [s.sender for s in streams if getattr(s, "leader", None) == leader]
+        return [s.sender for s in streams if s.leader == leader]
 
     def disconnect(self, follower: NodeId) -> None:
         node = self.nodes[follower]
         if node.stream is not None:
+            leader = self.nodes.get(node.stream.leader)
             for session in list(node.stream.sender.sessions):
                 node.stream.sender.close(session.number)
+                if leader is not None and leader.replica.leadership is not None:
+                    leader.replica.leadership.on_follower_closed(follower, self.now_ms)
             node.stream = None
         node.receiver.disconnected()
 
@@ -197,8 +209,7 @@ class World:
         leader = self.nodes[following.leader]
         if node.stream is None:
             sender = LeaderSender(node.node, node.epoch, 4 * ENTRY_BYTES, leader.effects)
-            node.stream = Stream(sender)
-            node.stream.leader = leader.node  # type: ignore[attr-defined]
+            node.stream = Stream(leader.node, sender)
         out = node.receiver.take(self.now_ms)
         if not out.empty:
             # Values as of now, not of delivery.
@@ -261,6 +272,7 @@ class World:
         else:
             if records:
                 assert following.on_batches(frame.base_offset, records)
+            node.receiver.on_data(replica)
             following.on_watermarks(frame.high_watermark, frame.log_start_offset)
 
     # -- events -------------------------------------------------------------------
@@ -319,6 +331,12 @@ class World:
         if node.effects.advanced:
             node.effects.advanced = {}
             self.check_committed(node)
+        reopen, effects.reopen = effects.reopen, []
+        for _, follower in reopen:
+            for sender in self.senders_of(node.node):
+                if sender.node == follower:
+                    for session in list(sender.sessions):
+                        sender.end(session, ErrorCode.REPLICA_NOT_AVAILABLE, "")
         answers, effects.answers = effects.answers, []
         for waiter, error in answers:
             waiter.acknowledge(error)
@@ -335,7 +353,9 @@ class World:
         rng = self.rng
         self.now_ms += rng.randint(0, 5)
         roll = rng.random()
-        if (faults and roll < 0.004 and len(self.nodes) > 1) or (faults and roll < 0.008 and rng.random() < 0.3 and self.nodes):
+        if (faults and roll < 0.004 and len(self.nodes) > 1) or (
+            faults and roll < 0.008 and rng.random() < 0.3 and self.nodes
+        ):
             self.crash(self.nodes[rng.choice(list(self.nodes))])
         elif roll < 0.03 and self.down:
             self.restart(rng.choice(list(self.down)))

@@ -11,7 +11,7 @@ from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import PartitionImage
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.replication.effects import Effects
-from penstock_storage_node.replication.leadership import Leadership
+from penstock_storage_node.replication.leadership import IsrProposal, Leadership
 from penstock_storage_node.replication.replica import Change, OpenRequest, PartitionReplica
 from unit.storage_node.replica_model import ModelLog
 
@@ -36,11 +36,14 @@ STATE = PartitionImage(
 
 class Waiter:
     def __init__(self) -> None:
-        self.error: ErrorCode | None = None
+        self._error: ErrorCode | None = None
 
     def acknowledge(self, error: ErrorCode) -> None:
-        assert self.error is None, "answered twice"
-        self.error = error
+        assert self._error is None, "answered twice"
+        self._error = error
+
+    def error(self) -> ErrorCode | None:
+        return self._error
 
 
 class Leader:
@@ -70,6 +73,9 @@ class Leader:
     def term(self) -> Leadership:
         assert self.replica.leadership is not None
         return self.replica.leadership
+
+    def pending(self) -> IsrProposal | None:
+        return self.term.pending
 
     def append(self, now_ms: int = 0) -> int:
         base, end, _, _ = self.log.append(self.replica.leader_epoch, 0)
@@ -105,11 +111,11 @@ def test_watermark_is_the_lowest_flushed_end_of_the_isr() -> None:
     leader.term.on_follower_ack(NodeId(3), end, 0, 0)
     leader.drain()
     assert leader.replica.high_watermark == 0
-    assert waiter.error is None
+    assert waiter.error() is None
     leader.term.on_follower_ack(NodeId(3), end, end, 0)
     leader.drain()
     assert leader.replica.high_watermark == end
-    assert waiter.error is ErrorCode.NONE
+    assert waiter.error() is ErrorCode.NONE
 
 
 def test_the_leaders_own_unflushed_data_do_not_count() -> None:
@@ -132,11 +138,11 @@ def test_replicated_durability_counts_written_data() -> None:
     leader.term.on_follower_ack(NodeId(2), end, 0, 0)
     leader.term.on_follower_ack(NodeId(3), end, 0, 0)
     leader.drain()
-    assert one.error is None
+    assert one.error() is None
     leader.log.write(flush=False)
     leader.term.on_local_progress(0)
     leader.drain()
-    assert one.error is ErrorCode.NONE
+    assert one.error() is ErrorCode.NONE
     assert leader.replica.high_watermark == end
 
 
@@ -154,7 +160,7 @@ def test_shrink_keeps_counting_the_member_until_the_controller_agrees() -> None:
     leader.flush()
     leader.term.on_follower_ack(NodeId(2), end, end, 1)
     leader.term.tick(LAG_MS)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     leader.term.tick(LAG_MS + 1)
     proposal = leader.term.take_proposal()
     assert proposal is not None
@@ -163,7 +169,7 @@ def test_shrink_keeps_counting_the_member_until_the_controller_agrees() -> None:
     assert leader.replica.high_watermark == 0
     leader.term.update(replace(STATE, isr=nodes(1, 2), partition_epoch=8), LAG_MS + 5)
     assert leader.replica.high_watermark == end
-    assert leader.term.pending is None
+    assert leader.pending() is None
 
 
 def test_unknown_outcome_stays_pending_and_is_sent_again() -> None:
@@ -176,9 +182,9 @@ def test_unknown_outcome_stays_pending_and_is_sent_again() -> None:
     leader.term.on_proposal_unknown(proposal)
     assert leader.term.take_proposal() is proposal
     leader.term.on_proposal_refused(proposal, ErrorCode.INVALID_UPDATE_VERSION, LAG_MS + 2)
-    assert leader.term.pending is proposal  # newer metadata decides
+    assert leader.pending() is proposal  # newer metadata decides
     leader.term.update(replace(STATE, isr=nodes(1), partition_epoch=9), LAG_MS + 3)
-    assert leader.term.pending is None
+    assert leader.pending() is None
 
 
 def test_refused_proposal_is_held_back_a_while() -> None:
@@ -190,9 +196,9 @@ def test_refused_proposal_is_held_back_a_while() -> None:
     assert proposal is not None
     leader.term.on_proposal_refused(proposal, ErrorCode.INELIGIBLE_REPLICA, LAG_MS + 1)
     leader.term.tick(LAG_MS + 2)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     leader.term.tick(LAG_MS + 1000)
-    assert leader.term.pending is not None
+    assert leader.pending() is not None
 
 
 def test_a_caught_up_idle_member_never_lags_and_gets_a_full_period_after_an_append() -> None:
@@ -200,13 +206,13 @@ def test_a_caught_up_idle_member_never_lags_and_gets_a_full_period_after_an_appe
     leader.open(2)
     leader.open(3)
     leader.term.tick(50 * LAG_MS)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     now = 50 * LAG_MS
     leader.append(now_ms=now)
     leader.term.tick(now + LAG_MS)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     leader.term.tick(now + LAG_MS + 1)
-    assert leader.term.pending is not None
+    assert leader.pending() is not None
 
 
 def test_a_member_behind_by_less_than_the_period_stays_under_steady_load() -> None:
@@ -221,7 +227,7 @@ def test_a_member_behind_by_less_than_the_period_stays_under_steady_load() -> No
             for node in (2, 3):
                 leader.term.on_follower_ack(NodeId(node), ends[-20], ends[-20], now)
         leader.term.tick(now)
-        assert leader.term.pending is None
+        assert leader.pending() is None
 
 
 def test_expansion_needs_the_watermark_and_the_epochs_start() -> None:
@@ -234,7 +240,7 @@ def test_expansion_needs_the_watermark_and_the_epochs_start() -> None:
     assert leader.replica.high_watermark == end
     leader.open(3)
     leader.term.on_follower_ack(NodeId(3), 2, 2, 5)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     leader.term.on_follower_ack(NodeId(3), end, end, 6)
     proposal = leader.term.take_proposal()
     assert proposal is not None
@@ -251,10 +257,31 @@ def test_fenced_replicas_do_not_join() -> None:
     leader.ineligible.add(3)
     leader.open(3)
     leader.term.tick(5)
-    assert leader.term.pending is None
+    assert leader.pending() is None
     leader.ineligible.clear()
     leader.term.tick(6)
-    assert leader.term.pending is not None
+    assert leader.pending() is not None
+
+
+def test_a_silent_replica_neither_joins_nor_holds_the_watermark() -> None:
+    leader = Leader()
+    leader.open(2)
+    leader.open(3)
+    end = leader.append()
+    leader.flush()
+    leader.term.on_follower_ack(NodeId(2), end, end, 1)
+    # Fenced: out of the ISR at once. What it is owed will show whether it lives.
+    leader.term.update(replace(STATE, isr=nodes(1, 2), partition_epoch=8), 1)
+    assert not leader.effects.reopen
+    assert leader.replica.high_watermark == end
+    leader.term.tick(2)
+    assert leader.pending() is None
+    leader.open(3, 3, at=end)
+    assert leader.pending() is not None
+    # Where nothing is owed, a new session has to show it.
+    leader.term.update(replace(STATE, isr=nodes(1, 2, 3), partition_epoch=9), 4)
+    leader.term.update(replace(STATE, isr=nodes(1, 2), partition_epoch=10), 5)
+    assert [node for _, node in leader.effects.reopen] == [3]
 
 
 def test_watermark_stands_still_below_min_isr() -> None:
@@ -266,7 +293,7 @@ def test_watermark_stands_still_below_min_isr() -> None:
     assert leader.replica.high_watermark == 0
     leader.term.tick(101)
     leader.drain()
-    assert waiter.error is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert waiter.error() is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 def test_timeouts_and_lost_leadership_say_maybe_written() -> None:
@@ -279,15 +306,15 @@ def test_timeouts_and_lost_leadership_say_maybe_written() -> None:
     leader.term.wait_one(end, 500, waiters[3])
     leader.term.tick(99)
     leader.drain()
-    assert [w.error for w in waiters] == [None] * 4
+    assert [w.error() for w in waiters] == [None] * 4
     leader.term.tick(100)
     leader.drain()
-    assert waiters[0].error is waiters[2].error is ErrorCode.REQUEST_TIMED_OUT
-    assert waiters[1].error is waiters[3].error is None
+    assert waiters[0].error() is waiters[2].error() is ErrorCode.REQUEST_TIMED_OUT
+    assert waiters[1].error() is waiters[3].error() is None
     state = replace(STATE, leader=NodeId(2), leader_epoch=LeaderEpoch(6), partition_epoch=9)
     assert leader.replica.plan(state, 200) is Change.FOLLOW
     leader.drain()
-    assert waiters[1].error is waiters[3].error is ErrorCode.REQUEST_TIMED_OUT
+    assert waiters[1].error() is waiters[3].error() is ErrorCode.REQUEST_TIMED_OUT
     with pytest.raises(PenstockError) as refused:
         leader.replica.require_leader()
     assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -321,7 +348,7 @@ def test_recovering_leader_tells_the_controller_once() -> None:
     assert proposal is not None
     assert proposal.recovered
     leader.term.update(replace(STATE, isr=nodes(1), partition_epoch=8), 0)
-    assert leader.term.pending is None
+    assert leader.pending() is None
 
 
 def test_diverging_and_out_of_range_opens() -> None:
@@ -359,4 +386,4 @@ def test_duplicates_wait_like_the_original() -> None:
     late = Waiter()
     leader.term.wait_all(end, 1000, late)
     leader.drain()
-    assert first.error is again.error is late.error is ErrorCode.NONE
+    assert first.error() is again.error() is late.error() is ErrorCode.NONE

@@ -59,7 +59,7 @@ def create(
 
     settings = _settings(configs)
     client = admin_client(bootstrap)
-    new = admin.NewTopic(  # type: ignore[attr-defined]
+    new = admin.NewTopic(
         topic,
         num_partitions=partitions or -1,
         replication_factor=replication_factor or -1,
@@ -204,7 +204,7 @@ def _offsets(client: Any, topic: str, partitions: list[int]) -> dict[int, tuple[
     """First and next offset by partition; None where no leader could say."""
     from confluent_kafka import KafkaException, TopicPartition, admin
 
-    specs: Any = admin.OffsetSpec  # type: ignore[attr-defined]
+    specs: Any = admin.OffsetSpec
     found: list[dict[int, int | None]] = []
     for spec in (specs.earliest(), specs.latest()):
         asked = {TopicPartition(topic, number): spec for number in partitions}

@@ -310,9 +310,10 @@ class LocalCluster:
         """Wait until each process is ready and each gateway among them serves Kafka clients.
 
         Returns notes on those that live but are not ready by the deadline, or already when
-        all that is missing has answered "not ready" and `patience_s` is over.
+        all of them have given the same reason for `patience_s`.
         """
-        begun = time.monotonic()
+        begun = unchanged_since = time.monotonic()
+        told: dict[str, str] = {}
         gateways = [m for record in records for m in map(state.member, record.members) if m.role == GATEWAY]
         nodes_expected = sum(
             _state_of(record) is ProcessState.RUNNING and state.member(name).role == NODE
@@ -336,9 +337,14 @@ class LocalCluster:
             self._progress(
                 f"{len(records) - len(missing)} of {len(records)} are ready; {_waiting_for(missing)}"
             )
-            waited_s = time.monotonic() - begun
-            impatient = patience_s is not None and waited_s > patience_s
-            if waited_s > timeout_s or (impatient and all(answer.answered for answer in missing.values())):
+            now = time.monotonic()
+            reasons = {
+                name: answer.reason if answer.answered else str(now) for name, answer in missing.items()
+            }
+            if reasons != told:
+                told, unchanged_since = reasons, now
+            waited_s = now - begun
+            if waited_s > timeout_s or (patience_s is not None and now - unchanged_since > patience_s):
                 return [
                     f"{name} is not ready after {waited_s:.0f} s: {answer.reason}; its log: {self._log(name)}"
                     for name, answer in missing.items()

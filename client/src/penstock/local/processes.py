@@ -75,7 +75,7 @@ def process_state(pid: int | None, known_identity: str | None) -> ProcessState:
     letter = _state_letter(pid)
     if letter in ("Z", "X"):
         reap(pid)
-        return ProcessState.DEAD
+        return ProcessState.RUNNING if _has_threads(pid) else ProcessState.DEAD
     return ProcessState.STOPPED if letter in ("T", "t") else ProcessState.RUNNING
 
 
@@ -120,6 +120,18 @@ def _proc_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether threads of a process whose first thread has ended still run.
+
+    A killed process of several threads shows as a zombie while the others are on their
+    way out, and until the last of them is gone its ports and locks are still held.
+    """
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
 
 
 def _state_letter(pid: int) -> str:

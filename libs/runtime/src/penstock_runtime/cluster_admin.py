@@ -17,10 +17,12 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.cluster_describe import items
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.kafka_connection import Connection
 from penstock_runtime.kafka_metrics import KafkaMetrics
@@ -55,7 +57,7 @@ class Admin:
     async def create_topics(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to CreateTopics."""
         request = codec.decode_request(header, frame)
-        doubled = _doubled(t.name for t in request.topics)
+        doubled = _doubled(t.name for t in items(request.topics))
         failures: dict[str, _Failure] = {}
         wanted: list[pb.NewTopic] = []
         for topic in request.topics:
@@ -66,6 +68,8 @@ class Admin:
             else:
                 try:
                     wanted.append(_new_topic(topic))
+                except Malformed:
+                    raise
                 except PenstockError as e:
                     failures[topic.name] = (e.code, e.message)
         done: dict[str, pb.CreatedTopic] = {}
@@ -126,9 +130,9 @@ class Admin:
         """The response to DeleteTopics: by name, from version 6 by id too."""
         request = codec.decode_request(header, frame)
         if header.api_version >= 6:
-            asked = [(t.name, codec.topic_id(t.topic_id) or b"") for t in request.topics]
+            asked = [(t.name, codec.topic_id(t.topic_id) or b"") for t in items(request.topics)]
         else:
-            asked = [(name, b"") for name in request.topic_names]
+            asked = [(name, b"") for name in items(request.topic_names)]
         image = self._metadata.image
         doubled = _doubled(asked)
         outcomes: dict[tuple[str | None, bytes], _Failure] = {}
@@ -187,7 +191,7 @@ class Admin:
     ) -> bytes:
         """The response to CreatePartitions."""
         request = codec.decode_request(header, frame)
-        doubled = _doubled(t.name for t in request.topics)
+        doubled = _doubled(t.name for t in items(request.topics))
         failures: dict[str, _Failure] = {}
         wanted: list[pb.NewPartitions] = []
         for topic in request.topics:
@@ -202,7 +206,9 @@ class Admin:
                     pb.NewPartitions(
                         name=topic.name,
                         total_count=topic.count,
-                        assignments=[pb.ReplicaList(node_ids=a.broker_ids) for a in topic.assignments or ()],
+                        assignments=[
+                            pb.ReplicaList(node_ids=items(a.broker_ids)) for a in topic.assignments or ()
+                        ],
                     )
                 )
         done: dict[str, pb.CreatedTopic] = {}
@@ -237,7 +243,7 @@ class Admin:
 
 def _new_topic(topic: Any) -> pb.NewTopic:
     """The controller's form of a CreatableTopic. Raises PenstockError on what it cannot say."""
-    assignments = {a.partition_index: list(a.broker_ids) for a in topic.assignments}
+    assignments = {a.partition_index: list(items(a.broker_ids)) for a in items(topic.assignments)}
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
             raise PenstockError(
@@ -249,7 +255,7 @@ def _new_topic(topic: Any) -> pb.NewTopic:
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"an assignment must name the partitions 0 to {len(topic.assignments) - 1}, each once",
             )
-    for config in topic.configs:
+    for config in items(topic.configs):
         if config.value is None:
             raise PenstockError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value; leave it out")
     return pb.NewTopic(

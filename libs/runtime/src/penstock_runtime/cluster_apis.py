@@ -231,6 +231,8 @@ class ClusterApis:
         )
 
     def _find_coordinator(self, _: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        request = codec.decode_request(header, frame)
+        cluster_describe.items(getattr(request, "coordinator_keys", ()))
         self._metrics.count_error(header.api_key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         response = codec.error_response(
             header,

@@ -7,7 +7,7 @@ DescribeTopicPartitionsRequestHandler.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,12 +16,20 @@ from penstock_core.ids import NO_NODE, TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
 from penstock_core.kafka.metadata import INTERNAL_TOPICS, NodeAddress, cluster_id_text
+from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage, PartitionImage
 
 _MISMATCHED_ENDPOINT_TYPE: Final = 114
 _ENDPOINT_BROKERS: Final = 1
 _PARTITIONS_PER_RESPONSE_MAX: Final = 2_000
 """Kafka: max.request.partition.size.limit."""
+
+
+def items(array: Sequence[Any] | None) -> Sequence[Any]:
+    """An array that may not be null; raises Malformed when it is (kio lets it pass)."""
+    if array is None:
+        raise Malformed("null in place of an array")
+    return array
 
 
 def without_topics(image: MetadataImage, hidden: Set[TopicId]) -> MetadataImage:
@@ -86,7 +94,7 @@ def describe_topic_partitions(
     writer = _Describer(header, image)
     limit = request.response_partition_limit
     left = min(limit, _PARTITIONS_PER_RESPONSE_MAX) if limit > 0 else _PARTITIONS_PER_RESPONSE_MAX
-    asked = sorted({t.name for t in request.topics} or image.topic_ids)
+    asked = sorted({t.name for t in items(request.topics)} or image.topic_ids)
     first_index = 0
     if request.cursor is not None:
         asked = asked[bisect_left(asked, request.cursor.topic_name) :]

@@ -34,8 +34,10 @@ ACTIVE_CONTROLLER_KEY = "penstock-active-controller"
 """Trailing metadata key in which a controller names the active one."""
 
 _ASK_TIMEOUT_MS = 500
+_ASK_GRACE_MS = 100
 _WATCH_INTERVAL_MS = 1_000
 _ATTEMPT_SILENT_MS = 5_000
+_SHORT_SESSION_MS = 1_000
 _BACKOFF_MIN_MS = 20
 _BACKOFF_MAX_MS = 200
 
@@ -87,6 +89,8 @@ class ControllerClient:
         self._clock_ms = clock_ms
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._active: str | None = None
+        self._sessions: dict[str, tuple[int, int]] = {}
+        """By method: when a session was last opened, and how many before it were short."""
         self._rng.shuffle(self.addresses)
 
     @property
@@ -113,7 +117,7 @@ class ControllerClient:
         reason = "no controller answers"
         failures = 0
         while (left_ms := deadline_ms - self._clock_ms()) > 0:
-            address = self._active or await self._find_active(min(left_ms, _ASK_TIMEOUT_MS))
+            address = self._active or await self._find_active(left_ms, failures)
             if address is not None:
                 try:
                     response = await self._attempt(address, method, request, deadline_ms)
@@ -144,11 +148,17 @@ class ControllerClient:
         Raises REQUEST_TIMED_OUT when none is found within `timeout_ms`.
         """
         deadline_ms = self._clock_ms() + timeout_ms
+        # Sessions that end as soon as they are open must not make a loop that spins.
+        opened_ms, quick = self._sessions.get(method, (-_SHORT_SESSION_MS, 0))
+        quick = quick + 1 if self._clock_ms() - opened_ms < _SHORT_SESSION_MS else 0
+        if quick:
+            await self._pause(quick, deadline_ms)
         failures = 0
         while (left_ms := deadline_ms - self._clock_ms()) > 0:
             # Asked every time: a stream that opens to a deposed controller fails only later.
-            address = await self._find_active(min(left_ms, _ASK_TIMEOUT_MS))
+            address = await self._find_active(left_ms, failures)
             if address is not None:
+                self._sessions[method] = (self._clock_ms(), quick)
                 return ControllerStream(self, address, method, getattr(self._stub(address), method)())
             await self._pause(failures, deadline_ms)
             failures += 1
@@ -174,7 +184,7 @@ class ControllerClient:
                 done, _ = await asyncio.wait([answer], timeout=_WATCH_INTERVAL_MS / 1000)
                 if done:
                     return answer.result()
-                active = await self._find_active(_ASK_TIMEOUT_MS, keep=address)
+                active = await self._find_active(_ASK_TIMEOUT_MS, 0, keep=address)
                 silent = self._clock_ms() - started_ms >= _ATTEMPT_SILENT_MS
                 if active != address and (active is not None or silent) and not answer.done():
                     raise _Silent
@@ -193,20 +203,32 @@ class ControllerClient:
             if key == ACTIVE_CONTROLLER_KEY and named in self.addresses and named != address:
                 self._active = named
 
-    async def _find_active(self, timeout_ms: int, keep: str | None = None) -> str | None:
+    async def _find_active(self, left_ms: int, failures: int, keep: str | None = None) -> str | None:
         """Ask every controller; the address of one that says it is active, else None.
 
         Of several the highest term wins among the answers that came with the first. With
-        `keep` the guess is changed only if the others agree on another one.
+        `keep` the guess is changed only if one says that it is active. Once some controller
+        has answered, the others get a moment only: it is short at first, so that a silent
+        one costs little, and doubles with `failures`, for controllers that are slow.
         """
+        timeout_ms = min(left_ms, _ASK_TIMEOUT_MS << min(failures, 3))
+        grace_ms = _ASK_GRACE_MS << min(failures, 5)
         asks = {asyncio.ensure_future(self._ask(a, timeout_ms)) for a in self.addresses}
         best: tuple[int, str] | None = None
         pending = asks
         try:
+            answered = False
             while pending and best is None:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                found = [f for f in (ask.result() for ask in done) if f is not None]
-                best = max(found, default=None)
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=grace_ms / 1000 if answered else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                answers = [answer for answer in (ask.result() for ask in done) if answer is not None]
+                answered = answered or bool(answers)
+                best = max(((a[0], a[1]) for a in answers if a[2]), default=None)
         finally:
             for ask in pending:
                 ask.cancel()
@@ -218,8 +240,8 @@ class ControllerClient:
             self._active = None
         return None if best is None else best[1]
 
-    async def _ask(self, address: str, timeout_ms: int) -> tuple[int, str] | None:
-        """(term, address) when that controller is the active one."""
+    async def _ask(self, address: str, timeout_ms: int) -> tuple[int, str, bool] | None:
+        """(term, address, is it the active one), None when it does not answer."""
         try:
             quorum: pb.DescribeQuorumResponse = await self._stub(address).DescribeQuorum(
                 pb.DescribeQuorumRequest(), timeout=timeout_ms / 1000
@@ -227,7 +249,7 @@ class ControllerClient:
         except grpc.aio.AioRpcError:
             return None
         active = quorum.active_controller_id
-        return (quorum.term, address) if active >= 0 and active == quorum.controller_id else None
+        return quorum.term, address, active >= 0 and active == quorum.controller_id
 
     async def _pause(self, failures: int, deadline_ms: int) -> None:
         most_ms = min(_BACKOFF_MAX_MS, _BACKOFF_MIN_MS * 2 ** min(failures, 8))

@@ -23,6 +23,7 @@ import grpc.aio
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import StartupError, bind_sockets, check_bind, check_free
+from penstock_runtime.lifecycle import current_lifecycle
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -80,6 +81,8 @@ async def serve(
         await server.stop(None)
         raise StartupError(f"{setting} = {bind}: port {address.port} is taken; choose another port")
     await server.start()
+    if (lifecycle := current_lifecycle()) is not None:
+        lifecycle.at_end(lambda: server.stop(None))
     return server, Endpoint("", address.host, port)
 
 
@@ -89,6 +92,8 @@ class ChannelPool:
     def __init__(self, options: Options = ()) -> None:
         self._options = (*CHANNEL_OPTIONS, *options)
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        if (lifecycle := current_lifecycle()) is not None:
+            lifecycle.at_end(self.close)
 
     def get(self, address: str, lane: str = "") -> grpc.aio.Channel:
         """The channel to `address`; another `lane` is a connection of its own."""

@@ -62,6 +62,7 @@ class HttpServer:
         )
         await self._runner.setup()
         self._started = True
+        self._lifecycle.at_end(self.stop)
         for s in sockets:
             await web.SockSite(self._runner, s).start()
         return endpoint

@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from penstock_core.errors import InvariantBroken, PenstockError
+from penstock_core.kafka.wire import Malformed
 from penstock_runtime.authorizer import ANONYMOUS, Principal
 from penstock_runtime.kafka_metrics import ApiStats
 from penstock_runtime.logs import error_fields, one_line
@@ -450,7 +451,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handler_failed(self, error: BaseException) -> None:
         """A request has no answer: the client's connection ends, and says so in the log."""
-        self._metrics.bad_frames[self.listener, "failed"] += 1
+        label = "body" if isinstance(error, Malformed) else "failed"
+        self._metrics.bad_frames[self.listener, label] += 1
         self._log_failure(error)
         self.close("its request failed")
 

@@ -103,6 +103,7 @@ class KafkaListener:
             await self.loop.create_server(lambda: Connection(self), sock=s, backlog=1024) for s in sockets
         ]
         self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
+        self.lifecycle.at_end(lambda: self.stop(timeout_ms=0))
         return Endpoint(self.name, endpoint.host, endpoint.port, self.settings.security)
 
     async def stop(self, timeout_ms: int = 5_000) -> None:

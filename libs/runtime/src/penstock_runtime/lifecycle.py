@@ -14,7 +14,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
@@ -31,6 +32,7 @@ EXIT_DRAIN_TOO_LONG = 1
 EXIT_FAILED = 70
 LOOP_TICK_MS = 100
 _TASK_END_TIMEOUT_MS = 2_000
+_CLOSE_TIMEOUT_MS = 2_000
 
 T = TypeVar("T")
 
@@ -38,6 +40,14 @@ T = TypeVar("T")
 def monotonic_ms() -> int:
     """The clock that every `clock_ms` of a real process is."""
     return time.monotonic_ns() // 1_000_000
+
+
+_current: ContextVar[Lifecycle | None] = ContextVar("penstock_lifecycle", default=None)
+
+
+def current_lifecycle() -> Lifecycle | None:
+    """The lifecycle of the role that the running task belongs to."""
+    return _current.get()
 
 
 class Lifecycle:
@@ -61,6 +71,7 @@ class Lifecycle:
         """One-per-role objects of other modules (counters), by name."""
         self._not_ready_reason: str | None = "starting"
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._at_end: list[Callable[[], Awaitable[None]]] = []
         self._tick: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._add_process_metrics()
@@ -89,6 +100,10 @@ class Lifecycle:
             "Errors that nothing expected; each is logged once.",
             registry=self.registry,
         )
+
+    def make_current(self) -> None:
+        """What this task and the tasks it starts open from here on is closed at the end of the role."""
+        _current.set(self)
 
     # Identity
 
@@ -165,6 +180,21 @@ class Lifecycle:
         self.unhandled_errors.inc()
         fields = error_fields(error) if isinstance(error, BaseException) else {}
         self.log.error("unhandled error", what=context.get("message", ""), **fields)
+
+    def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Call `close` when the role is over, if only because it failed before closing itself."""
+        self._at_end.append(close)
+
+    async def end_all(self) -> None:
+        """Cancel what `create_task` started, then close what `at_end` was told, last first."""
+        await self.end_tasks()
+        while self._at_end:
+            try:
+                async with asyncio.timeout(_CLOSE_TIMEOUT_MS / 1000):
+                    await self._at_end.pop()()
+            except Exception as e:
+                self.unhandled_errors.inc()
+                self.log.error("closing failed", **error_fields(e))
 
     async def end_tasks(self) -> None:
         """Cancel what `create_task` started and wait for it."""

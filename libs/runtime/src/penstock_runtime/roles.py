@@ -144,6 +144,7 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
 
 
 async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> None:
+    life.make_current()
     try:
         await role.run(settings, life)
     except asyncio.CancelledError:
@@ -158,8 +159,8 @@ async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> 
 async def _end_one(settings: RoleSettings, life: Lifecycle, run: asyncio.Task[None]) -> None:
     """Let one role drain, within its bound."""
     life.request_stop("asked to")
+    bound_ms = settings.shutdown_timeout_ms
     # A failed role gets no time to drain: what it stands on may be broken.
-    bound_ms = _CANCEL_TIMEOUT_MS if life.failed.is_set() else settings.shutdown_timeout_ms
     failed = asyncio.ensure_future(life.failed.wait())
     await asyncio.wait([run, failed], timeout=bound_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
     failed.cancel()
@@ -171,7 +172,7 @@ async def _end_one(settings: RoleSettings, life: Lifecycle, run: asyncio.Task[No
             )
         run.cancel()
         await asyncio.wait([run], timeout=_CANCEL_TIMEOUT_MS / 1000)
-    await life.end_tasks()
+    await life.end_all()
     life.stop_ticking()
     if run.done() and not run.cancelled() and (error := run.exception()) is not None:
         life.fail_with(error)

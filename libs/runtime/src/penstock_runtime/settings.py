@@ -121,21 +121,31 @@ class RoleSettings(BaseSettings):
     example: ClassVar[str] = ""
     """A command line for `--help`."""
 
-    config: Path | None = Field(None, description="TOML file with settings by the same names")
-    data_dir: Path = Field(Path("data"), description="directory that this process owns")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level logged")
-    log_format: Literal["console", "json"] = Field("console", description="for people or for machines")
-    grpc_bind: str = Field("127.0.0.1:0", description="address of the gRPC services; port 0 takes a free one")
-    grpc_advertised: str = Field("auto", description="gRPC address told to other roles; auto = the bound one")
-    http_bind: str = Field("127.0.0.1:0", description="address of health and metrics; empty for none")
+    config: Path | None = Field(default=None, description="TOML file with settings by the same names")
+    data_dir: Path = Field(default=Path("data"), description="directory that this process owns")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="least level logged"
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="for people or for machines"
+    )
+    grpc_bind: str = Field(
+        default="127.0.0.1:0", description="address of the gRPC services; port 0 takes a free one"
+    )
+    grpc_advertised: str = Field(
+        default="auto", description="gRPC address told to other roles; auto = the bound one"
+    )
+    http_bind: str = Field(default="127.0.0.1:0", description="address of health and metrics; empty for none")
     controllers: list[str] = Field(
         default_factory=list, description="gRPC addresses of all controllers, [ID@]host:port"
     )
-    rack: str = Field("", description="failure domain of this process")
+    rack: str = Field(default="", description="failure domain of this process")
     allow_insecure_bind: bool = Field(
-        False, description="permit plaintext ports that other machines can reach"
+        default=False, description="permit plaintext ports that other machines can reach"
     )
-    shutdown_timeout_ms: int = Field(10_000, ge=0, description="most time for draining after TERM, in ms")
+    shutdown_timeout_ms: int = Field(
+        default=10_000, ge=0, description="most time for draining after TERM, in ms"
+    )
 
     @classmethod
     def settings_customise_sources(

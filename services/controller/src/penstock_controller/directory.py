@@ -35,6 +35,14 @@ class DataDirectory:
                 f"data_dir = {path}: {error.strerror}; give a directory that can be written"
             ) from None
         try:
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self) -> None:
+        path = self.path
+        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StartupError(
@@ -46,7 +54,7 @@ class DataDirectory:
             self._properties = {
                 "version": str(FORMAT_VERSION),
                 "role": _ROLE,
-                "controller.id": str(controller_id),
+                "controller.id": str(self._controller_id),
                 "directory.id": self.directory_id.hex(),
             }
             self._write()

@@ -36,6 +36,13 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
     lifecycle.bind_identity(str(settings.controller_id))
     check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
     directory = DataDirectory(settings.data_dir, settings.controller_id)
+    try:
+        await _serve(settings, lifecycle, directory)
+    finally:
+        directory.close()
+
+
+async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: DataDirectory) -> None:
     metrics = ControllerMetrics(lifecycle.registry)
     core = ControllerCore(
         CoreSettings(
@@ -60,16 +67,18 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
         rng,
         lambda: time.time_ns() // 1_000_000,
         lambda node_id: _alive(core, node_id),
+        metrics.commit_s.observe,
     )
     core.connect(quorum, worker)
     http = HttpServer(settings.http_bind, lifecycle)
     service = ControllerService(core, config.peers, settings.grpc_addresses())
-    server, endpoint = await serve(
-        settings.grpc_bind,
-        lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
-        allow_insecure_bind=settings.allow_insecure_bind,
-    )
+    server = None
     try:
+        server, endpoint = await serve(
+            settings.grpc_bind,
+            lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
+            allow_insecure_bind=settings.allow_insecure_bind,
+        )
         http_endpoint = await http.start()
         lifecycle.log.info(
             "listening", grpc=endpoint.address, http=http_endpoint.address, raft=settings.raft_bind
@@ -82,9 +91,9 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
         # Leadership first, so that another controller is active before this one stops answering.
         await asyncio.to_thread(quorum.stop)
         core.watchers.cut_off_all()
-        await server.stop(_GRPC_GRACE_S)
+        if server is not None:
+            await server.stop(_GRPC_GRACE_S)
         await http.stop()
-        directory.close()
 
 
 def _alive(core: ControllerCore, node_id: NodeId) -> bool:
@@ -105,6 +114,7 @@ def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> Quo
         bind_port=bind.port or me.port,
         directory=settings.data_dir,
         directory_id=directory.directory_id,
+        cluster_id=directory.cluster_id,
         silence_min_s=silence_s,
         silence_max_s=silence_s * _SILENCE_SPREAD,
         leader_fallback_s=silence_s * 1.2,

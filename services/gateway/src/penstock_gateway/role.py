@@ -66,9 +66,13 @@ _ROUTE_TABLE: Final = Path("/proc/net/route")
 
 
 class GatewayAddresses:
-    """`AddressView` for `ClusterApis`: addresses by client network, versions by the nodes."""
+    """`AddressView` for `ClusterApis`: addresses by client network, versions by the nodes.
 
-    def __init__(self, book: AddressBook, image: Callable[[], MetadataImage]) -> None:
+    With `apart` no two nodes have the same host and port (see `routing.spelling`).
+    """
+
+    def __init__(self, book: AddressBook, image: Callable[[], MetadataImage], *, apart: bool = False) -> None:
+        self._apart = apart
         self._book = book
         self._image = image
         self._apis_of: object = None
@@ -79,7 +83,8 @@ class GatewayAddresses:
         arrival = Arrival(
             connection.listener, connection.peer_host, connection.local_host, connection.local_port
         )
-        return self._book.view(self._image(), arrival).addresses.get(node.node_id)
+        view = self._book.view(self._image(), arrival)
+        return (view.apart if self._apart else view.addresses).get(node.node_id)
 
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
         """What this gateway and every registered node answer; relayed APIs alone depend on nodes."""
@@ -140,16 +145,20 @@ class Gateway:
         book = AddressBook(settings.gateway_id, self._own, _host_gateways())
         self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
         self._producer_ids = ProducerIdAllocator(self._controllers, settings.gateway_id)
-        cluster = ClusterApis(
-            self._metadata,
-            self._controllers,
-            self._producer_ids,
-            self._addresses,
-            authorizer,
-            kafka_metrics,
-            controller_id=_named_controller,
+        apart = GatewayAddresses(book, lambda: self._metadata.image, apart=True)
+        cluster, cluster_apart = (
+            ClusterApis(
+                self._metadata,
+                self._controllers,
+                self._producer_ids,
+                addresses,
+                authorizer,
+                kafka_metrics,
+                controller_id=_named_controller,
+            )
+            for addresses in (self._addresses, apart)
         )
-        handler = GatewayHandler(self._relay, cluster)
+        handler = GatewayHandler(self._relay, cluster, cluster_apart)
         self._listeners = [KafkaListener(s, handler, lifecycle) for s in settings.listeners]
         self._http = HttpServer(
             settings.http_bind,

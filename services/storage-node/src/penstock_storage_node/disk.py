@@ -91,7 +91,7 @@ class DiskPool:
         while (job := queue.get()) is not None:
             try:
                 job.result = job.run()
-            except BaseException as e:  # noqa: BLE001 - it is handed to the loop, which decides
+            except BaseException as e:
                 job.error = e
             self._finished.append(job)
             with self._wake_lock:

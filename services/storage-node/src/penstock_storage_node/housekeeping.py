@@ -6,8 +6,12 @@ import asyncio
 import time
 
 from penstock_storage_node.log import LogDirectory
+from penstock_storage_node.memory import trim_allocator
 from penstock_storage_node.replicas import TICK_MS, ReplicaManager
 from penstock_storage_node.settings import StorageNodeSettings
+
+TRIM_AFTER_BYTES = 32 * 1024 * 1024
+"""Traffic after which free memory is given back at the next checkpoint."""
 
 SLICE = 200
 """Partitions looked at without letting the loop do other things."""
@@ -22,6 +26,7 @@ class Housekeeping:
         self._manager = manager
         self._directory = directory
         self._settings = settings
+        self._trimmed_at_bytes = 0
 
     def start(self) -> None:
         """Begin."""
@@ -50,11 +55,21 @@ class Housekeeping:
             for partition in self._manager.partitions.values():
                 if not partition.replica.fsync:
                     partition.flush(everything=everything)
+            await self._trim()
             try:
                 await self.write_checkpoints()
             except OSError as e:
                 # Not fatal: the next start scans more than it would have to.
                 self._manager.lifecycle.log.error("checkpoints not written", reason=str(e))
+
+    async def _trim(self) -> None:
+        metrics = self._manager.metrics
+        moved_bytes = (
+            metrics.produced_bytes + metrics.replicated_in_bytes + metrics.fetched_bytes + metrics.range_bytes
+        )
+        if moved_bytes - self._trimmed_at_bytes >= TRIM_AFTER_BYTES:
+            self._trimmed_at_bytes = moved_bytes
+            await self._manager.pool.run(trim_allocator)
 
     async def _retention(self) -> None:
         while True:

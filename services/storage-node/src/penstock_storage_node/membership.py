@@ -71,6 +71,7 @@ class Membership:
         self._registered_before = False
         self._wake = asyncio.Event()
         self._stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply] | None = None
+        self._heard_s = 0.0
         self.registration_version = 0
         self.want_shutdown = False
         self.fenced = True
@@ -84,6 +85,10 @@ class Membership:
         """Ask for leadership to be moved away; `may_shutdown` is set when it has."""
         self.want_shutdown = True
         self.wake()
+
+    def silence_ms(self) -> float:
+        """How long no controller has answered a heartbeat."""
+        return (asyncio.get_running_loop().time() - self._heard_s) * 1000
 
     # -- registration -------------------------------------------------------------
 
@@ -188,6 +193,7 @@ class Membership:
                         f"controller of term {reply.controller_term}, heard of {self._term}",
                     )
                 self._term = reply.controller_term
+                self._heard_s = asyncio.get_running_loop().time()
                 if reply.error.code:
                     self._lifecycle.log.warning("session refused", reason=reply.error.message)
                     self.fenced = True

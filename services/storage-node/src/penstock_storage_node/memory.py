@@ -21,6 +21,15 @@ MMAP_BYTES = 4 * 1024 * 1024
 itself the threshold grows with every large buffer that is freed."""
 
 
+def trim_allocator() -> None:
+    """Give free memory back to the kernel. Takes a millisecond or so: for the disk pool."""
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return
+    malloc_trim(0)
+
+
 def bound_allocator() -> None:
     """Call once, early. Affects the whole process."""
     try:

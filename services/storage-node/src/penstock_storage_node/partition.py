@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -106,13 +107,15 @@ class Partition:
         job = self.log.next_job(retry=retry)
         if job is not None:
             self._job_out = True
-            self._manager.pool.write(job.run, lambda _, error: self._on_written(job, error))
+            started_s = perf_counter()
+            self._manager.pool.write(job.run, lambda _, error: self._on_written(job, error, started_s))
 
-    def _on_written(self, job: WriteJob, error: BaseException | None) -> None:
+    def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
         self._job_out = False
         now_ms = self._manager.clock_ms()
         if error is None:
             self.log.complete(job)
+            self._manager.metrics.observe_write_job(perf_counter() - started_s)
             self._manager.on_written(self, job, now_ms)
         else:
             self.log.fail(job, error)
@@ -174,7 +177,9 @@ class Partition:
 
     # -- reading ------------------------------------------------------------------
 
-    def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True) -> ReadData | ReadJob:
+    def read(
+        self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True
+    ) -> ReadData | ReadJob:
         """As `PartitionLog.read`; a ReadJob goes to `run_read`."""
         if self.busy or self.closed:
             raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} changes its role just now")
@@ -194,7 +199,8 @@ class Partition:
 
     async def run_read(self, job: ReadJob) -> ReadData:
         """Run a read in the pool and wait for it."""
-        return await self.look_up(job.run)
+        data: ReadData = await self.look_up(job.run)
+        return data
 
     async def look_up(self, run: Callable[[], Any]) -> Any:
         """Run anything that only reads this log in the pool."""

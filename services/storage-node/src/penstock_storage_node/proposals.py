@@ -67,7 +67,9 @@ class IsrProposer:
                 recovered=proposal.recovered,
             )
             for node, epoch in zip(proposal.isr, proposal.node_epochs, strict=True):
-                item.new_isr.add(node_id=node, node_epoch=manager.node_epoch if node == manager.node_id else epoch)
+                item.new_isr.add(
+                    node_id=node, node_epoch=manager.node_epoch if node == manager.node_id else epoch
+                )
         try:
             response: pb.AlterPartitionsResponse = await self._controllers.call(
                 "AlterPartitions", request, timeout_ms=CALL_TIMEOUT_MS

@@ -284,7 +284,9 @@ class ReplicaManager:
         self.links.settle()
         self.schedule()
 
-    def _install(self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int) -> None:
+    def _install(
+        self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int
+    ) -> None:
         replica = PartitionReplica(
             state.key,
             topic.name,
@@ -428,6 +430,10 @@ class ReplicaManager:
             partition.kick()
         effects = self.effects
         # Each step may lead to another one; what comes up late waits for the next turn.
+        if effects.reopen:
+            reopen, effects.reopen = effects.reopen, []
+            for replica, node in reopen:
+                self._end_session(replica, node)
         if effects.sending:
             sending, effects.sending = effects.sending, {}
             for sender in sending:
@@ -447,6 +453,14 @@ class ReplicaManager:
             self.propose(proposals)
         if not effects.empty:
             self.schedule()
+
+    def _end_session(self, replica: PartitionReplica, node: NodeId) -> None:
+        partition = self.partitions.get(replica.key)
+        if partition is None:
+            return
+        for session in [s for s in partition.sessions if s.sender.node == node]:
+            session.sender.end(session, ErrorCode.REPLICA_NOT_AVAILABLE, "left the ISR: open again")
+            del partition.sessions[session]
 
     def _on_advanced(self, partition: Partition) -> None:
         if partition.readers:

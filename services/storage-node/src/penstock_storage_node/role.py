@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.kafka import codec
 from penstock_core.metadata.image import Endpoint
@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 GRPC_GRACE_S = 0.5
 LISTENER_GRACE_MS = 1_000
+CONTROLLER_SILENCE_MS_MAX = 2_500
+"""When a node wants to stop and no controller has answered for that long, it stops alone."""
 
 LIMITS = ListenerLimits(inflight_bytes_max=8 * 1024 * 1024, frames_bytes_max=64 * 1024 * 1024)
 """What direct clients may have unanswered: it is held in memory until it is on disk."""
@@ -88,7 +90,9 @@ class StorageNode:
         """Serve until told to stop."""
         settings, lifecycle = self._settings, self._lifecycle
         if not settings.controllers:
-            raise StartupError("controllers is empty; name the controllers' gRPC addresses, --controllers host:port")
+            raise StartupError(
+                "controllers is empty; name the controllers' gRPC addresses, --controllers host:port"
+            )
         if settings.node_id > 0:
             lifecycle.bind_identity(str(settings.node_id))
         clean = False
@@ -268,12 +272,19 @@ class StorageNode:
 
     async def _drain(self) -> None:
         """Have leadership moved away, within a bound."""
-        self._membership.leave()
-        try:
-            async with asyncio.timeout(self._settings.controlled_shutdown_max_ms / 1000):
-                await self._membership.may_shutdown.wait()
-        except TimeoutError:
-            self._lifecycle.log.warning("leadership did not move away in time; stopping all the same")
+        membership, bound_ms = self._membership, self._settings.controlled_shutdown_max_ms
+        membership.leave()
+        deadline_s = time.monotonic() + bound_ms / 1000
+        while not membership.may_shutdown.is_set():
+            if time.monotonic() >= deadline_s:
+                reason = f"leadership did not move away within {bound_ms} ms"
+            elif membership.silence_ms() > CONTROLLER_SILENCE_MS_MAX:
+                reason = "no controller answers"
+            else:
+                await _wait_ms(membership.may_shutdown, 50)
+                continue
+            self._lifecycle.log.warning("stopping before others took over", reason=reason)
+            return
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(*(listener.stop(LISTENER_GRACE_MS) for listener in self._listeners))
@@ -345,6 +356,14 @@ class StorageNode:
             "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),
         }
         metrics.register(self._lifecycle.registry)
+
+
+async def _wait_ms(event: asyncio.Event, most_ms: int) -> None:
+    try:
+        async with asyncio.timeout(most_ms / 1000):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 def _advertised(settings: ListenerSettings, bound: Endpoint) -> Endpoint:

@@ -2,12 +2,12 @@
 
 kio's classes are one module per (API, version), loaded when first used: most of a
 process's life is Produce, Fetch and Metadata, which do not come here. The first use
-takes about 50 ms and 5 MB; `preload` moves it to the start.
+takes about 30 ms and 5 MB; `preload` moves it to the start.
 
 Requests go through `sanitize` first. Any failure of decoding leaves as Malformed
 (INVALID_REQUEST).
 
-Callers see kio's frozen dataclasses (`entities.py` in kio's words): durations are
+Callers see kio's frozen dataclasses ("entities"): durations are
 `timedelta`, topic ids `uuid.UUID` or None, arrays tuples. `build` makes one and leaves
 out fields that the request's version does not have.
 """

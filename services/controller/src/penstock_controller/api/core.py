@@ -24,6 +24,7 @@ from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.image import Endpoint
 from penstock_runtime.grpc_tools import Probe, probe
 from penstock_runtime.lifecycle import Lifecycle
 
@@ -32,6 +33,7 @@ R = TypeVar("R")
 TICK_MS = 100
 PROBE_TIMEOUT_MS = 500
 PROBE_AGAIN_MS = 200
+SUSPECT_MS_MIN = 500
 REBALANCE_CHANGES_MAX = 500
 
 
@@ -68,6 +70,8 @@ class ControllerCore:
         self._metrics = metrics
         self._on_cluster_id = on_cluster_id
         self._next_rebalance_ms = 0
+        self._suspect_after_ms = max(SUSPECT_MS_MIN, 3 * settings.heartbeat_interval_ms)
+        self._suspects: set[tuple[NodeId | str, int]] = set()
         # Node or gateway -> version whose arrival at the others lets it stop.
         self._leaving: dict[NodeId | str, int] = {}
         self._in_hand: set[tuple[str, NodeId | str, int]] = set()
@@ -93,9 +97,9 @@ class ControllerCore:
         """In order, on the event loop."""
         for event in events:
             if isinstance(event, Applied):
+                self._metrics.applied(self.image, event)
                 self._take_image(event.image)
                 self.watchers.applied(event.image, event.records)
-                self._metrics.applied(event)
             elif isinstance(event, Proposal):
                 self.worker.proposal_ended(event.token, event.outcome)
             elif isinstance(event, QuorumStatus):
@@ -181,6 +185,14 @@ class ControllerCore:
         finally:
             self._in_hand.discard(key)
 
+    def registered(self, name: NodeId | str, epoch: int) -> None:
+        """A node or gateway has a new registration: its session begins."""
+        self._leaving.pop(name, None)
+        if isinstance(name, str):
+            self.sessions.gateway_registered(name, epoch, self.clock_ms())
+        else:
+            self.sessions.node_registered(name, epoch, self.clock_ms())
+
     def fence(self, node_id: NodeId, epoch: int, reason: str) -> None:
         node = self.image.nodes.get(node_id)
         if node is not None and not node.fenced and node.node_epoch == epoch:
@@ -197,43 +209,52 @@ class ControllerCore:
 
     def may_leave(self, name: NodeId | str) -> bool:
         """Whether everybody knows by now that the leaving node or gateway is out."""
-        version = self._leaving.get(name)
-        if version is None:
-            return False
+        # A controller that became active in between starts from what it knows now.
+        version = self._leaving.setdefault(name, self.image.version)
         node_id = None if isinstance(name, str) else name
         return self.sessions.seen_by_others(self.image, node_id, version)
 
-    # --- broken streams ---------------------------------------------------------------------
+    # --- suspicion ------------------------------------------------------------------------
 
-    async def probe_node(self, node_id: NodeId, epoch: int) -> None:
-        """A node's session stream broke: refused connections prove it dead; silence does not."""
-        while self.active:
-            node = self.image.nodes.get(node_id)
-            broke_ms = self.clock_ms()
-            if node is None or node.fenced or node.node_epoch != epoch:
-                return
-            result = await probe(node.grpc.host, node.grpc.port, PROBE_TIMEOUT_MS)
-            if (self.sessions.heard_ms(node_id) or 0) > broke_ms:
-                return
-            if result is Probe.REFUSED:
-                self.fence(node_id, epoch, "connection refused")
-                return
-            await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+    def suspect(self, name: NodeId | str, epoch: int) -> None:
+        """A session stream broke, or some heartbeats are missing: look whether the process is there.
 
-    async def probe_gateway(self, gateway_id: str, epoch: int) -> None:
-        """As `probe_node`."""
-        while self.active:
-            gateway = self.image.gateways.get(gateway_id)
-            broke_ms = self.clock_ms()
+        A refused connection proves it dead; silence proves nothing, the session timeout decides.
+        """
+        key = (name, epoch)
+        if self.active and key not in self._suspects:
+            self._suspects.add(key)
+            self.spawn(self._probe(name, epoch), f"probe {name}")
+
+    async def _probe(self, name: NodeId | str, epoch: int) -> None:
+        try:
+            while self.active and (where := self._address_of(name, epoch)) is not None:
+                began_ms = self.clock_ms()
+                result = await probe(where.host, where.port, PROBE_TIMEOUT_MS)
+                if (self.sessions.heard_ms(name) or 0) > began_ms:
+                    return
+                if result is Probe.REFUSED:
+                    self._lost(name, epoch, "connection refused")
+                    return
+                await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+        finally:
+            self._suspects.discard((name, epoch))
+
+    def _address_of(self, name: NodeId | str, epoch: int) -> Endpoint | None:
+        """gRPC address of a node or gateway that counts as up in this registration."""
+        if isinstance(name, str):
+            gateway = self.image.gateways.get(name)
             if gateway is None or gateway.gateway_epoch != epoch:
-                return
-            result = await probe(gateway.record.grpc.host, gateway.record.grpc.port, PROBE_TIMEOUT_MS)
-            if (self.sessions.heard_ms(gateway_id) or 0) > broke_ms:
-                return
-            if result is Probe.REFUSED:
-                self.remove_gateway(gateway_id, epoch, "connection refused")
-                return
-            await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+                return None
+            return Endpoint.from_pb(gateway.record.grpc)
+        node = self.image.nodes.get(name)
+        return None if node is None or node.fenced or node.node_epoch != epoch else node.grpc
+
+    def _lost(self, name: NodeId | str, epoch: int, reason: str) -> None:
+        if isinstance(name, str):
+            self.remove_gateway(name, epoch, reason)
+        else:
+            self.fence(name, epoch, reason)
 
     # --- the tick ------------------------------------------------------------------------------
 
@@ -246,13 +267,10 @@ class ControllerCore:
             self._metrics.image(self.image, self.watchers.count)
 
     def _tick(self, now_ms: int) -> None:
-        lost_nodes, lost_gateways = self.sessions.tick(self.image, now_ms)
-        for lost in lost_nodes:
-            if not isinstance(lost.name, str):
-                self.fence(lost.name, lost.epoch, lost.reason)
-        for lost in lost_gateways:
-            if isinstance(lost.name, str):
-                self.remove_gateway(lost.name, lost.epoch, lost.reason)
+        for lost in self.sessions.tick(self.image, now_ms):
+            self._lost(lost.name, lost.epoch, lost.reason)
+        for silent in self.sessions.silent(self.image, self._suspect_after_ms, now_ms):
+            self.suspect(silent.name, silent.epoch)
         interval_ms = self.settings.rebalance_interval_ms
         if interval_ms and now_ms >= self._next_rebalance_ms:
             self._next_rebalance_ms = now_ms + interval_ms

@@ -75,7 +75,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         core = self._core
         reply = await self._do(context, lambda ctx: nodes.register_node(ctx, request))
         if not reply.error.code:
-            core.sessions.node_registered(NodeId(reply.node_id), reply.node_epoch, core.clock_ms())
+            core.registered(NodeId(reply.node_id), reply.node_epoch)
             reply.session_timeout_ms = core.settings.session_timeout_ms
             reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
         return reply
@@ -92,10 +92,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             async for beat in _until(requests, ended):
                 yield self._node_beat(beat)
         finally:
-            if beat is not None and core.active:
-                core.spawn(
-                    core.probe_node(NodeId(beat.node_id), beat.node_epoch), f"probe node {beat.node_id}"
-                )
+            if beat is not None:
+                core.suspect(NodeId(beat.node_id), beat.node_epoch)
         if ended.is_set():
             await self._not_active(context)
 
@@ -138,7 +136,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         core = self._core
         reply = await self._do(context, lambda ctx: gateways.register_gateway(ctx, request))
         if not reply.error.code:
-            core.sessions.gateway_registered(request.gateway_id, reply.gateway_epoch, core.clock_ms())
+            core.registered(request.gateway_id, reply.gateway_epoch)
             reply.session_timeout_ms = core.settings.session_timeout_ms
             reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
         return reply
@@ -155,11 +153,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             async for beat in _until(requests, ended):
                 yield self._gateway_beat(beat)
         finally:
-            if beat is not None and core.active:
-                core.spawn(
-                    core.probe_gateway(beat.gateway_id, beat.gateway_epoch),
-                    f"probe gateway {beat.gateway_id}",
-                )
+            if beat is not None:
+                core.suspect(beat.gateway_id, beat.gateway_epoch)
         if ended.is_set():
             await self._not_active(context)
 
@@ -172,9 +167,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             return api.GatewayHeartbeatReply(controller_term=term)
         if wish is None:
             if beat.want_shutdown:
-                named = beat.gateway_id in core.image.gateways
                 return api.GatewayHeartbeatReply(
-                    controller_term=term, may_shutdown=named or core.may_leave(beat.gateway_id)
+                    controller_term=term, may_shutdown=core.may_leave(beat.gateway_id)
                 )
             error = make_error(
                 ErrorCode.STALE_BROKER_EPOCH,

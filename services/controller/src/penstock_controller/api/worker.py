@@ -58,6 +58,7 @@ class CommandWorker:
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
         alive: Callable[[NodeId], bool],
+        on_commit_s: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.image = MetadataImage()
         """The newest image that the event loop has seen; set by the shell."""
@@ -68,6 +69,9 @@ class CommandWorker:
         self.rng = rng
         self._wall_clock_ms = wall_clock_ms
         self._alive = alive
+        self._on_commit_s = on_commit_s
+        # Set after a command came out too large: its requests go one by one.
+        self._one_by_one = 0
         self._queue: deque[_Waiting] = deque()
         self._wakeup = asyncio.Event()
         self._result: asyncio.Future[Outcome] | None = None
@@ -121,6 +125,7 @@ class CommandWorker:
         if not batch:
             return Outcome.APPLIED
         loop = asyncio.get_running_loop()
+        started = loop.time()
         result: asyncio.Future[Outcome] = loop.create_future()
         self._result = result
         try:
@@ -137,12 +142,16 @@ class CommandWorker:
                 self._quorum.barrier(result)
             async with asyncio.timeout(COMMIT_TIMEOUT_MS / 1000):
                 outcome = await result
+            self._on_commit_s(loop.time() - started)
         except TimeoutError:
             outcome = Outcome.UNKNOWN
         except PenstockError as error:
-            # Too large. One request alone is its own fault; several share the next, smaller ones.
-            for waiting, _ in batch:
-                _set_exception(waiting, error)
+            # Too large for a command.
+            if len(batch) == 1:
+                _set_exception(batch[0][0], error)
+            else:
+                self._one_by_one = len(batch)
+                self._queue.extendleft(waiting for waiting, _ in reversed(batch))
             return Outcome.APPLIED
         finally:
             self._result = None
@@ -154,6 +163,8 @@ class CommandWorker:
         batch: list[tuple[_Waiting, Any]] = []
         records: list[pb.MetadataRecord] = []
         while self._queue and len(records) < RECORDS_PER_COMMAND:
+            if self._one_by_one and batch:
+                break
             waiting = self._queue.popleft()
             if waiting.future.done():
                 continue
@@ -168,6 +179,7 @@ class CommandWorker:
                 continue
             batch.append((waiting, generated.reply))
             records += generated.records
+        self._one_by_one = max(0, self._one_by_one - 1)
         return batch, records
 
     def _answer(self, batch: list[tuple[_Waiting, Any]], outcome: Outcome, version: int) -> None:

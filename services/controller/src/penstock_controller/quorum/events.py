@@ -44,7 +44,9 @@ class QuorumConfig:
     bind_port: int
     directory: Path
     directory_id: bytes
-    tick_s: float = 0.005
+    # Of meta.properties, empty while unknown.
+    cluster_id: bytes = b""
+    tick_s: float = 0.01
     append_period_s: float = 0.05
     silence_min_s: float = 1.0
     silence_max_s: float = 1.6

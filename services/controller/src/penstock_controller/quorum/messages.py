@@ -14,7 +14,7 @@ from typing import Any
 
 PROTOCOL_VERSION = 1
 
-_HELLO = struct.Struct("<BHiiB16s16s")
+_HELLO = struct.Struct("<BHiiB16s16s16s")
 _TERM = struct.Struct("<BQ")
 _REQUEST_VOTE = struct.Struct("<BQQQ")
 _APPEND = struct.Struct("<BQQQQI")
@@ -52,13 +52,12 @@ def decode(payload: memoryview) -> Message:
 
 
 def _encode_hello(m: Mapping[str, Any]) -> bytes:
-    return _HELLO.pack(
-        _HELLO_ID, PROTOCOL_VERSION, m["from"], m["to"], m["joined"], m["directory_id"], m["remembered"]
-    )
+    ids = m["directory_id"], m["remembered"], m["cluster_id"]
+    return _HELLO.pack(_HELLO_ID, PROTOCOL_VERSION, m["from"], m["to"], m["joined"], *ids)
 
 
 def _decode_hello(p: memoryview) -> Message:
-    _, version, sender, to, joined, directory_id, remembered = _HELLO.unpack(p)
+    _, version, sender, to, joined, directory_id, remembered, cluster_id = _HELLO.unpack(p)
     if version != PROTOCOL_VERSION:
         raise BadMessage(f"peer speaks version {version}, this controller {PROTOCOL_VERSION}")
     return {
@@ -68,6 +67,7 @@ def _decode_hello(p: memoryview) -> Message:
         "joined": bool(joined),
         "directory_id": directory_id,
         "remembered": remembered,
+        "cluster_id": cluster_id,
     }
 
 

@@ -29,10 +29,13 @@ _CLASS_NAMES = (
     "_SyncObj__setCurrentTerm",
     "_SyncObj__setState",
     "_applyCommand",
+    "_checkCommandsToApply",
     "_onTick",
 )
 _MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "Serializer", "createJournal")
 _INSTANCE_NAMES = (
+    "_SyncObj__commandsQueue",
+    "_SyncObj__newAppendEntriesTime",
     "_SyncObj__noopIDx",
     "_SyncObj__pipeNotifier",
     "_SyncObj__raftCommitIndex",
@@ -44,6 +47,7 @@ _INSTANCE_NAMES = (
     "_SyncObj__raftState",
     "_SyncObj__serializer",
     "_SyncObj__transferInProgress",
+    "_SyncObj__votedForNodeId",
     "_poller",
 )
 

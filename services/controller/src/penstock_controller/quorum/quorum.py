@@ -61,25 +61,29 @@ class Quorum:
             lambda error: on_warning(f"snapshot not written: {error}; tried again later"),
             meters.snapshot_s,
         )
-        snapshot = store.load()
-        if snapshot is not None:
-            journal.align(snapshot.previous, snapshot.last)
-        self._machine = Machine(
-            snapshot.image if snapshot is not None else MetadataImage(),
-            lambda event: self._raft.emit(event),
-            self._fail,
-        )
-        self._store = store
-        self._raft = RaftNode(
-            config,
-            journal,
-            store,
-            snapshot,
-            self._machine,
-            PeerMemory(config.directory, config.directory_id),
-            deliver,
-            meters.bad_frame,
-        )
+        try:
+            snapshot = store.load()
+            if snapshot is not None:
+                journal.align(snapshot.previous, snapshot.last)
+            self._machine = Machine(
+                snapshot.image if snapshot is not None else MetadataImage(),
+                lambda event: self._raft.emit(event),
+                self._fail,
+            )
+            self._store = store
+            self._raft = RaftNode(
+                config,
+                journal,
+                store,
+                snapshot,
+                self._machine,
+                PeerMemory(config.directory, config.directory_id),
+                deliver,
+                meters.bad_frame,
+            )
+        except BaseException:
+            journal._destroy()
+            raise
         if snapshot is not None:
             self._raft.emit(Reset(snapshot.image))
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
@@ -126,6 +130,8 @@ class Quorum:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)
+        else:
+            self._close()
 
     def _may_transfer(self) -> bool:
         """Whether this controller leads and enough peers are there to elect another one."""
@@ -144,13 +150,16 @@ class Quorum:
         except Exception as error:  # every failure of Raft is final
             self._fail(error)
         finally:
-            try:
-                self._raft.transport.destroy()
-                self._store.close()
-                if not self._failed:
-                    self._raft.journal._destroy()
-            except OSError as error:
-                self._fail(error)
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._raft.transport.destroy()
+            self._store.close()
+            if not self._failed:
+                self._raft.journal._destroy()
+        except OSError as error:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:

@@ -7,6 +7,7 @@
 | `__doApplyCommand` | unpickles, and repeats one that raises; here `Machine.apply`, which never raises |
 | `__loadDumpFile` | only logs damage and clears the journal; here all was checked before |
 | `__applyLogEntries` | results reach the event loop a turn late |
+| `_checkCommandsToApply` | a leader that hands over goes on appending |
 | `__onBecomeLeader` | the no-op of a new leader counts before it is synced |
 
 Names are private to PySyncObj and pinned (`pins`). Ticks come from `Quorum`'s thread.
@@ -20,11 +21,12 @@ could elect a leader without acknowledged entries.
 # ruff: noqa: N802, N803 - names are those of the base class
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Callable
 from typing import Any
 
-from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.monotonic import monotonic
 from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 
@@ -165,6 +167,18 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
         return finish
 
+    def _checkCommandsToApply(self) -> None:
+        """A stopping leader appends nothing more, so that its successor has the whole log."""
+        if not self.resigning:
+            super()._checkCommandsToApply()
+            return
+        try:
+            while True:
+                _command, finish = self._SyncObj__commandsQueue.get_nowait()
+                finish(None, FAIL_REASON.NOT_LEADER)
+        except queue.Empty:
+            return
+
     # --- hooks into PySyncObj ----------------------------------------------------------------
 
     def _SyncObj__generateRaftTimeout(self) -> float:
@@ -232,13 +246,32 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
     def would_vote(self, message: Message) -> bool:
         last = self.journal.entries[-1]
+        hears_leader = self.transport.hears_leader()
+        own_last, asked_last = (last[2], last[1]), (message["last_log_term"], message["last_log_index"])
+        if not hears_leader and own_last > asked_last:
+            self.hasten()
         return would_vote(
-            hears_leader=self.transport.hears_leader(),
+            hears_leader=hears_leader,
             own_term=self.raftCurrentTerm,
-            own_last=(last[2], last[1]),
+            own_last=own_last,
             asked_term=message["term"],
-            asked_last=(message["last_log_term"], message["last_log_index"]),
+            asked_last=asked_last,
         )
+
+    def hasten(self) -> None:
+        """There is no leader, and whoever wants to be it lacks entries of ours: stand soon."""
+        soon = monotonic() + random.uniform(*_FIRST_ELECTION_S)  # noqa: S311
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
+
+    def after_vote_request(self) -> None:
+        """PySyncObj has taken a vote request: one that was refused leaves the cluster without a leader."""
+        if self._SyncObj__raftLeader is None and self._SyncObj__votedForNodeId is None:
+            self.hasten()
+
+    def after_ack(self, message: Message) -> None:
+        """A follower told where its log parts from ours: go on from there without a pause."""
+        if message["reset"]:
+            self._SyncObj__newAppendEntriesTime = 0.0
 
     def on_prevote_reply(self, peer_id: int, message: Message) -> None:
         if message["term"] > self.raftCurrentTerm:
@@ -291,7 +324,17 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             "joined": self._memory.joined,
             "directory_id": self.config.directory_id,
             "remembered": self._memory.directory_of(peer_id),
+            "cluster_id": self._cluster_id,
         }
+
+    @property
+    def _cluster_id(self) -> bytes:
+        return self.machine.image.cluster_id or self.config.cluster_id or bytes(16)
+
+    def is_stranger(self, message: Message) -> bool:
+        """Whether a hello comes from a controller of another cluster."""
+        own, other = self._cluster_id, message["cluster_id"]
+        return any(own) and any(other) and own != other
 
     def on_hello(self, peer_id: int, message: Message) -> None:
         self._memory.on_hello(peer_id, message["directory_id"], message["joined"], message["remembered"])

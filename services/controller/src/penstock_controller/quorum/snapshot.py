@@ -87,6 +87,9 @@ class SnapshotStore:
         """Start writing the image. `data` is (unused, last entry, the one before, members)."""
         if self._state == SERIALIZER_STATE.SERIALIZING or time.monotonic() < self._retry_at:
             return
+        if data[1][1] <= self._last_index:
+            # Restarted with a long log that is not known to be committed yet: nothing new.
+            return
         self._state = SERIALIZER_STATE.SERIALIZING
         self._current_id = id
         snapshot = Snapshot(previous=data[2], last=data[1], image=self._image())

@@ -160,6 +160,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
 
     def _listen(self) -> None:
         host, port = self._config.bind_host, self._config.bind_port
+        server = None
         try:
             family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             server = socket.socket(family, kind, proto)
@@ -168,6 +169,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
             server.bind(address)
             server.listen(UNKNOWN_LINKS_MAX)
         except OSError as error:
+            if server is not None:
+                server.close()
             raise PenstockError(
                 ErrorCode.UNKNOWN_SERVER_ERROR,
                 f"cannot bind raft address {host}:{port} ({error.strerror}); free the port or set raft_bind",
@@ -287,6 +290,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if message["to"] != self._config.controller_id or peer_id not in self._nodes:
             link.close("bad frame: hello from a controller that is not in raft_peers")
             return
+        if self._raft.is_stranger(message):
+            link.close(f"bad frame: controller {peer_id} is of another cluster; check raft_peers")
+            return
         dialled = self._dialling.pop(peer_id, None)
         if dialled is not None and dialled is not link:
             dialled.close("doubled")
@@ -315,11 +321,13 @@ class PeerTransport(Transport):  # type: ignore[misc]
                 raft.step_down(message["term"])
             elif message["term"] == term:
                 self._onMessageReceived(node, message)
+                raft.after_ack(message)
         elif kind == "response_vote":
             self._on_vote(node, message, term)
         elif kind == "request_vote":
             if raft.may_vote:
                 self._onMessageReceived(node, message)
+                raft.after_vote_request()
         elif kind == "prevote":
             granted = raft.may_vote and raft.would_vote(message)
             reply = {"type": "prevote_reply", "round": message["round"], "term": term, "granted": granted}

@@ -19,7 +19,7 @@ from penstock_core.topic_settings import TopicSettings
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class NextCommand(Exception):
@@ -64,10 +64,10 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated(Generic[R]):
+class Generated(Generic[R_co]):
     """What a request comes to."""
 
-    reply: R
+    reply: R_co
     records: list[pb.MetadataRecord] = field(default_factory=list)
 
 

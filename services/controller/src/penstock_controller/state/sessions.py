@@ -125,15 +125,15 @@ class Sessions:
         session.metadata_version = max(session.metadata_version, beat.metadata_version)
         return Wish.FENCE if beat.want_shutdown else Wish.NOTHING
 
-    def tick(self, image: MetadataImage, now_ms: int) -> tuple[list[Expired], list[Expired]]:
-        """(nodes, gateways) whose session is over and that the image still counts as up."""
+    def tick(self, image: MetadataImage, now_ms: int) -> list[Expired]:
+        """Nodes and gateways whose session is over and that the image still counts as up."""
         if self._last_tick_ms is not None:
             late_ms = now_ms - self._last_tick_ms - self._tick_ms
             if late_ms > self._tick_ms:
                 for session in (*self._nodes.values(), *self._gateways.values()):
                     session.shift(late_ms)
         self._last_tick_ms = now_ms
-        nodes = []
+        over = []
         for node in image.nodes.values():
             if not node.fenced:
                 session = self._nodes.setdefault(
@@ -141,14 +141,29 @@ class Sessions:
                 )
                 reason = self._reason(session, now_ms)
                 if reason is not None:
-                    nodes.append(Expired(node.node_id, node.node_epoch, reason))
-        gateways = []
+                    over.append(Expired(node.node_id, node.node_epoch, reason))
         for gateway in image.gateways.values():
             session = self._gateways.setdefault(gateway.gateway_id, _Session(gateway.gateway_epoch, now_ms))
             if now_ms - session.heard_ms > self._timeout_ms:
-                gateways.append(Expired(gateway.gateway_id, gateway.gateway_epoch, "silent"))
+                over.append(Expired(gateway.gateway_id, gateway.gateway_epoch, "silent"))
         self._forget(image)
-        return nodes, gateways
+        return over
+
+    def silent(self, image: MetadataImage, for_ms: int, now_ms: int) -> list[Expired]:
+        """Nodes and gateways that missed heartbeats, though not for a session timeout yet."""
+        names: list[tuple[NodeId | str, int, _Session | None]] = [
+            (n.node_id, n.node_epoch, self._nodes.get(n.node_id))
+            for n in image.nodes.values()
+            if not n.fenced
+        ]
+        names += [
+            (g.gateway_id, g.gateway_epoch, self._gateways.get(g.gateway_id)) for g in image.gateways.values()
+        ]
+        return [
+            Expired(name, epoch, "missed heartbeats")
+            for name, epoch, session in names
+            if session is not None and now_ms - session.heard_ms > for_ms
+        ]
 
     # --- questions ---------------------------------------------------------------------
 

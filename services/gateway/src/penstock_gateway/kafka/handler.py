@@ -19,6 +19,7 @@ from penstock_core.kafka.wire import Malformed
 from penstock_gateway.kafka.queries import LeaderEpochQuery, ListOffsetsQuery
 from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
 from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.routing.spelling import needs_distinct_names
 from penstock_runtime.cluster_apis import ClusterApis, admit
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Connection, Response
 
@@ -29,14 +30,18 @@ _RELAYED: Final[dict[int, type[Relayed]]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
 }
 _SESSION: Final = "relay"
+CLIENT_SOFTWARE: Final = "client_software"
+"""Where `ClusterApis` notes name and version of a client's software."""
 
 
 class GatewayHandler:
     """Handles the frames of every listener of this gateway."""
 
-    def __init__(self, relay: Relay, cluster: ClusterApis) -> None:
+    def __init__(self, relay: Relay, cluster: ClusterApis, cluster_apart: ClusterApis) -> None:
+        """`cluster_apart` gives every node an address of its own (see `routing.spelling`)."""
         self._relay = relay
         self._cluster = cluster
+        self._cluster_apart = cluster_apart
 
     def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
         """One request; see `FrameHandler`."""
@@ -48,7 +53,7 @@ class GatewayHandler:
             if relayed is not None:
                 return self._submit(connection, header, frame, relayed)
             if self._cluster.handles(header.api_key):
-                return self._cluster.answer(connection, header, frame)
+                return self._cluster_for(connection).answer(connection, header, frame)
         except Malformed as e:
             return connection.refuse("body", e.message)
         return connection.refuse("api", f"api key {header.api_key} is not answered here")
@@ -60,6 +65,10 @@ class GatewayHandler:
         waiting = Waiting(session)
         session.submit(kind(header, frame, waiting.finish))
         return waiting.result()
+
+    def _cluster_for(self, connection: Connection) -> ClusterApis:
+        software = connection.state.get(CLIENT_SOFTWARE, "")
+        return self._cluster_apart if needs_distinct_names(software) else self._cluster
 
     def _session(self, connection: Connection) -> Session:
         session: Session | None = connection.state.get(_SESSION)

@@ -70,6 +70,7 @@ class Relay:
         self.on_bug = lifecycle.fail_with
         self.clock_ms = clock_ms
         self.sessions: set[Session] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         metrics.in_flight = lambda: sum(s.waiting_count for s in self.sessions)
         self._off = metadata.on_change(lambda old, new, _: self._image_changed(old, new))
@@ -99,6 +100,11 @@ class Relay:
             return
         for session in list(self.sessions):
             session.image_changed(new)
+        gone = {n.grpc.address for n in old.nodes.values()} - {n.grpc.address for n in new.nodes.values()}
+        for address in gone:
+            task = asyncio.create_task(self.channels.drop(address), name=f"closing channels to {address}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _tick(self) -> None:
         for session in list(self.sessions):
@@ -126,9 +132,16 @@ class Session:
     def submit(self, request: Relayed) -> None:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
         flight = request.start(self._relay.metadata.image, self._veto(request))
+        if request.error_codes:
+            self._count_errors(request)
         if flight is not None:
             self._table.submit(flight)
             self._carry_out()
+
+    def _count_errors(self, request: Relayed) -> None:
+        for code in request.error_codes:
+            self._metrics.kafka.count_error(request.header.api_key, code)
+        request.error_codes.clear()
 
     def _veto(self, request: Relayed) -> Veto | None:
         """Who may not, or had better look for the leader again."""
@@ -260,7 +273,8 @@ class Session:
             for flight, code in answers:
                 part = _part(flight)
                 self._metrics.moved[part.request.header.api_key] += 1
-                part.request.failed(part, ErrorCode(code))
+                part.request.failed(part, code)
+                self._count_errors(part.request)
         if self._closed:
             return
         while table.dropped:

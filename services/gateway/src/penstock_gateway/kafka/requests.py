@@ -112,6 +112,8 @@ class Relayed(ABC):
         self._results: list[Any] = []
         self.keys: list[TopicPartition] = []
         self.finished = False
+        self.error_codes: list[ErrorCode] = []
+        """Codes that items were answered with here, for counting."""
 
     # -- what each API says -----------------------------------------------------------
 
@@ -144,12 +146,17 @@ class Relayed(ABC):
     def start(self, image: MetadataImage, veto: Veto | None = None) -> Flight | None:
         """Resolve topics; the flight for what can be routed, None when all is answered already.
 
-        `veto` may refuse a partition that is known, with its code.
+        `veto` may refuse a partition that is known, with its code. A partition that is
+        named twice is refused: which one counts would depend on how requests are split.
         """
         routable: list[int] = []
+        seen: set[TopicPartition] = set()
         failures: list[tuple[int, ErrorCode]] = []
         for index, (topic, topic_id, partition) in enumerate(self.names()):
             key, code = resolve(image, topic, topic_id, partition)
+            if key in seen:
+                code = ErrorCode.INVALID_REQUEST
+            seen.add(key)
             if code is ErrorCode.NONE and veto is not None:
                 code = veto(key, image)
             self.keys.append(key)
@@ -159,7 +166,7 @@ class Relayed(ABC):
                 failures.append((index, code))
         self._left = len(self.keys)
         for index, code in failures:
-            self._add(self.failure(index, code))
+            self._fail_item(index, code)
         if not routable:
             if not self.finished:
                 self._complete()
@@ -180,7 +187,7 @@ class Relayed(ABC):
     def failed(self, part: Part, code: ErrorCode) -> None:
         """A part came to nothing."""
         for index in part.indices:
-            self._add(self.failure(index, code))
+            self._fail_item(index, code)
 
     def refused(self, part: Part, chunks: Sequence[Buffer]) -> tuple[list[int], list[Any]]:
         """Which of a part's items a node refused (positions in the part), and the others' results."""
@@ -221,8 +228,9 @@ class Relayed(ABC):
         """The client's connection has to be closed."""
         self._end(Ending.CLOSE)
 
-    def _add(self, result: Any) -> None:
-        self.settle((result,), 1)
+    def _fail_item(self, index: int, code: ErrorCode) -> None:
+        self.error_codes.append(code)
+        self.settle((self.failure(index, code),), 1)
 
     def _complete(self) -> None:
         self._end(self.join(self._results))

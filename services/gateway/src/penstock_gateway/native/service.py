@@ -12,7 +12,7 @@ known to work from where the client is. `Describe` then names it first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     def __init__(self, relay: Relay, own_endpoint: Callable[[], Endpoint]) -> None:
         self._relay = relay
         self._own_endpoint = own_endpoint
+        self._queries: Session | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""
@@ -100,13 +101,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{len(request.queries)} queries, the most is {QUERIES_MAX}; ask in several calls",
             )
-        session = self._open(context)
         try:
-            answers = await self._list_offsets(session, request)
+            answers = await self._list_offsets(context, request)
         except PenstockError as e:
             await self._abort("ListOffsets", context, grpc.StatusCode.UNAVAILABLE, e.message)
-        finally:
-            session.close()
         self._count("ListOffsets", "OK")
         results = zip(request.queries, answers, strict=True)
         return pb.ListOffsetsResponse(results=[self._result(q, a) for q, a in results])
@@ -149,24 +147,28 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     # -- parts -----------------------------------------------------------------------------
 
-    async def _list_offsets(self, session: Session, request: pb.ListOffsetsRequest) -> list[OffsetAnswer]:
+    async def _list_offsets(self, context: Context, request: pb.ListOffsetsRequest) -> list[OffsetAnswer]:
         queries = [(q.topic, q.partition, q.timestamp_ms) for q in request.queries]
-        clock_ms = self._relay.clock_ms
-        deadline_ms = clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
-        while True:
-            answers = await list_offsets(session, queries)
-            at = {
-                (q.topic, q.partition, a.offset): a.offset > q.known_offset
-                for q, a in zip(request.queries, answers, strict=True)
-                if q.timestamp_ms == LATEST and a.error == 0
-            }
-            left_ms = deadline_ms - clock_ms()
-            failed = any(a.error for a in answers)
-            if left_ms <= 0 or failed or not at or any(at.values()):
-                return answers
-            if not await wait_for_records(session, list(at), min(left_ms, WAIT_ROUND_MS)):
-                # A leader moved, most likely: not a reason to spin.
-                await asyncio.sleep(RETRY_MS / 1000)
+        if self._queries is None:
+            # Questions of all clients share streams: setting some up for each would cost more.
+            self._queries = self._relay.open(ClientInfo(ANONYMOUS, "", LISTENER))
+        deadline_ms = self._relay.clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
+        waiting: Session | None = None
+        try:
+            while True:
+                answers = await list_offsets(self._queries, queries)
+                at = _where_to_wait(request.queries, answers)
+                left_ms = deadline_ms - self._relay.clock_ms()
+                if left_ms <= 0 or not at:
+                    return answers
+                if waiting is None:
+                    waiting = self._open(context)
+                if not await wait_for_records(waiting, at, min(left_ms, WAIT_ROUND_MS)):
+                    # A leader moved, most likely: not a reason to spin.
+                    await asyncio.sleep(RETRY_MS / 1000)
+        finally:
+            if waiting is not None:
+                waiting.close()
 
     def _result(self, query: pb.OffsetQuery, answer: OffsetAnswer) -> pb.OffsetResult:
         topic = self._relay.metadata.image.topic(query.topic)
@@ -236,6 +238,21 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     def _count(self, method: str, status: str) -> None:
         self._relay.metrics.native_calls[method, status] += 1
+
+
+def _where_to_wait(
+    queries: Sequence[pb.OffsetQuery], answers: Sequence[OffsetAnswer]
+) -> list[tuple[str, int, int]]:
+    """(topic, partition, offset) of every "latest" asked for; none when there is news or a failure."""
+    at = []
+    for query, answer in zip(queries, answers, strict=True):
+        if answer.error:
+            return []
+        if query.timestamp_ms == LATEST:
+            if answer.offset > query.known_offset:
+                return []
+            at.append((query.topic, query.partition, answer.offset))
+    return list(dict.fromkeys(at))
 
 
 def _dialled(context: Context) -> Address | None:

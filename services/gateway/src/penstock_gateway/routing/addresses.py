@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_gateway.routing.networks import AdvertisedRule, first_match
+from penstock_gateway.routing.spelling import spelled_apart
 from penstock_gateway.routing.spread import Address, spread
 from penstock_runtime.addresses import is_loopback
 
@@ -50,10 +51,15 @@ class OwnListener:
 
 
 class AddressView(NamedTuple):
-    """Addresses by node id for one client network; `key` is equal for equal views."""
+    """Addresses by node id for one client network.
+
+    `key` is equal for equal views; `apart` are the same addresses in a spelling for each
+    node, for clients that need it (see `spelling`).
+    """
 
     key: tuple[object, ...]
     addresses: Mapping[int, Address]
+    apart: Mapping[int, Address]
 
 
 class AddressBook:
@@ -87,10 +93,11 @@ class AddressBook:
                 for n in image.nodes.values()
                 if arrival.listener in n.listeners
             }
-            return AddressView((MODE_DIRECT, arrival.listener), endpoints)
+            return AddressView((MODE_DIRECT, arrival.listener), endpoints, endpoints)
         places = self.gateway_addresses(image, arrival)
         # Fenced nodes keep their place, so that a node that dies moves no other one.
-        return AddressView((MODE_PROXY, *places), spread(image.nodes, places))
+        addresses = spread(image.nodes, places)
+        return AddressView((MODE_PROXY, *places), addresses, spelled_apart(addresses))
 
     def gateway_addresses(self, image: MetadataImage, arrival: Arrival) -> list[Address]:
         """Distinct addresses of live gateways for that client on its proxy listener, sorted.

@@ -23,7 +23,9 @@ class Caller:
 
     __slots__ = ("client_id", "peer", "principal", "stale_metadata")
 
-    def __init__(self, principal: Principal = ANONYMOUS, client_id: str | None = None, peer: str = "") -> None:
+    def __init__(
+        self, principal: Principal = ANONYMOUS, client_id: str | None = None, peer: str = ""
+    ) -> None:
         self.principal = principal
         self.client_id = client_id
         self.peer = peer

@@ -112,7 +112,9 @@ class ForwardStream:
                 await self._handle(frame, frame.chunk)
                 return
             if not len(frame.chunk) <= frame.frame_bytes <= KAFKA_FRAME_BYTES_MAX:
-                raise PenstockError(ErrorCode.INVALID_REQUEST, f"frame of {frame.frame_bytes} bytes announced")
+                raise PenstockError(
+                    ErrorCode.INVALID_REQUEST, f"frame of {frame.frame_bytes} bytes announced"
+                )
             self._partial = bytearray(frame.frame_bytes)
             self._partial_id = frame.request_id
             self._filled = 0
@@ -188,9 +190,7 @@ class ForwardStream:
             self._answer(request_id, size, caller, done.result())
             return
         if isinstance(error, PenstockError):
-            self._manager.lifecycle.log.warning(
-                "relayed request failed", peer=self._peer, reason=str(error)
-            )
+            self._manager.lifecycle.log.warning("relayed request failed", peer=self._peer, reason=str(error))
         else:
             self._manager.lifecycle.unhandled_errors.inc()
             self._manager.lifecycle.log.error("relayed request failed", **error_fields(error))
@@ -203,7 +203,7 @@ class ForwardStream:
         if response is CLOSE or response is NO_RESPONSE:
             self._answers.append(_Answer(request_id, deque(), 0, 0, response, caller.stale_metadata))
         else:
-            buffers = deque([response] if isinstance(response, bytes) else response)  # type: ignore[arg-type]
+            buffers = deque([response] if isinstance(response, bytes) else response)
             total = sum(map(len, buffers))
             self._response_bytes += total
             self._answers.append(_Answer(request_id, buffers, total, total, None, caller.stale_metadata))
@@ -283,7 +283,6 @@ class ForwardService:
         first = decode_forward_request(message)
         if first.open is None:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message lacks `open`")
-            return
         if first.open.node_id != self._manager.node_id:
             await fail(
                 context,

@@ -36,9 +36,7 @@ class DataApis:
         """Whether `handle` knows the API."""
         return api_key in self._handlers
 
-    def handle(
-        self, caller: Caller, header: RequestHeader, frame: Buffer
-    ) -> Response | Awaitable[Response]:
+    def handle(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Response | Awaitable[Response]:
         """Answer one request; what must happen in order has happened on return.
 
         Raises Malformed when the frame cannot be read: its connection is to be closed.

@@ -88,7 +88,7 @@ class ReplicaLink:
     async def _session(self, node: NodeImage) -> None:
         manager = self._manager
         channel = self._channels.get(node.grpc.address, LANE)
-        call = channel.stream_stream(METHOD)()
+        call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
         hello = pb.ReplicaHello(
             node_id=manager.node_id,
             node_epoch=manager.node_epoch,
@@ -197,6 +197,7 @@ _EXPECTED = frozenset(
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.OFFSET_OUT_OF_RANGE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
     }
 )
 """Either side's metadata are a little behind, or the log start moved: try again and say nothing."""

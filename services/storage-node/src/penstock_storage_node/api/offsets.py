@@ -101,9 +101,7 @@ class OffsetsHandler:
             return -1, -1, -1
         return found[1], found[0], log.epoch_at(found[0])
 
-    async def offset_for_leader_epoch(
-        self, caller: Caller, header: RequestHeader, frame: Buffer
-    ) -> Response:
+    async def offset_for_leader_epoch(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Response:
         """Answer an OffsetForLeaderEpoch request (KIP-320: consumers look for truncation)."""
         request = codec.decode_request(header, frame)
         version = (header.api_key, header.api_version)

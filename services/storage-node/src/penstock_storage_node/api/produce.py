@@ -148,7 +148,8 @@ class ProduceHandler:
             )
         if log.state is LogState.FAILED:
             raise PenstockError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed on node {manager.node_id}"
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the disk under {replica.name} failed on node {manager.node_id}",
             )
         leadership = replica.require_leader()
         settings = replica.settings

@@ -77,6 +77,13 @@ class _Stream:
             partition = self._manager.partitions.get(session.replica.key)
             if partition is not None:
                 partition.sessions.pop(session, None)
+                self._note_closed(partition)
+
+    def _note_closed(self, partition: Partition) -> None:
+        leadership = partition.replica.leadership
+        if leadership is not None:
+            leadership.on_follower_closed(self.sender.node, self._manager.clock_ms())
+            self._manager.schedule()
 
     # -- follower to leader -------------------------------------------------------
 
@@ -102,9 +109,7 @@ class _Stream:
             manager.schedule()
 
     def _open(self, asked: pb.ReplicaOpen, now_ms: int) -> None:
-        partition = self._manager.partitions.get(
-            TopicPartition(TopicId(asked.topic_id), asked.partition)
-        )
+        partition = self._manager.partitions.get(TopicPartition(TopicId(asked.topic_id), asked.partition))
         sender = self.sender
         if partition is None:
             sender.tell(DataFrame(asked.session, error=(ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here")))
@@ -176,6 +181,7 @@ class _Stream:
         code = error.code if isinstance(error, PenstockError) else ErrorCode.KAFKA_STORAGE_ERROR
         self.sender.end(session, code, str(error))
         partition.sessions.pop(session, None)
+        self._note_closed(partition)
         self._wake.set()
 
 

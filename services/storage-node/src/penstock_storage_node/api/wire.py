@@ -18,6 +18,7 @@ from penstock_storage_node.replication.sender import DataFrame
 Buffer = bytes | bytearray | memoryview
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_EMPTY = memoryview(b"")
 _SMALL = [bytes((i,)) for i in range(128)]
 
 
@@ -178,7 +179,7 @@ class ForwardedFrame:
     """One ForwardFrame; `chunk` is a view onto the message."""
 
     request_id: int = 0
-    chunk: memoryview = memoryview(b"")
+    chunk: memoryview = _EMPTY
     last: bool = False
     frame_bytes: int = 0
     metadata_version: int = 0
@@ -264,7 +265,9 @@ def encode_fetch_range_response(
     done: bool = False,
 ) -> bytes:
     """A FetchRangeResponse without an error."""
-    head = b"\x18" + varint(next_offset) + b"\x20" + varint(log_start_offset) + b"\x28" + varint(high_watermark)
+    head = (
+        b"\x18" + varint(next_offset) + b"\x20" + varint(log_start_offset) + b"\x28" + varint(high_watermark)
+    )
     head += b"\x32" + varint(len(topic_id)) + topic_id + b"\x38" + varint(leader_epoch)
     if done:
         head += b"\x40\x01"

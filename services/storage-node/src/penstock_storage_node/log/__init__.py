@@ -1,11 +1,16 @@
 """Partition logs on a storage node's own disk, in Kafka's file form byte for byte.
 
-`partition_log`   one partition's log: append, write jobs, read, truncate, retention
+`partition_log`   one partition's log: open, read, truncate, retention, close
+`log_core`        its lowest layer: state and staging, no system call
+`job_order`       the layer between: write and flush jobs in order
 `directory`       a data directory: identity, lock, checkpoints, the partitions in it
 `jobs`            what runs in the disk pool: write, flush and read jobs
+`reading`         cutting whole batches out of files and staged memory
+`recovery`        what happens at open: scan, cut, rebuild
+`retention`       which old segments go
+`timestamps`      offsets by timestamp
 `segment`         one log file with its two indexes
 `index`           offset index and time index
-`recovery`        what happens at open: scan, cut, rebuild
 `producer_state`  idempotence: the last five batches of every producer, snapshots
 `epochs`          which leader epoch starts at which offset
 `checkpoints`     the small files: checkpoints, partition.metadata, meta.properties

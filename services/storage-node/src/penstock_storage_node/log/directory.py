@@ -376,6 +376,7 @@ class LogDirectory:
             marker = f"{self._root}/{checkpoints.CLEAN_SHUTDOWN_FILE}"
             data = json.dumps({"version": 0, "brokerEpoch": -1}, separators=(",", ":")).encode("ascii")
             write_file_atomically(self._fs, marker, data)
+        self._fs.files.close_all()
         self._fs.close(self._lock_fd)
 
 

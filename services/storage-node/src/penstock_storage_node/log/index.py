@@ -162,15 +162,18 @@ class OffsetIndex:
             IndexEntry(self.base_offset + offsets[index], positions[index]) if index >= 0 else SEGMENT_START
         )
 
-    def below(self, position_max: int, offset_end: int) -> IndexEntry:
+    def below(self, position_max: int, offset_end: int, *, may_load: bool = False) -> IndexEntry:
         """Last entry in memory at most at `position_max` whose batch ends before `offset_end`.
 
         SEGMENT_START when memory has none: good enough, because it only saves walking.
+        With `may_load` NotLoaded is raised when the file might have one.
         """
         offsets, positions = self.tail
         if not offsets or positions[0] > position_max:
             head = self._heads.get(self.path) if self.head_count else None
             if head is None:
+                if may_load and self.head_count:
+                    raise NotLoaded(self.path)
                 return SEGMENT_START
             offsets, positions = head
         relative_end = offset_end - self.base_offset

@@ -86,13 +86,17 @@ class JobOrder(LogCore):
                 segment.time_index.mark_saved(step.time_entries)
             if step.closes:
                 segment.offset_index.release()
-            if not job.fsync and step.size and segment not in self._unflushed:
+                segment.is_closed_on_disk = True
+                segment.is_sealed = job.fsync
+            if not job.fsync and (step.size or step.closes) and segment not in self._unflushed:
                 self._unflushed.append(segment)
         self.staged_bytes -= job.size_bytes
         self._job_chunks = []
         self._written = job.end_offset
         if job.fsync:
             self._flushed = job.end_offset
+            for segment in self._unflushed:
+                segment.is_sealed = segment.is_closed_on_disk
             self._unflushed.clear()
         if self.state is LogState.FULL:
             self.state = LogState.OK
@@ -117,14 +121,12 @@ class JobOrder(LogCore):
         """Flush of closed segments, with `everything` of all that is written; None when there is nothing to do."""
         if self._flush_job is not None or self.state not in (LogState.OK, LogState.FULL):
             return None
-        last = self._segments[-1]
-        segments = [s for s in self._unflushed if everything or s is not last]
+        segments = [s for s in self._unflushed if everything or s.is_closed_on_disk]
         if not segments:
             return None
-        # A segment that is closed already may still have its last bytes staged.
         whole = len(segments) == len(self._unflushed)
-        end_offset = self._written if whole else min(self._end_of(segments[-1]), self._written)
-        rows = [(s, s.written, s is not last) for s in segments]
+        end_offset = self._written if whole else self._end_of(segments[-1])
+        rows = [(s, s.written, s.is_closed_on_disk) for s in segments]
         self._flush_job = FlushJob(self._fs, self._directory, rows, end_offset)
         return self._flush_job
 
@@ -134,9 +136,11 @@ class JobOrder(LogCore):
     def complete_flush(self, job: FlushJob) -> None:
         self._flush_job = None
         self._flushed = max(self._flushed, job.end_offset)
-        for segment, written, _ in job.segments:
+        for segment, written, was_closed in job.segments:
             segment.is_directory_synced = True
-            if segment.written == written and segment in self._unflushed:
+            segment.is_sealed = was_closed
+            is_done = segment.written == written and segment.is_closed_on_disk == was_closed
+            if is_done and segment in self._unflushed:
                 self._unflushed.remove(segment)
 
     def fail_flush(self, job: FlushJob, error: BaseException) -> None:

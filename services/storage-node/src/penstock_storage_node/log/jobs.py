@@ -168,7 +168,7 @@ class WriteJob:
         file = fs.files.pin(segment.path)
         try:
             write_fully(fs, file.fd, step.buffers, step.position)
-            if step.offset_entries:
+            if step.offset_entries or step.closes:
                 save_indexes(fs, segment, step.offset_entries, step.time_entries)
         except BaseException:
             fs.files.unpin(file)

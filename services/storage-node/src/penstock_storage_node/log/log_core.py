@@ -215,8 +215,17 @@ class LogCore:
         return self._epochs.epoch_at(offset)
 
     def checkpoint(self) -> int:
-        """Recovery point to persist: everything below is on disk, leader epochs included."""
-        return self._flushed
+        """Recovery point to persist: everything below is on disk, leader epochs included.
+
+        It stays inside a closed segment until that one's indexes are on disk too.
+        """
+        point = self._flushed
+        segments = self._segments
+        for index in range(len(segments) - 2, -1, -1):
+            if segments[index].is_sealed:
+                break
+            point = min(point, segments[index + 1].base_offset - 1)
+        return max(point, self._start)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

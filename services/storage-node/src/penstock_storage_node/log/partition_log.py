@@ -52,6 +52,9 @@ __all__ = ["Appended", "Duplicate", "LogState", "PartitionLog"]
 READ_HINTS_MAX = 8
 """Places where reads ended, kept per partition: as many sequential readers find theirs at once."""
 
+READ_TRIES_MAX = 4
+"""Of a read in the pool: index head to load, damaged, and both again for the next segment."""
+
 READ_SEGMENTS_MAX = 1000
 """Empty segments that one read passes over before it gives up."""
 
@@ -158,6 +161,8 @@ class PartitionLog(JobOrder):
             return self._read_files(self._fetch_nowait, offset, max_bytes, upper_offset, min_one)
         except (BlockingIOError, NotLoaded, reading.IndexDamaged):
             return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def _out_of_range(self, offset: int) -> PenstockError:
         return PenstockError(
@@ -246,7 +251,7 @@ class PartitionLog(JobOrder):
             self._fs.files.unpin(file)
 
     def _read_in_pool(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData:
-        for _ in range(3):
+        for _ in range(READ_TRIES_MAX):
             try:
                 return self._read_files(self._fetch, offset, max_bytes, upper_offset, min_one)
             except NotLoaded:
@@ -254,7 +259,14 @@ class PartitionLog(JobOrder):
             except reading.IndexDamaged:
                 self.index_fault_count += 1
                 timestamps.mend_head(self._fs, self._segment_of(offset), self.settings.index_interval_bytes)
+            except OSError as error:
+                raise self._unreadable(error) from error
         raise reading.damaged(self._segment_of(offset), 0)
+
+    def _unreadable(self, error: OSError) -> PenstockError:
+        return PenstockError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"{self} can't be read ({error.strerror}): check the disk"
+        )
 
     def _segment_of(self, offset: int) -> Segment:
         segments = self._segments
@@ -285,7 +297,7 @@ class PartitionLog(JobOrder):
         segments = self._segments
         verdict = retention.decide(segments, self.settings, high_watermark, self._start, now_ms)
         if verdict.unknown:
-            return lambda: retention.load_timestamps(self._fs, verdict.unknown)
+            return lambda: timestamps.load_timestamps(self._fs, verdict.unknown)
         count = verdict.count
         if verdict.roll_active and self._end == self._written:
             self._roll(now_ms)
@@ -322,6 +334,11 @@ class PartitionLog(JobOrder):
         """
         self._require_alone("truncation")
         if offset >= self._end:
+            # No data to cut, but an epoch that begins here may be one the leader lacks:
+            # kept, it would make the two logs diverge again at every comparison (Kafka:
+            # UnifiedLog.truncateTo).
+            self._epochs.truncate_from_end(self._end)
+            self._save_epochs()
             return self._end
         if self.state not in (LogState.OK, LogState.FULL):
             raise self._refusal()
@@ -331,7 +348,8 @@ class PartitionLog(JobOrder):
         if offset > self._written and not self._write_all():
             return self._end
         try:
-            self._lower_checkpoint(offset)
+            # Not to `offset`: the batch that it lies in goes too.
+            self._lower_checkpoint(max(self._segment_of(offset).base_offset, self._start))
             return self._truncate_files(offset)
         except OSError:
             self.state = LogState.FAILED

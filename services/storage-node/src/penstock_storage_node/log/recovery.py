@@ -32,8 +32,15 @@ from penstock_storage_node.log.index import (
     TIME_ENTRY_BYTES,
     IndexEntry,
     NotLoaded,
+    TimeIndex,
 )
-from penstock_storage_node.log.jobs import create_segment_files, save_indexes, segment_paths, sync_segment
+from penstock_storage_node.log.jobs import (
+    create_segment_files,
+    save_indexes,
+    segment_paths,
+    sync_file,
+    sync_segment,
+)
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState, coordinator_epoch
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
@@ -75,7 +82,7 @@ def recover(
     log_start_offset: int | None,
 ) -> Recovered:
     """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
-    segments = _find_segments(fs, directory, now_ms)
+    segments = _find_segments(fs, directory, settings, now_ms)
     epochs = _load_epochs(fs, directory)
     flush_point = recovery_point or 0
     if not segments:
@@ -103,7 +110,7 @@ def recover(
     return Recovered(tuple(segments), epochs, producers, start_offset, end_offset, must_scan, flush_point)
 
 
-def _find_segments(fs: FileSystem, directory: str, now_ms: int) -> list[Segment]:
+def _find_segments(fs: FileSystem, directory: str, settings: TopicSettings, now_ms: int) -> list[Segment]:
     names = fs.list_directory(directory)
     stems = {name[:-4] for name in names if name.endswith(".log") and len(name) == 24 and name[:-4].isdigit()}
     for name in names:
@@ -112,20 +119,42 @@ def _find_segments(fs: FileSystem, directory: str, now_ms: int) -> list[Segment]
         if name.endswith(LEFTOVERS) or is_orphan:
             unlink_if_exists(fs, f"{directory}/{name}")
     present = set(names)
+    last_stem = max(stems, default="")
     segments: list[Segment] = []
     for stem in sorted(stems):
         segment = Segment(directory, int(stem), fs.index_heads, now_ms)
         segment.size = segment.written = fs.path_size(segment.path)
         segment.is_on_disk = segment.is_directory_synced = True
+        segment.is_closed_on_disk = segment.is_sealed = stem != last_stem
         segment.offset_index.head_count = -1
         segment.time_index.state = (-1, segment.time_index.state[1])
         segment.max_timestamp = TIMESTAMP_UNKNOWN
         if f"{stem}.index" not in present or f"{stem}.timeindex" not in present:
             for path in (segment.offset_index.path, segment.time_index.path):
                 fs.close(fs.create(path))
-            segment.adopt_index(0, [])
+            rebuild_indexes(fs, segment, settings)
         segments.append(segment)
     return segments
+
+
+def rebuild_indexes(fs: FileSystem, segment: Segment, settings: TopicSettings) -> None:
+    """Make both index files of a closed segment anew from its batches; not flushed."""
+    size = segment.size
+    adopt_entries(fs, segment, SEGMENT_START, 0)
+    segment.size = segment.bytes_since_index = 0
+    for info, _ in walk_file(fs, segment.path, 0, size):
+        segment.note(info.last_offset, info.size_bytes, info.max_timestamp, settings.index_interval_bytes)
+    segment.size = size
+    close_indexes(fs, segment)
+
+
+def close_indexes(fs: FileSystem, segment: Segment) -> None:
+    """Write what the index files of a closed segment lack."""
+    segment.close_time_index()
+    save_indexes(fs, segment, segment.offset_index.count, segment.time_index.count)
+    segment.offset_index.mark_saved(segment.offset_index.count)
+    segment.time_index.mark_saved(segment.time_index.count)
+    segment.offset_index.release()
 
 
 def first_segment(fs: FileSystem, directory: str, base_offset: int, now_ms: int) -> Segment:
@@ -176,15 +205,17 @@ def usable_entry(fs: FileSystem, segment: Segment, before_offset: int) -> tuple[
 
 
 def adopt_entries(fs: FileSystem, segment: Segment, entry: IndexEntry, count: int) -> None:
-    """Keep `count` entries of the .index file (the last is `entry`) and the time entries up to there."""
-    segment.time_index.state = (-1, segment.time_index.state[1])
+    """Keep `count` entries of the .index file (the last is `entry`) and the time entries up to there.
+
+    The offset index is shortened durably before the time index: an entry of it always
+    vouches for the time index up to there, whatever a crash leaves.
+    """
+    segment.time_index = TimeIndex(segment.time_index.path, segment.base_offset, -1)
     rows = load_times(fs, segment) if count else []
     kept = [row for row in rows if segment.base_offset + row[1] <= entry.last_offset]
-    for path, size in (
-        (segment.offset_index.path, count * OFFSET_ENTRY_BYTES),
-        (segment.time_index.path, len(kept) * TIME_ENTRY_BYTES),
-    ):
-        cut_file(fs, path, size)
+    if cut_file(fs, segment.offset_index.path, count * OFFSET_ENTRY_BYTES):
+        sync_file(fs, segment.offset_index.path)
+    cut_file(fs, segment.time_index.path, len(kept) * TIME_ENTRY_BYTES)
     segment.adopt_index(count, kept)
 
 
@@ -195,6 +226,7 @@ def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSe
     """
     size = segment.written
     segment.size = size
+    segment.is_closed_on_disk = segment.is_sealed = False
     save_indexes(fs, segment, segment.offset_index.count, segment.time_index.count)
     entry, count = usable_entry(fs, segment, offset)
     adopt_entries(fs, segment, entry, count)
@@ -307,15 +339,12 @@ class _Scan:
                 break
         self._drop(segments[keep:])
         last = segments[keep - 1]
+        last.is_closed_on_disk = last.is_sealed = False
         for segment in segments[first:keep]:
             cut_file(self._fs, segment.path, segment.size)
             segment.written = segment.size
             if segment is not last:
-                segment.close_time_index()
-                save_indexes(self._fs, segment, segment.offset_index.count, segment.time_index.count)
-                segment.offset_index.mark_saved(segment.offset_index.count)
-                segment.time_index.mark_saved(segment.time_index.count)
-                segment.offset_index.release()
+                close_indexes(self._fs, segment)
             sync_segment(self._fs, segment, indexes=True)
         self._fs.sync_directory(self._directory)
         load_first_timestamp(self._fs, last)
@@ -335,6 +364,7 @@ class _Scan:
         adopt_entries(fs, segment, entry, count)
         segment.size = entry.position
         segment.bytes_since_index = 0
+        self._expected = max(self._expected, segment.base_offset)
         for info, view in walk_file(fs, segment.path, entry.position, size):
             starts_at_entry = count > 0 and info.position == entry.position
             if starts_at_entry:
@@ -459,16 +489,14 @@ def _restore_window(
     fs: FileSystem, segments: list[Segment] | tuple[Segment, ...], producers: ProducerState, offset: int
 ) -> None:
     """Walk the log right before a snapshot for the batches that it leaves out."""
-    before = [segment for segment in segments if segment.base_offset < offset]
-    if not before:
-        return
-    segment = before[-1]
-    try:
+    window: list[BatchInfo] = []
+    left = RESTORE_WINDOW_BYTES
+    for segment in reversed([segment for segment in segments if segment.base_offset < offset]):
         end = find_position(fs, segment, offset)
-    except FileNotFoundError:
-        return
-    start = segment.offset_index.below(max(end - RESTORE_WINDOW_BYTES, 0), offset).position
-    window = [
-        info for info, _ in walk_file(fs, segment.path, start, segment.written) if info.last_offset < offset
-    ]
+        start = segment.offset_index.below(max(end - left, 0), offset).position if end > left else 0
+        part = walk_file(fs, segment.path, start, segment.written)
+        window = [info for info, _ in part if info.last_offset < offset] + window
+        left -= end - start
+        if left <= 0:
+            break
     producers.restore_window(window)

@@ -11,12 +11,13 @@ When all data are past their time the active segment is closed first and goes ne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists
 from penstock_storage_node.log.jobs import segment_paths
-from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment, last_time_entry
+from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
 
 
 @dataclass(slots=True)
@@ -67,17 +68,6 @@ def is_expired(segment: Segment, settings: TopicSettings, now_ms: int) -> bool:
     return now_ms - latest > settings.retention_ms
 
 
-def load_timestamps(fs: FileSystem, segments: Sequence[Segment]) -> None:
-    """Read the largest timestamps of closed segments (disk pool)."""
-    for segment in segments:
-        try:
-            timestamp, _ = last_time_entry(fs, segment.time_index.path)
-            segment.closed_ms = fs.modified_ms(segment.path)
-        except FileNotFoundError:
-            continue
-        segment.max_timestamp = timestamp
-
-
 def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
     """Delete files of segments, oldest first, so that what is left never has a hole (disk pool).
 
@@ -87,9 +77,10 @@ def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
         fs.index_heads.forget(segment.offset_index.path)
         for path in segment_paths(segment):
             fs.files.forget(path)
-            if fs.exists(path):
+            with suppress(FileNotFoundError):
                 fs.rename(path, path + ".deleted")
-    fs.sync_directory(directory)
+    with suppress(FileNotFoundError):  # the whole log was deleted meanwhile
+        fs.sync_directory(directory)
     for segment in segments:
         for path in segment_paths(segment):
             unlink_if_exists(fs, path + ".deleted")

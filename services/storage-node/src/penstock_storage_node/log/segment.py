@@ -64,8 +64,10 @@ class Segment:
         "closed_ms",
         "created_ms",
         "first_timestamp",
+        "is_closed_on_disk",
         "is_directory_synced",
         "is_on_disk",
+        "is_sealed",
         "max_timestamp",
         "max_timestamp_offset",
         "offset_index",
@@ -91,6 +93,10 @@ class Segment:
         self.bytes_since_index = 0
         self.is_on_disk = False
         self.is_directory_synced = False
+        self.is_closed_on_disk = False
+        """Its last index entries are written."""
+        self.is_sealed = False
+        """Closed, and all of it is on disk, indexes included: recovery needn't look at it."""
 
     @property
     def snapshot_path(self) -> str:

@@ -15,10 +15,44 @@ from collections.abc import Iterable, Sequence
 from penstock_core.records.batch import Buffer, iter_batches
 from penstock_core.records.read import find_timestamp, read_records
 from penstock_storage_node.log.fs import FileSystem
-from penstock_storage_node.log.index import Head
+from penstock_storage_node.log.index import Head, TimeIndex
 from penstock_storage_node.log.recovery import find_position
-from penstock_storage_node.log.retention import load_timestamps
-from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment, load_times, walk_file
+from penstock_storage_node.log.segment import (
+    TIMESTAMP_UNKNOWN,
+    Segment,
+    last_time_entry,
+    load_times,
+    walk_file,
+)
+
+
+def load_timestamps(fs: FileSystem, segments: Sequence[Segment]) -> None:
+    """Learn the largest timestamps of closed segments that this process has not written.
+
+    A time index whose last entry doesn't name a batch with that timestamp is left
+    aside, and the segment walked instead.
+    """
+    for segment in segments:
+        try:
+            timestamp, relative = last_time_entry(fs, segment.time_index.path)
+            segment.closed_ms = fs.modified_ms(segment.path)
+            offset = segment.base_offset + relative
+            if timestamp < 0 or not _has_timestamp(fs, segment, offset, timestamp):
+                walked = walk_file(fs, segment.path, 0, segment.written)
+                timestamp = max((info.max_timestamp for info, _ in walked), default=-1)
+                segment.time_index = TimeIndex(segment.time_index.path, segment.base_offset)
+        except FileNotFoundError:  # retention was faster
+            continue
+        segment.max_timestamp = timestamp
+
+
+def _has_timestamp(fs: FileSystem, segment: Segment, offset: int, timestamp: int) -> bool:
+    """Whether the batch that ends with `offset` has this max timestamp."""
+    position = find_position(fs, segment, offset)
+    for info, _ in walk_file(fs, segment.path, position, segment.written):
+        if info.last_offset >= offset:
+            return info.last_offset == offset and info.max_timestamp == timestamp
+    return False
 
 
 def find_in_files(
@@ -91,7 +125,7 @@ def find_largest(
     load_timestamps(fs, [s for s in segments[:-1] if s.max_timestamp == TIMESTAMP_UNKNOWN])
     best, holder = -1, b""
     for segment in segments:
-        if segment.base_offset >= upper_offset or segment.max_timestamp <= best:
+        if not segment.written or segment.base_offset >= upper_offset or segment.max_timestamp <= best:
             continue
         for info, view in walk_file(fs, segment.path, 0, segment.written):
             if info.base_offset >= upper_offset:

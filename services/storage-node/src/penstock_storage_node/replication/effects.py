@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId
 
 if TYPE_CHECKING:
     from penstock_storage_node.replication.replica import PartitionReplica
@@ -33,6 +34,8 @@ class Effects:
     """Partitions whose high watermark moved: readers wake, followers are told."""
     proposals: dict[PartitionReplica, None] = field(default_factory=dict)
     """Partitions with an ISR proposal to send."""
+    reopen: list[tuple[PartitionReplica, NodeId]] = field(default_factory=list)
+    """Followers whose session is to end, so that they open another one."""
     sending: dict[LeaderSender, None] = field(default_factory=dict)
     """Streams to followers that have something to send."""
     isr_shrink_count: int = 0
@@ -41,4 +44,4 @@ class Effects:
     @property
     def empty(self) -> bool:
         """True when there is nothing to drain."""
-        return not (self.answers or self.advanced or self.proposals or self.sending)
+        return not (self.answers or self.advanced or self.proposals or self.sending or self.reopen)

@@ -48,6 +48,9 @@ class FollowerProgress:
     caught_up_ms: int = 0
     mark_ms: int = 0
     mark_offset: int = 0
+    heard: bool = False
+    """It has a session, and has spoken since it last left the ISR. One that has not may be
+    dead or hung: it neither joins nor holds the high watermark back."""
 
 
 @dataclass(slots=True)
@@ -102,7 +105,15 @@ class Leadership:
         if state.partition_epoch <= self.partition_epoch:
             return
         self.partition_epoch = state.partition_epoch
-        self.isr = frozenset(state.isr)
+        left, self.isr = self.isr.difference(state.isr), frozenset(state.isr)
+        for node in left:
+            follower = self.followers.get(node)
+            if follower is not None and follower.heard:
+                follower.heard = False
+                # Whether it still lives shows by its next ack or, when there is nothing to
+                # acknowledge, by a new session.
+                if self._end_of(follower) >= self._replica.log.log_end_offset:
+                    self._effects.reopen.append((self._replica, node))
         self.recovering = state.recovering
         # The controller moved on: whatever was proposed against the old epoch is decided.
         self.pending = None
@@ -179,6 +190,7 @@ class Leadership:
         """A follower's log was found to be a prefix of ours up to `end_offset`."""
         follower = self.followers[node]
         follower.node_epoch = node_epoch
+        follower.heard = True
         # A new session may start lower than the last one ended (truncation).
         follower.end_offset = end_offset
         follower.flushed_offset = min(flushed_offset, end_offset)
@@ -186,11 +198,19 @@ class Leadership:
         follower.mark_offset = self._replica.log.log_end_offset
         self._on_progress(follower, now_ms)
 
+    def on_follower_closed(self, node: NodeId, now_ms: int) -> None:
+        """A follower's session ended and no other took its place."""
+        follower = self.followers.get(node)
+        if follower is not None:
+            follower.heard = False
+            self.advance(now_ms)
+
     def on_follower_ack(self, node: NodeId, end_offset: int, flushed_offset: int, now_ms: int) -> None:
         """A follower has written up to `end_offset` and flushed up to `flushed_offset`."""
         follower = self.followers.get(node)
         if follower is None:
             return
+        follower.heard = True
         follower.end_offset = end_offset
         follower.flushed_offset = min(flushed_offset, end_offset)
         self._on_progress(follower, now_ms)
@@ -235,7 +255,7 @@ class Leadership:
             self._acks_all.pass_offset(lowest, ErrorCode.NONE, self._effects)
 
     def _about_to_join(self, follower: FollowerProgress, now_ms: int) -> bool:
-        if follower.end_offset == UNKNOWN_OFFSET or not self._caught_up(follower, now_ms):
+        if not follower.heard or not self._caught_up(follower, now_ms):
             return False
         return self._eligible(follower.node_id, follower.node_epoch)
 
@@ -256,7 +276,7 @@ class Leadership:
             self._consider_shrink(now_ms)
         if self.pending is None:
             for follower in self.followers.values():
-                if follower.node_id not in self.isr:
+                if follower.heard and follower.node_id not in self.isr:
                     self._consider_expansion(follower, now_ms)
         # A replica that was about to join and went quiet no longer holds the mark back.
         self.advance(now_ms)
@@ -265,7 +285,9 @@ class Leadership:
         if now_ms < self._hold_until_ms:
             return
         lagging = [
-            f.node_id for f in self.followers.values() if f.node_id in self.isr and not self._caught_up(f, now_ms)
+            f.node_id
+            for f in self.followers.values()
+            if f.node_id in self.isr and not self._caught_up(f, now_ms)
         ]
         if lagging:
             self._effects.isr_shrink_count += 1

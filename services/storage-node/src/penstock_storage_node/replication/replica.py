@@ -24,11 +24,25 @@ from penstock_storage_node.replication.leadership import Leadership
 class ReplicaLog(Protocol):
     """What replication reads and does of a `PartitionLog`."""
 
-    log_start_offset: int
-    log_end_offset: int
-    written_offset: int
-    flushed_offset: int
-    latest_epoch: int
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that may be read."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """Next offset to be given."""
+
+    @property
+    def written_offset(self) -> int:
+        """End of what the operating system has."""
+
+    @property
+    def flushed_offset(self) -> int:
+        """End of what is on the disk."""
+
+    @property
+    def latest_epoch(self) -> int:
+        """Newest leader epoch known, -1 when none."""
 
     def append_as_follower(self, records: bytes | memoryview, leader_epoch: int) -> int:
         """Append the leader's batches at the end of the log."""

@@ -1,0 +1,214 @@
+"""Streaming reads through a real Spark session, crashes and restarts included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from spark_memory_gateway import MemoryGateway
+
+pytestmark = pytest.mark.spark
+
+WAIT_S = 120
+
+
+@pytest.fixture
+def flights(cluster: MemoryGateway) -> MemoryGateway:
+    cluster.create("flights", 2)
+    return cluster
+
+
+def stream(spark: SparkSession, cluster: MemoryGateway, **options: str) -> DataFrame:
+    reader = spark.readStream.format("penstock").option("gateway", ",".join(cluster.addresses))
+    for name, value in ({"subscribe": "flights"} | options).items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+def to_files(
+    frame: DataFrame, directory: Path, fail: Callable[[int, str], None] = lambda batch, point: None
+) -> Any:
+    """A sink that may see a batch twice and keeps it once: what a replay must not change."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        fail(batch_id, "before")
+        rows = batch.selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
+        rows.write.mode("overwrite").parquet(str(directory / "out" / f"batch={batch_id}"))
+        fail(batch_id, "after")
+
+    return frame.writeStream.foreachBatch(write).option("checkpointLocation", str(directory / "checkpoint"))
+
+
+def found(spark: SparkSession, directory: Path) -> list[tuple[int, int, str]]:
+    rows = spark.read.parquet(str(directory / "out")).select("partition", "offset", "value").collect()
+    return sorted((row["partition"], row["offset"], row["value"]) for row in rows)
+
+
+def wait_until(condition: Callable[[], bool], query: Any = None) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if query is not None and query.exception() is not None:
+            raise query.exception()
+        assert time.monotonic() < deadline, "not within the time"
+        time.sleep(0.05)
+
+
+def text(first: int, count: int) -> list[bytes]:
+    return [b"n%d" % number for number in range(first, first + count)]
+
+
+def test_available_now_ends_under_a_live_producer(
+    spark: SparkSession, flights: MemoryGateway, tmp_path: Path
+) -> None:
+    flights.append("flights", 0, text(0, 1000))
+    flights.append("flights", 1, text(1000, 500), size=7)
+    stop = threading.Event()
+
+    def produce() -> None:
+        number = 10_000
+        while not stop.wait(0.01):
+            flights.append("flights", 0, text(number, 10))
+            number += 10
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        frame = stream(
+            spark, flights, startingOffsets="earliest", maxOffsetsPerTrigger="700", minPartitions="3"
+        )
+        query = to_files(frame, tmp_path).trigger(availableNow=True).start()
+        assert query.awaitTermination(WAIT_S), "did not end"
+        assert query.exception() is None
+    finally:
+        stop.set()
+        producer.join()
+    rows = found(spark, tmp_path)
+    assert rows[:1000] == [(0, i, f"n{i}") for i in range(1000)]
+    assert [row for row in rows if row[0] == 1] == [(1, i, f"n{1000 + i}") for i in range(500)]
+    assert [row[1] for row in rows if row[0] == 0] == list(range(len(rows) - 500))
+    # The rest comes with the next run of the same query.
+    query = to_files(frame, tmp_path).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    log = flights.topics["flights"].logs[0]
+    assert [row[1] for row in found(spark, tmp_path) if row[0] == 0] == list(range(log.end))
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+@pytest.mark.parametrize("crash_at", [0, 2])
+def test_restart_after_a_failed_batch(
+    spark: SparkSession, flights: MemoryGateway, tmp_path: Path, point: str, crash_at: int
+) -> None:
+    """startingOffsets=latest: exactly what was produced since the query began, crash or not."""
+    flights.append("flights", 0, text(0, 50))
+    flights.append("flights", 1, text(50, 5))
+
+    def fail(batch: int, where: str) -> None:
+        if (batch, where) == (crash_at, point):
+            raise RuntimeError("crash of the test")
+
+    frame = stream(spark, flights, startingOffsets="latest", maxOffsetsPerTrigger="40")
+    query = to_files(frame, tmp_path, fail).start()
+    began = tmp_path / "checkpoint" / "offsets" / "0"
+    wait_until(began.exists)
+    flights.append("flights", 0, text(100, 60))
+    flights.append("flights", 1, text(200, 30))
+    wait_until(lambda: not query.isActive)
+    assert "crash of the test" in str(query.exception())
+    flights.append("flights", 1, text(300, 20))
+    query = to_files(frame, tmp_path).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    want = [(0, 50 + i, f"n{100 + i}") for i in range(60)]
+    want += [(1, 5 + i, f"n{200 + i}") for i in range(30)] + [(1, 35 + i, f"n{300 + i}") for i in range(20)]
+    assert found(spark, tmp_path) == want
+
+
+APPLICATION = """
+    import os, signal, sys
+    from pyspark.sql import SparkSession
+
+    gateway, directory = sys.argv[1:]
+    spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+             .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+             .config("spark.driver.memory", "1g").getOrCreate())
+
+    def write(batch, batch_id):
+        rows = batch.selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
+        rows.write.mode("overwrite").parquet(f"{directory}/out/batch={batch_id}")
+        if batch_id == 1:
+            os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+            os._exit(9)
+
+    (spark.readStream.format("penstock").option("gateway", gateway).option("subscribe", "flights")
+     .option("maxOffsetsPerTrigger", "40").load()
+     .writeStream.foreachBatch(write).option("checkpointLocation", f"{directory}/checkpoint")
+     .start().awaitTermination())
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_between_batches(spark: SparkSession, flights: MemoryGateway, tmp_path: Path) -> None:
+    flights.append("flights", 0, text(0, 50))
+    script = tmp_path / "application.py"
+    script.write_text(textwrap.dedent(APPLICATION))
+    child = subprocess.Popen(
+        [sys.executable, str(script), flights.addresses[0], str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: (tmp_path / "checkpoint" / "commits" / "0").exists() or child.poll() is not None)
+        flights.append("flights", 0, text(100, 60))
+        assert child.wait(WAIT_S) == 9
+    finally:
+        child.kill()
+        child.wait()
+    flights.append("flights", 1, text(300, 20))
+    query = to_files(stream(spark, flights), tmp_path).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    want = [(0, 50 + i, f"n{100 + i}") for i in range(60)] + [(1, i, f"n{300 + i}") for i in range(20)]
+    assert found(spark, tmp_path) == want
+
+
+def test_progress_and_new_partitions(spark: SparkSession, flights: MemoryGateway, tmp_path: Path) -> None:
+    flights.append("flights", 0, text(0, 10))
+    query = to_files(stream(spark, flights, startingOffsets="earliest"), tmp_path).start()
+    try:
+        out = tmp_path / "checkpoint" / "commits" / "0"
+        wait_until(out.exists, query)
+        flights.topics["flights"].logs.append(type(flights.topics["flights"].logs[0])())
+        flights.append("flights", 2, text(50, 5))
+        wait_until(lambda: (tmp_path / "checkpoint" / "commits" / "1").exists(), query)
+        wait_until(lambda: query.lastProgress is not None and query.lastProgress["batchId"] >= 1, query)
+        assert '"2": 5' in str(query.lastProgress["sources"][0]["endOffset"]).replace("'", '"')
+    finally:
+        query.stop()
+    assert found(spark, tmp_path) == [(0, i, f"n{i}") for i in range(10)] + [
+        (2, i, f"n{50 + i}") for i in range(5)
+    ]
+
+
+def test_data_loss_stops_the_query(spark: SparkSession, flights: MemoryGateway, tmp_path: Path) -> None:
+    flights.append("flights", 0, text(0, 10))
+    frame = stream(spark, flights, startingOffsets="earliest")
+    query = to_files(frame, tmp_path).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    flights.create("flights", 2)
+    flights.append("flights", 0, text(50, 5))
+    query = to_files(frame, tmp_path).trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="made anew"):
+        query.awaitTermination(WAIT_S)
+    lenient = stream(spark, flights, startingOffsets="earliest", failOnDataLoss="false")
+    query = to_files(lenient, tmp_path).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    assert [row[2] for row in found(spark, tmp_path)][-5:] == [f"n{i}" for i in range(5, 10)]
+    assert {row[2] for row in found(spark, tmp_path)} == {f"n{i}" for i in (*range(10), *range(50, 55))}

@@ -1,0 +1,607 @@
+"""Settings, data directory, watchers, worker, and one whole controller in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from penstock_controller.api import watchers as watchers_module
+from penstock_controller.api.watchers import CutOff, Watchers
+from penstock_controller.api.worker import CommandWorker, NotActive
+from penstock_controller.directory import META_FILE, DataDirectory
+from penstock_controller.quorum import Outcome, Quorum
+from penstock_controller.quorum.snapshot import SNAPSHOT_FILE
+from penstock_controller.role import run
+from penstock_controller.settings import ControllerSettings
+from penstock_controller.state.generation import Context, Defaults, Generated
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
+from penstock_core.metadata import MetadataImage
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.settings import load_settings
+from support.controllers import free_ports
+
+# --- settings ---------------------------------------------------------------------
+
+
+def flags(**changes: str) -> list[str]:
+    values = {
+        "controller_id": "1",
+        "raft_peers": "1@127.0.0.1:4001",
+        "controllers": "127.0.0.1:5001",
+    } | changes
+    return [part for key, value in values.items() for part in ("--" + key.replace("_", "-"), value)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"controller_id": "2"}, "controller_id 2 is not in raft_peers"),
+        ({"controller_id": "0"}, "controller-id"),
+        ({"raft_peers": "127.0.0.1:4001"}, "ID@host:port"),
+        ({"raft_peers": "1@127.0.0.1:0"}, "ID@host:port"),
+        ({"raft_peers": "1@h:1,2@h:2"}, "1, 3 or 5"),
+        ({"raft_peers": "1@h:1,1@h:2,3@h:3"}, "unique"),
+        ({"controllers": "a:1,b:2"}, "name each controller once"),
+        ({"raft_bind": "nowhere"}, "raft-bind"),
+        ({"node_heartbeat_interval_ms": "1500"}, "at most half"),
+    ],
+)
+def test_bad_settings_name_the_thing(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        load_settings(ControllerSettings, flags(**changes), "controller")
+
+
+def test_addresses_follow_ids_or_order() -> None:
+    peers = {"raft_peers": "3@h:1,1@h:2,2@h:3"}
+    ordered = load_settings(ControllerSettings, flags(controllers="a:1,b:2,c:3", **peers), "controller")
+    assert ordered.grpc_addresses() == {3: "a:1", 1: "b:2", 2: "c:3"}
+    named = load_settings(ControllerSettings, flags(controllers="1@a:1,2@b:2,3@c:3", **peers), "controller")
+    assert named.grpc_addresses() == {1: "a:1", 2: "b:2", 3: "c:3"}
+
+
+# --- data directory ------------------------------------------------------------------
+
+
+def test_directory_keeps_its_identity(tmp_path: Path) -> None:
+    first = DataDirectory(tmp_path / "d", 1)
+    with pytest.raises(StartupError, match="is used by a running process"):
+        DataDirectory(tmp_path / "d", 1)
+    first.join_cluster(b"c" * 16)
+    first.close()
+    again = DataDirectory(tmp_path / "d", 1)
+    assert (again.directory_id, again.cluster_id) == (first.directory_id, b"c" * 16)
+    again.join_cluster(b"c" * 16)
+    with pytest.raises(StartupError, match="belongs to cluster"):
+        again.join_cluster(b"d" * 16)
+    again.close()
+    with pytest.raises(StartupError, match="controller 1, not 2"):
+        DataDirectory(tmp_path / "d", 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("version=1", "version=2", "format version 2"),
+        ("role=controller", "role=storage-node", "storage-node"),
+        ("directory.id=", "directory.id=zz", "damaged"),
+    ],
+)
+def test_wrong_directories_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    DataDirectory(tmp_path, 1).close()
+    meta = tmp_path / META_FILE
+    meta.write_text(meta.read_text().replace(old, new))
+    with pytest.raises(StartupError, match=words):
+        DataDirectory(tmp_path, 1)
+
+
+def test_unwritable_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartupError, match="give a directory"):
+        DataDirectory(tmp_path / "file", 1)
+
+
+# --- watchers ---------------------------------------------------------------------------
+
+
+def ids_record(value: int) -> pb.MetadataRecord:
+    return pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=value))
+
+
+def advance(target: Watchers, count: int) -> None:
+    for _ in range(count):
+        record = ids_record(target.image.version + 1)
+        target.applied(target.image.apply([record], target.image.version + 1), [record])
+
+
+async def take(stream: AsyncIterator[api.WatchMetadataResponse], count: int) -> list[str]:
+    """Versions and kinds of the next messages."""
+    taken = []
+    for _ in range(count):
+        message = await anext(stream)
+        kind = message.WhichOneof("event") or ""
+        taken.append(f"{kind}{getattr(message, kind).version}")
+    return taken
+
+
+async def test_near_watchers_get_deltas_and_far_ones_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers_module, "HISTORY_COMMANDS_MAX", 5)
+    target = Watchers(lambda: 0)
+    advance(target, 10)
+    near, far, even = target.watch(7), target.watch(2), target.watch(10)
+    assert await take(near, 4) == ["delta8", "delta9", "delta10", "keepalive10"]
+    assert await take(far, 2) == ["snapshot10", "keepalive10"]
+    assert await take(even, 1) == ["keepalive10"]
+    advance(target, 2)
+    for stream in (near, far, even):
+        assert await take(stream, 2) == ["delta11", "delta12"]
+        await cast(Any, stream).aclose()
+    assert target.count == 0
+
+
+async def test_changes_during_a_snapshot_follow_it() -> None:
+    target = Watchers(lambda: 0)
+    topics = [
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=n.to_bytes(16, "big"), name=f"t{n}"))
+        for n in range(2500)
+    ]
+    target.reset(MetadataImage().apply(topics, 1))
+    stream = target.watch(0)
+    first = await anext(stream)
+    assert (first.snapshot.first, first.snapshot.last, len(first.snapshot.records)) == (True, False, 1000)
+    advance(target, 1)
+    second, third = await anext(stream), await anext(stream)
+    assert (third.snapshot.last, len(third.snapshot.records)) == (True, 500)
+    assert second.snapshot.version == third.snapshot.version == 1
+    assert await take(stream, 2) == ["keepalive2", "delta2"]
+
+
+async def test_slow_watchers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers_module, "WATCHER_QUEUE_MAX", 3)
+    target = Watchers(lambda: 0)
+    stream = target.watch(0)
+    await anext(stream)
+    advance(target, 10)
+    with pytest.raises(CutOff, match="fell behind"):
+        await take(stream, 5)
+    again = target.watch(3)
+    assert (await take(again, 1)) == ["delta4"]
+    target.reset(target.image)
+    with pytest.raises(CutOff):
+        await take(again, 20)
+
+
+async def test_quiet_streams_carry_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers_module, "KEEPALIVE_S", 0.01)
+    stream = Watchers(lambda: 17).watch(0)
+    await anext(stream)
+    assert (await anext(stream)).keepalive.leader_contact_age_ms == 17
+
+
+# --- worker --------------------------------------------------------------------------------
+
+
+class Proposals:
+    """The quorum as the worker uses it: what was proposed, ended by the test."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[pb.MetadataCommand | None, Any]] = []
+        self.bytes_max = 1 << 20
+
+    def propose(self, command: bytes, token: object) -> None:
+        if len(command) > self.bytes_max:
+            raise PenstockError(ErrorCode.POLICY_VIOLATION, "too large")
+        self.made.append((pb.MetadataCommand.FromString(command), token))
+
+    def barrier(self, token: object) -> None:
+        self.made.append((None, token))
+
+
+Make = Callable[[], tuple[CommandWorker, Proposals]]
+
+
+@pytest.fixture
+async def worker_of() -> AsyncIterator[Make]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def make() -> tuple[CommandWorker, Proposals]:
+        proposals = Proposals()
+        worker = CommandWorker(
+            cast(Quorum, proposals), 1, Defaults(), random.Random(1), lambda: 0, lambda _: False
+        )
+        worker.set_active(True)
+        tasks.append(asyncio.create_task(worker.run()))
+        return worker, proposals
+
+    yield make
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def allocate(ctx: Context) -> Generated[api.AllocateProducerIdsResponse]:
+    first = ctx.image.next_producer_id
+    return Generated(api.AllocateProducerIdsResponse(first_producer_id=first), [ids_record(first + 1000)])
+
+
+def nothing(ctx: Context) -> Generated[api.ElectLeadersResponse]:
+    return Generated(api.ElectLeadersResponse())
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def commit(worker: CommandWorker, proposals: Proposals, outcome: Outcome = Outcome.APPLIED) -> None:
+    command, token = proposals.made[-1]
+    if outcome is Outcome.APPLIED and command is not None:
+        worker.image = worker.image.apply(command.records, worker.image.version + 1)
+    worker.proposal_ended(token, outcome)
+
+
+async def test_waiting_requests_share_a_command(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+    first = asyncio.create_task(worker.submit(allocate))
+    await settle()
+    others = [asyncio.create_task(worker.submit(allocate)) for _ in range(3)]
+    await settle()
+    assert len(proposals.made) == 1
+    commit(worker, proposals)
+    await settle()
+    assert len(proposals.made) == 2
+    command = proposals.made[1][0]
+    assert command is not None
+    assert (len(command.records), command.base_version) == (3, 1)
+    assert not any(task.done() for task in others)
+    commit(worker, proposals)
+    replies = await asyncio.gather(first, *others)
+    assert [r.first_producer_id for r in replies] == [0, 1000, 2000, 3000]
+
+
+async def test_a_request_without_effect_waits_for_a_barrier(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+    task = asyncio.create_task(worker.submit(nothing))
+    await settle()
+    assert proposals.made[0][0] is None
+    assert not task.done()
+    worker.image = worker.image.apply([ids_record(1)], 1)
+    commit(worker, proposals)
+    assert (await task).version == 0
+
+
+async def test_stale_commands_are_generated_anew(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+    tasks = [asyncio.create_task(worker.submit(allocate)) for _ in range(2)]
+    await settle()
+    worker.image = worker.image.apply([ids_record(7)], 1)
+    commit(worker, proposals, Outcome.STALE)
+    await settle()
+    command = proposals.made[1][0]
+    assert command is not None
+    assert command.base_version == 1
+    commit(worker, proposals)
+    assert [(await t).first_producer_id for t in tasks] == [7, 1007]
+
+
+async def test_lost_leadership_refuses_all_that_wait(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+    flying = asyncio.create_task(worker.submit(allocate))
+    await settle()
+    waiting = asyncio.create_task(worker.submit(allocate))
+    await settle()
+    worker.set_active(False)
+    for task in (flying, waiting, asyncio.create_task(worker.submit(allocate))):
+        with pytest.raises(NotActive):
+            await task
+    worker.set_active(True)
+    after = asyncio.create_task(worker.submit(allocate))
+    await settle()
+    assert len(proposals.made) == 2
+    commit(worker, proposals)
+    await after
+
+
+async def test_errors_of_generators_reach_their_own_request(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+
+    def bad(ctx: Context) -> Generated[bool]:
+        raise PenstockError(ErrorCode.INVALID_REQUEST, "no")
+
+    tasks = [asyncio.create_task(worker.submit(bad)), asyncio.create_task(worker.submit(allocate))]
+    await settle()
+    commit(worker, proposals)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], PenstockError)
+    assert isinstance(results[1], api.AllocateProducerIdsResponse)
+
+
+async def test_a_command_too_large_is_split_by_request(worker_of: Make) -> None:
+    worker, proposals = worker_of()
+    proposals.bytes_max = 60
+
+    def large(ctx: Context) -> Generated[bool]:
+        return Generated(True, [pb.MetadataRecord(topic=pb.TopicRecord(topic_id=b"t" * 16, name="n" * 100))])
+
+    first = asyncio.create_task(worker.submit(allocate))
+    await settle()
+    tasks = [asyncio.create_task(worker.submit(g)) for g in (allocate, large, allocate)]
+    for _ in range(4):
+        await settle()
+        if not proposals.made[-1][1].done():
+            commit(worker, proposals)
+    results = await asyncio.gather(first, *tasks, return_exceptions=True)
+    assert [type(r) for r in results] == [
+        api.AllocateProducerIdsResponse,
+        api.AllocateProducerIdsResponse,
+        PenstockError,
+        api.AllocateProducerIdsResponse,
+    ]
+
+
+# --- one controller, whole ------------------------------------------------------------------
+
+
+class Process:
+    """A one-controller cluster inside the test's event loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self.raft_port, self.grpc_port = free_ports(2)
+        self.directory = directory
+        self.channels = ChannelPool()
+        self.client = ControllerClient([f"127.0.0.1:{self.grpc_port}"], "test", self.channels)
+
+    def settings(self, **changes: str) -> ControllerSettings:
+        values = {
+            "raft_peers": f"1@127.0.0.1:{self.raft_port}",
+            "raft_bind": f"127.0.0.1:{self.raft_port}",
+            "controllers": f"127.0.0.1:{self.grpc_port}",
+            "grpc_bind": f"127.0.0.1:{self.grpc_port}",
+            "http_bind": "",
+            "data_dir": str(self.directory),
+            "node_session_timeout_ms": "600",
+            "node_heartbeat_interval_ms": "50",
+            "leader_rebalance_interval_ms": "200",
+            "raft_snapshot_every": "5",
+        }
+        return load_settings(ControllerSettings, flags(**(values | changes)), "controller")
+
+    def start(self, **changes: str) -> None:
+        self.life = Lifecycle("controller")
+        self.task = asyncio.create_task(run(self.settings(**changes), self.life))
+
+    async def stop(self) -> None:
+        self.life.request_stop("test")
+        await self.task
+        await self.life.end_tasks()
+        assert self.life.exit_code == 0
+
+    async def register(self, node_id: int = -1, port: int = 1) -> api.RegisterNodeResponse:
+        request = api.RegisterNodeRequest(
+            node_id=node_id,
+            directory_id=uuid.uuid4().bytes,
+            grpc=common.Endpoint(host="127.0.0.1", port=port),
+        )
+        reply: api.RegisterNodeResponse = await self.client.call("RegisterNode", request)
+        assert not reply.error.code, reply
+        return reply
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[Process]:
+    made = Process(tmp_path / "data")
+    made.start()
+    yield made
+    if not made.task.done():
+        await made.stop()
+    await made.channels.close()
+
+
+async def heartbeat(stream: Any, reply: api.RegisterNodeResponse, version: int, **fields: Any) -> Any:
+    beat = api.NodeHeartbeat(
+        node_id=reply.node_id, node_epoch=reply.node_epoch, metadata_version=version, **fields
+    )
+    await stream.write(beat)
+    return await stream.read()
+
+
+async def test_node_lives_and_dies(process: Process) -> None:
+    metadata = MetadataClient(process.client, "test", monotonic_ms)
+    follow = asyncio.create_task(metadata.run())
+    # Something listens at the first node's address; nothing at the second's.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        alive = await process.register(port=server.getsockname()[1])
+        dying = await process.register()
+        streams = [await process.client.session("NodeSession") for _ in range(2)]
+        for stream, reply in zip(streams, (alive, dying), strict=True):
+            assert (await heartbeat(stream, reply, reply.version - 1)).fenced
+            await heartbeat(stream, reply, reply.version)
+        assert await metadata.wait_for_version(dying.version + 2, 5000)
+        assert all(node.active for node in metadata.image.nodes.values())
+        wanted = [api.NewTopic(name="t", partition_count=2, replication_factor=2)]
+        made = await process.client.call("CreateTopics", api.CreateTopicsRequest(topics=wanted))
+        assert not made.topics[0].error.code
+        # A broken stream and a refused connection: fenced at once, long before the timeout.
+        streams[1].close()
+        started_ms = monotonic_ms()
+        while not metadata.image.nodes[NodeId(dying.node_id)].fenced:
+            await metadata.wait_for_version(metadata.image.version + 1, 2000)
+        assert monotonic_ms() - started_ms < 500
+        topic = metadata.image.topic("t")
+        assert topic is not None
+        assert all(p.leader == alive.node_id and p.isr == (alive.node_id,) for p in topic.partitions.values())
+        # A broken stream of a process that still listens waits for the session timeout.
+        streams[0].close()
+        started_ms = monotonic_ms()
+        while not metadata.image.nodes[NodeId(alive.node_id)].fenced:
+            await metadata.wait_for_version(metadata.image.version + 1, 2000)
+        assert monotonic_ms() - started_ms > 400
+    follow.cancel()
+    await asyncio.wait([follow])
+
+
+async def test_a_node_that_died_unseen_is_found_by_a_new_active_controller(process: Process) -> None:
+    reply = await process.register()
+    stream = await process.client.session("NodeSession")
+    async with asyncio.timeout(5):
+        while (await heartbeat(stream, reply, reply.version)).fenced:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await process.stop()
+    process.start(node_session_timeout_ms="60000")
+    metadata = MetadataClient(process.client, "test", monotonic_ms)
+    follow = asyncio.create_task(metadata.run())
+    async with asyncio.timeout(10):
+        while (
+            reply.node_id not in metadata.image.nodes
+            or not metadata.image.nodes[NodeId(reply.node_id)].fenced
+        ):
+            await metadata.wait_for_version(metadata.image.version + 1, 100)
+    follow.cancel()
+    await asyncio.wait([follow])
+
+
+async def test_controlled_shutdown(process: Process) -> None:
+    first, second = await process.register(1), await process.register(2)
+    streams = [await process.client.session("NodeSession") for _ in range(2)]
+    for stream, reply in zip(streams, (first, second), strict=True):
+        await heartbeat(stream, reply, second.version)
+        async with asyncio.timeout(5):
+            while (await heartbeat(stream, reply, second.version)).fenced:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    wanted = [api.NewTopic(name="t", partition_count=4, replication_factor=2)]
+    made = await process.client.call("CreateTopics", api.CreateTopicsRequest(topics=wanted))
+    assert not made.topics[0].error.code, made
+    for _ in range(5):
+        answer = await heartbeat(streams[0], first, made.version, want_shutdown=True)
+        # The other node has not heard of the new leaders yet.
+        assert not answer.may_shutdown
+        await heartbeat(streams[1], second, made.version)
+        await asyncio.sleep(0.01)
+    await heartbeat(streams[1], second, 1_000_000)
+    answer = await heartbeat(streams[0], first, made.version, want_shutdown=True)
+    assert answer.may_shutdown
+    for stream in streams:
+        stream.close()
+
+
+async def test_gateway_leaves(process: Process) -> None:
+    request = api.RegisterGatewayRequest(gateway_id="g", grpc=common.Endpoint(host="127.0.0.1", port=1))
+    reply = await process.client.call("RegisterGateway", request)
+    stream = await process.client.session("GatewaySession")
+
+    async def beat(**fields: Any) -> Any:
+        await stream.write(api.GatewayHeartbeat(gateway_id="g", gateway_epoch=reply.gateway_epoch, **fields))
+        return await stream.read()
+
+    answer = await beat()
+    assert not answer.error.code
+    async with asyncio.timeout(5):
+        while not (await beat(want_shutdown=True)).may_shutdown:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await beat()).error.code == ErrorCode.STALE_BROKER_EPOCH
+    stream.close()
+
+
+async def test_state_survives_a_restart(process: Process) -> None:
+    blocks = [
+        (await process.client.call("AllocateProducerIds", api.AllocateProducerIdsRequest())).first_producer_id
+        for _ in range(23)
+    ]
+    before = await process.client.call("DescribeQuorum", api.DescribeQuorumRequest())
+    await process.stop()
+    assert (process.directory / SNAPSHOT_FILE).exists()
+    process.start()
+    following = await process.client.call("AllocateProducerIds", api.AllocateProducerIdsRequest())
+    assert following.first_producer_id == max(blocks) + 1000
+    after = await process.client.call("DescribeQuorum", api.DescribeQuorumRequest())
+    assert after.cluster_id == before.cluster_id
+    assert after.version == before.version + 1
+    assert after.term > before.term
+
+
+async def test_damaged_snapshot_refuses_to_start(process: Process) -> None:
+    for _ in range(23):
+        await process.client.call("AllocateProducerIds", api.AllocateProducerIdsRequest())
+    await process.stop()
+    path = process.directory / SNAPSHOT_FILE
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    process.start()
+    with pytest.raises(StartupError, match="raft-snapshot"):
+        await process.task
+
+
+async def test_taken_raft_port_is_named(process: Process) -> None:
+    await process.register()
+    other = Process(process.directory.with_name("other"))
+    other.raft_port = process.raft_port
+    other.start()
+    with pytest.raises(StartupError, match=f"{process.raft_port}.*raft_bind"):
+        await other.task
+    await other.life.end_tasks()
+    await other.channels.close()
+
+
+async def test_insecure_raft_bind_is_refused(process: Process) -> None:
+    other = Process(process.directory.with_name("other"))
+    other.start(raft_bind="0.0.0.0:4001")
+    with pytest.raises(StartupError, match=r"raft_bind.*allow_insecure_bind"):
+        await other.task
+    await other.channels.close()
+
+
+async def test_garbage_on_the_raft_port_is_closed_and_counted(process: Process) -> None:
+    await process.register()
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, bytes(64), b"\x08\x00\x00\x00" + b"x" * 12):
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.raft_port)
+        writer.write(garbage)
+        async with asyncio.timeout(5):
+            assert await reader.read(100) == b""
+        writer.close()
+    name = "penstock_controller_raft_bad_frames_total"
+    async with asyncio.timeout(5):
+        while process.life.registry.get_sample_value(name) != 4:  # noqa: ASYNC110 - counted on another thread
+            await asyncio.sleep(0.01)
+    await process.register()
+
+
+async def test_a_watcher_ahead_of_this_controller_is_sent_on(process: Process) -> None:
+    await process.register()
+    call = process.client.stub(f"127.0.0.1:{process.grpc_port}").WatchMetadata(
+        api.WatchMetadataRequest(from_version=10_000)
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_journal_error_ends_the_process(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    await process.register()
+
+    def fail(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fdatasync", fail)
+    with pytest.raises(PenstockError):
+        await process.client.call("AllocateProducerIds", api.AllocateProducerIdsRequest(), timeout_ms=500)
+    async with asyncio.timeout(5):
+        await process.life.failed.wait()
+    assert process.life.exit_code == 70
+    await process.task
+    await process.life.end_tasks()

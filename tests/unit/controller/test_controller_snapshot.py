@@ -1,0 +1,141 @@
+"""Snapshots: whole or refused, never overwritten by an older one."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from pysyncobj.config import SERIALIZER_STATE
+
+from penstock_controller.quorum import snapshot_format as fmt
+from penstock_controller.quorum.files import DamagedFile
+from penstock_controller.quorum.snapshot import SnapshotStore
+from penstock_controller.quorum.snapshot_format import Snapshot
+from penstock_core.metadata import MetadataImage
+from penstock_proto.v1 import metadata_pb2 as pb
+
+
+def image(topics: int = 250) -> MetadataImage:
+    records = [pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=b"c" * 16))]
+    for n in range(topics):
+        topic_id = n.to_bytes(16, "big")
+        records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=f"t{n}")))
+        partition = pb.PartitionRecord(topic_id=topic_id, replicas=[1, 2], isr=[1], leader=1)
+        records.append(pb.MetadataRecord(partition=partition))
+    return MetadataImage.from_records(records, 77)
+
+
+def snapshot(last: int = 10) -> Snapshot:
+    return Snapshot((b"prev\x00", last - 1, 3), (b"last", last, 4), image())
+
+
+def store(directory: Path, held: MetadataImage | None = None) -> SnapshotStore:
+    def fail(error: BaseException) -> None:
+        raise AssertionError(error)
+
+    return SnapshotStore(directory, lambda: held or image(), fail)
+
+
+def test_round_trip() -> None:
+    data = b"".join(fmt.encode(snapshot()))
+    back = fmt.decode(data, "snapshot")
+    assert back == snapshot()
+
+
+def test_every_cut_and_every_flip_is_refused() -> None:
+    data = b"".join(fmt.encode(snapshot()))
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for length in {0, 1, 12, len(data) - 4, *(rng.randrange(len(data) - 4) for _ in range(200))}:
+        with pytest.raises(DamagedFile):
+            fmt.decode(data[:length], "snapshot")
+        with pytest.raises(DamagedFile):
+            fmt.decode(data[:length] + bytes(len(data) - length), "snapshot")
+    for _ in range(500):
+        flipped = bytearray(data)
+        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        with pytest.raises(DamagedFile):
+            fmt.decode(bytes(flipped), "snapshot")
+    with pytest.raises(DamagedFile):
+        fmt.decode(data + b"x", "snapshot")
+
+
+def write(target: SnapshotStore, last: int) -> int:
+    target.serialize((None, (b"last", last, 4), (b"prev", last - 1, 4), None), last - 1)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        state, _ = target.checkSerializing()
+        if state != SERIALIZER_STATE.SERIALIZING:
+            return int(state)
+        time.sleep(0.002)
+    raise AssertionError("snapshot is not written")
+
+
+def test_written_in_the_background_and_loaded(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    assert target.load() is None
+    assert write(target, 20) == SERIALIZER_STATE.SUCCESS
+    assert target.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING
+    loaded = store(tmp_path).load()
+    assert loaded is not None
+    assert loaded.last == (b"last", 20, 4)
+    assert loaded.image == image()
+    # Nothing new since: nothing is written, nothing fails.
+    assert write(target, 20) == SERIALIZER_STATE.NOT_SERIALIZING
+
+
+def test_damaged_file_refuses_to_load(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    write(target, 20)
+    data = bytearray(target.path.read_bytes())
+    data[len(data) // 2] ^= 4
+    target.path.write_bytes(data)
+    with pytest.raises(DamagedFile, match="raft-snapshot"):
+        store(tmp_path).load()
+
+
+def transfer(source: SnapshotStore, target: SnapshotStore, spoil: bool = False) -> Snapshot | None:
+    while True:
+        chunk = source.getTransmissionData("peer")
+        assert chunk is not None
+        data, first, last = chunk
+        if spoil and data:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        taken = target.receive((data, first, last))
+        if last:
+            return taken
+
+
+def test_transfer_between_controllers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    source, target = store(tmp_path / "a"), store(tmp_path / "b")
+    write(source, 20)
+    assert transfer(source, target, spoil=True) is None
+    assert not target.path.exists()
+    taken = transfer(source, target)
+    assert taken is not None
+    assert taken.last_index == 20
+    assert store(tmp_path / "b").load() == taken
+    # An own, older one that is finished later does not take the name.
+    assert write(target, 15) == SERIALIZER_STATE.NOT_SERIALIZING
+    assert store(tmp_path / "b").load() == taken
+
+
+def test_transfer_that_lost_its_beginning_is_dropped(tmp_path: Path) -> None:
+    assert store(tmp_path).receive((b"middle", False, False)) is None
+    assert store(tmp_path).receive((b"", False, True)) is None
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    for name in ("raft-snapshot.write.tmp", "raft-snapshot.install.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    store(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_send_when_there_is_no_snapshot(tmp_path: Path) -> None:
+    assert store(tmp_path).getTransmissionData("peer") is None

@@ -1,0 +1,296 @@
+"""A role as a process: signals, exit codes, what it says when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.metadata.image import Endpoint
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.grpc_tools import ChannelPool, Probe, probe, serve
+from penstock_runtime.http import HttpServer
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.roles import Role, find_role, run_roles
+from penstock_runtime.settings import RoleSettings
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+TIMEOUT_S = 100
+
+PROGRAM = textwrap.dedent(
+    '''
+    import asyncio, sys
+    from penstock_runtime import grpc_tools
+    from penstock_runtime.http import HttpServer
+    from penstock_runtime.roles import Role, run_role_main
+    from penstock_runtime.settings import RoleSettings
+
+    class Settings(RoleSettings):
+        """A role for tests."""
+        does: str = ""
+
+    async def run(settings, life):
+        http = HttpServer(settings.http_bind, life)
+        endpoint = await http.start()
+        server, grpc_endpoint = await grpc_tools.serve(
+            settings.grpc_bind, lambda s: None, allow_insecure_bind=life.allow_insecure_bind
+        )
+        does = settings.does
+        if does == "raise":
+            raise RuntimeError("two\\nlines")
+        if does == "callback":
+            asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        life.set_ready()
+        print("port", endpoint.port, grpc_endpoint.port, flush=True)
+        await life.stopping.wait()
+        if does == "hang":
+            await asyncio.sleep(600)
+        await server.stop(0.1)
+        await http.stop()
+
+    sys.exit(run_role_main(Role("test", Settings, run)))
+    '''
+)
+
+
+@contextmanager
+def role(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM, *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start(process: subprocess.Popen[str]) -> tuple[int, int]:
+    assert process.stdout is not None
+    _, http, grpc = process.stdout.readline().split()
+    return int(http), int(grpc)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in err
+    assert "Warning" not in err
+    return process.returncode, err
+
+
+def test_term_drains_and_exits_0() -> None:
+    # A stray callback's error is logged and counted, and that is all.
+    with role("--does", "callback") as process:
+        http, _ = start(process)
+        for path, text in (
+            ("healthz", "ok"),
+            ("readyz", "ready"),
+            ("metrics", "process_resident_memory"),
+            ("metrics", "penstock_unhandled_errors_total 1.0"),
+        ):
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/{path}", timeout=5) as response:
+                assert text in response.read().decode()
+        process.send_signal(signal.SIGTERM)
+        code, err = end(process)
+        assert code == 0
+        assert "'data_dir': 'data'" in err
+        assert "ZeroDivisionError" in err
+
+
+def test_a_second_term_ends_at_once() -> None:
+    with role("--does", "hang") as process:
+        start(process)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert end(process)[0] == 143
+
+
+def test_a_drain_that_takes_too_long_is_cut_off() -> None:
+    with role("--does", "hang", "--shutdown-timeout-ms", "200") as process:
+        start(process)
+        process.send_signal(signal.SIGINT)
+        code, err = end(process)
+        assert code == 1
+        assert "shutdown_timeout_ms = 200" in err
+
+
+def test_an_unexpected_error_exits_70_and_only_json_lines_carry_the_trace() -> None:
+    with role("--does", "raise", "--log-format", "json") as process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 70
+        events = [json.loads(line) for line in err.splitlines()]
+        (failed,) = [e for e in events if e["level"] == "error"]
+        assert failed["error"] == "RuntimeError: two lines"
+        assert failed["trace"].startswith("Traceback")
+
+
+def test_bad_settings_exit_2_with_one_line() -> None:
+    with role("--grpc-bind", "nonsense") as process:
+        code, err = end(process)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert err.startswith("penstock-test: --grpc-bind = nonsense")
+
+
+# In one process
+
+
+class Settings(RoleSettings):
+    """For tests."""
+
+
+def test_roles_of_one_process_end_in_reverse_order(run: Run, tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def make(name: str) -> Role[Settings]:
+        async def main(_: Settings, life: Lifecycle) -> None:
+            await life.stopping.wait()
+            await asyncio.sleep(0.05)
+            order.append(name)
+
+        return Role(name, Settings, main)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        names = ("controller", "node", "gateway")
+        roles = [(make(n), Settings(data_dir=tmp_path)) for n in names]
+        loop.call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        assert await run_roles(roles) == 0
+        assert order == ["gateway", "node", "controller"]
+
+    run(main())
+
+
+async def outcome(
+    main: Callable[[Settings, Lifecycle], Awaitable[None]], **settings: Any
+) -> tuple[int, list[MutableMapping[str, Any]]]:
+    """Exit code and error lines of a role."""
+    with capture_logs() as lines:
+        code = await run_roles([(Role("test", Settings, main), Settings(**settings))])
+    return code, [line for line in lines if line["log_level"] == "error"]
+
+
+def test_failures_have_one_line_and_an_exit_code(run: Run) -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def by_itself(_: Settings, life: Lifecycle) -> None:
+        return
+
+    async def in_a_task(_: Settings, life: Lifecycle) -> None:
+        life.create_task(fail(), "failing")
+        await asyncio.sleep(600)
+
+    async def locked(_: Settings, life: Lifecycle) -> None:
+        raise StartupError("data_dir = x is locked by process 5; stop it first")
+
+    async def main() -> None:
+        code, (line,) = await outcome(by_itself)
+        assert (code, line["event"]) == (70, "the role ended by itself")
+        code, (line,) = await outcome(in_a_task)
+        assert (code, line["task"], line["error"]) == (70, "failing", "KeyError: 'x'")
+        assert line["where"].startswith("test_roles.py:")
+        code, (line,) = await outcome(locked)
+        assert (code, line["event"]) == (2, "data_dir = x is locked by process 5; stop it first")
+
+    run(main())
+
+
+def test_what_a_failed_role_had_open_is_closed(run: Run) -> None:
+    opened: list[Endpoint] = []
+
+    async def serve_all(settings: Settings, life: Lifecycle) -> None:
+        opened.append(await HttpServer(settings.http_bind, life).start())
+        _, endpoint = await serve(
+            settings.grpc_bind, lambda s: None, allow_insecure_bind=life.allow_insecure_bind
+        )
+        opened.append(endpoint)
+        ChannelPool().get(endpoint.address)
+        raise RuntimeError("later")
+
+    async def main() -> None:
+        code, _ = await outcome(serve_all)
+        assert code == 70
+        for endpoint in opened:
+            assert await probe(endpoint.host, endpoint.port, 1000) is Probe.REFUSED
+        code, (line,) = await outcome(serve_all, http_bind="0.0.0.0:0")
+        assert code == 2
+        assert "allow_insecure_bind" in line["event"]
+        code, _ = await outcome(
+            serve_all, http_bind="0.0.0.0:0", grpc_bind="0.0.0.0:0", allow_insecure_bind=True
+        )
+        assert code == 70
+        server, taken = await serve("127.0.0.1:0", lambda s: None, allow_insecure_bind=False)
+        for name in ("http_bind", "grpc_bind"):
+            code, (line,) = await outcome(serve_all, **{name: taken.address})
+            assert code == 2
+            assert f"{name} = {taken.address}: port {taken.port} is taken" in line["event"]
+        await server.stop(None)
+
+    run(main())
+
+
+def test_the_failure_of_one_role_ends_all(run: Run, tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def serve(_: Settings, life: Lifecycle) -> None:
+        await life.stopping.wait()
+        ended.append("serve")
+
+    async def fail(_: Settings, life: Lifecycle) -> None:
+        raise InvariantBroken("x")
+
+    async def main() -> None:
+        settings = Settings(data_dir=tmp_path)
+        code = await run_roles(
+            [(Role("a", Settings, serve), settings), (Role("b", Settings, fail), settings)]
+        )
+        assert (code, ended) == (70, ["serve"])
+
+    run(main())
+
+
+def test_an_unknown_role_names_the_package() -> None:
+    with pytest.raises(StartupError, match="install the package penstock-nonsense"):
+        find_role("nonsense")
+
+
+def test_readiness_and_ticks(run: Run) -> None:
+    async def main() -> None:
+        life = Lifecycle("test", "node-1")
+        assert life.ready_reason() == "starting"
+        life.set_ready()
+        assert life.ready_reason() is None
+        life.set_not_ready("no controller for 5 s")
+        assert life.ready_reason() == "no controller for 5 s"
+        life.start_ticking()
+        await asyncio.sleep(0.35)
+        life.stop_ticking()
+        assert 2 <= life.loop_ticks <= 4
+        life.request_stop("test")
+        assert life.ready_reason() == "stopping"
+        info = life.process_info()
+        assert (len(info.boot_id), info.feature_level) == (16, 1)
+        assert info.version
+
+    run(main())

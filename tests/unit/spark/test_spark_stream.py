@@ -1,0 +1,293 @@
+"""Offsets of streaming queries: the stored form, how they advance, and the reader without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from spark_memory_gateway import MemoryGateway
+
+from pyspark_penstock import stream as stream_module
+from pyspark_penstock.errors import DataLossError, OptionError, PenstockError
+from pyspark_penstock.options import parse_options
+from pyspark_penstock.progress import Observed, Progress, advance, unknown
+from pyspark_penstock.schema import arrow_schema, spark_schema
+from pyspark_penstock.stream import PenstockStreamReader
+
+SCHEMA = arrow_schema(spark_schema(include_headers=False), include_headers=False)
+ALL = ReadAllAvailable()
+A, B = b"a" * 16, b"b" * 16
+
+
+def stored(form: dict[str, Any]) -> dict[str, Any]:
+    """As Spark gives it back: through JSON."""
+    loaded: dict[str, Any] = json.loads(json.dumps(form))
+    return loaded
+
+
+def test_stored_form() -> None:
+    progress = Progress({("t", 0): 5, ("t", 10): 7, ("s", 0): 1}, {"t": A, "s": B}, {("t", 0): 1})
+    form = progress.to_json()
+    assert list(form) == ["v", "from", "to", "ids"]
+    assert form["to"] == {"s": {"0": 1}, "t": {"0": 5, "10": 7}}
+    assert form["ids"] == {"s": B.hex(), "t": A.hex()}
+    assert Progress.from_json(stored(form)) == progress
+    assert json.dumps(Progress.from_json(stored(form)).to_json()) == json.dumps(form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"v": 2, "to": {}, "ids": {}},
+        {"v": 1},
+        {"v": 1, "to": {"t": {"x": 1}}, "ids": {}},
+        {"v": 1, "to": 3},
+    ],
+)
+def test_forms_that_cannot_be_read(form: dict[str, Any]) -> None:
+    with pytest.raises(PenstockError, match="checkpoint"):
+        Progress.from_json(form)
+
+
+def test_the_initial_offset_reads_nothing() -> None:
+    assert Progress({("t", 0): 5}, {"t": A}).ranges() == []
+
+
+offsets = st.dictionaries(
+    st.tuples(st.sampled_from("st"), st.integers(0, 3)), st.integers(0, 1000), min_size=1
+)
+
+
+@given(offsets, offsets, st.none() | st.integers(1, 500))
+def test_advancing_never_leaves_out_or_goes_back(known: Any, latest: Any, most: int | None) -> None:
+    ids = {"s": A, "t": B}
+    current = Progress(known, ids, {})
+    new = unknown(current, ids, list(latest))
+    step = advance(current, Observed(ids, latest, dict.fromkeys(new, 0)), most)
+    after = step.progress
+    assert after.start is not None
+    assert set(after.to) == set(known) | set(latest)
+    assert all(after.start[key] == known.get(key, 0) for key in after.to)
+    assert all(
+        after.start[key] <= after.to[key] <= max(latest.get(key, 0), after.start[key]) for key in after.to
+    )
+    moved = sum(after.to.values()) - sum(after.start.values())
+    assert moved == (step.news if most is None else min(most, step.news))
+    gone = [key for key in known if latest.get(key, -1) < known[key]]
+    assert len(step.losses) == len(gone)
+
+
+def test_topic_made_anew_starts_over() -> None:
+    current = Progress({("t", 0): 50}, {"t": A}, {})
+    assert unknown(current, {"t": B}, [("t", 0)]) == [("t", 0)]
+    step = advance(current, Observed({"t": B}, {("t", 0): 8}, {("t", 0): 2}), None)
+    assert step.losses == ("t-0 was deleted and made anew; 50 was its next offset",)
+    assert [(item.start, item.end, item.topic_id) for item in step.progress.ranges()] == [(2, 8, B)]
+
+
+def test_new_partition_that_lost_its_beginning() -> None:
+    current = Progress({("t", 0): 5}, {"t": A}, {})
+    step = advance(current, Observed({"t": A}, {("t", 0): 5, ("t", 1): 9}, {("t", 1): 3}), None)
+    assert step.losses == ("t-1 is new but starts at 3, not at 0",)
+
+
+# -- the reader against a real server ---------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGateway]:
+    monkeypatch.setattr(stream_module, "TOPICS_AGE_MAX_MS", 0)
+    monkeypatch.setattr(stream_module, "REGRESSION_GRACE_MS", 600)
+    memory = MemoryGateway()
+    memory.start()
+    memory.create("t", 2)
+    memory.append("t", 0, [b"v"] * 100)
+    yield memory
+    memory.stop()
+
+
+Make = Callable[..., PenstockStreamReader]
+
+
+@pytest.fixture
+def make(cluster: MemoryGateway) -> Make:
+    def make_reader(**options: str) -> PenstockStreamReader:
+        raw = {"gateway": cluster.addresses[0], "subscribe": "t", "startingOffsets": "earliest"} | options
+        return PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+
+    return make_reader
+
+
+def spans(reader: PenstockStreamReader, end: dict[str, Any]) -> list[tuple[int, int, int]]:
+    wanted = [part.wanted for part in reader.partitions({}, stored(end))]  # type: ignore[attr-defined]
+    return [(item.partition, item.start, item.end) for item in wanted]
+
+
+def test_latest_moves_but_nothing_is_lost(cluster: MemoryGateway, make: Make) -> None:
+    """The trap: records between two answers of initialOffset, in one process and in the next."""
+    reader = make(startingOffsets="latest")
+    initial = stored(reader.initialOffset())
+    cluster.append("t", 0, [b"v"] * 10)
+    assert stored(reader.initialOffset()) == initial
+    end = stored(reader.latestOffset(initial, ALL))
+    # The query is killed; a new process asks again for where to start and gets another answer.
+    cluster.append("t", 0, [b"v"] * 10)
+    again = make(startingOffsets="latest")
+    assert stored(again.initialOffset()) != initial
+    assert spans(again, end) == [(0, 100, 110)]
+    after = stored(again.latestOffset(end, ALL))
+    assert spans(again, after) == [(0, 110, 120)]
+
+
+def test_an_idle_start_is_written_down(cluster: MemoryGateway, make: Make) -> None:
+    reader = make(startingOffsets="latest")
+    initial = stored(reader.initialOffset())
+    first = stored(reader.latestOffset(initial, ALL))
+    assert first != initial
+    assert spans(reader, first) == []
+    cluster.append("t", 1, [b"v"] * 3)
+    assert spans(reader, stored(make(startingOffsets="latest").latestOffset(first, ALL))) == [(1, 0, 3)]
+
+
+def test_nothing_new_gives_back_the_start(make: Make) -> None:
+    reader = make()
+    end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    assert spans(reader, end) == [(0, 0, 100)]
+    began = time.monotonic()
+    assert reader.latestOffset(end, ALL) is end
+    assert time.monotonic() - began >= 0.045
+    assert reader.reportLatestOffset()["to"] == {"t": {"0": 100, "1": 0}}  # type: ignore[index]
+
+
+def test_the_long_poll_ends_with_news(cluster: MemoryGateway, make: Make) -> None:
+    reader = make(latestWaitMs="20000")
+    end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    timer = threading.Timer(0.2, lambda: cluster.append("t", 1, [b"v"]))
+    timer.start()
+    began = time.monotonic()
+    assert spans(reader, reader.latestOffset(end, ALL)) == [(1, 0, 1)]
+    assert time.monotonic() - began < 10
+    timer.join()
+
+
+def test_caps(cluster: MemoryGateway, make: Make) -> None:
+    cluster.append("t", 1, [b"v"] * 50)
+    reader = make(maxOffsetsPerTrigger="60")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(60)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ReadMaxRows(60)))
+    assert spans(reader, at) == [(0, 0, 40), (1, 0, 20)]
+    at = stored(reader.latestOffset(at, ALL))
+    assert spans(reader, at) == [(0, 40, 100), (1, 20, 50)]
+
+
+def test_least_per_trigger(cluster: MemoryGateway, make: Make) -> None:
+    reader = make(minOffsetsPerTrigger="20", maxTriggerDelay="700ms", latestWaitMs="10")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(20)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), limit))
+    cluster.append("t", 0, [b"v"] * 5)
+    assert reader.latestOffset(at, limit) is at
+    cluster.append("t", 0, [b"v"] * 20)
+    at = stored(reader.latestOffset(at, limit))
+    assert spans(reader, at) == [(0, 100, 125)]
+    cluster.append("t", 0, [b"v"])
+    assert reader.latestOffset(at, limit) is at
+    assert reader.latestOffset(at, ALL) != at
+    time.sleep(0.75)
+    assert spans(reader, reader.latestOffset(at, limit)) == [(0, 125, 126)]
+
+
+def test_available_now_stops_at_the_frozen_end(cluster: MemoryGateway, make: Make) -> None:
+    reader = make(maxOffsetsPerTrigger="70", minOffsetsPerTrigger="50")
+    reader.prepareForTriggerAvailableNow()
+    cluster.append("t", 0, [b"v"] * 500)
+    cluster.create("other", 1)
+    at, seen = stored(reader.initialOffset()), []
+    while True:
+        after = stored(reader.latestOffset(at, ReadMaxRows(70)))
+        if after == at:
+            break
+        seen += spans(reader, after)
+        at = after
+    assert seen == [(0, 0, 70), (0, 70, 100)]
+
+
+def test_available_now_on_nothing(make: Make) -> None:
+    reader = make(startingOffsets="latest")
+    reader.prepareForTriggerAvailableNow()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    assert spans(reader, at) == []
+    assert reader.latestOffset(at, ALL) is at
+
+
+def test_new_partitions_and_topics_start_at_earliest(cluster: MemoryGateway, make: Make) -> None:
+    raw = {"gateway": cluster.addresses[0], "subscribePattern": "t.*"}
+    reader = PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    assert spans(reader, at) == []
+    cluster.create("t2", 1)
+    cluster.append("t2", 0, [b"v"] * 7)
+    cluster.topics["t"].logs.append(type(cluster.topics["t"].logs[0])())
+    cluster.append("t", 2, [b"v"] * 4)
+    assert spans(reader, reader.latestOffset(at, ALL)) == [(2, 0, 4), (0, 0, 7)]
+
+
+def test_a_topic_that_goes_away(cluster: MemoryGateway, make: Make) -> None:
+    strict, lenient = make(), make(failOnDataLoss="false")
+    at = stored(strict.latestOffset(stored(strict.initialOffset()), ALL))
+    old = cluster.topics.pop("t")
+    with pytest.raises(DataLossError, match="t"):
+        strict.latestOffset(at, ALL)
+    assert lenient.latestOffset(at, ALL) is at
+    cluster.create("t", 2)
+    cluster.append("t", 1, [b"v"] * 3)
+    with pytest.raises(DataLossError, match="made anew"):
+        strict.latestOffset(at, ALL)
+    after = stored(lenient.latestOffset(at, ALL))
+    assert spans(lenient, after) == [(1, 0, 3)]
+    assert after["ids"]["t"] == cluster.topics["t"].topic_id.hex() != old.topic_id.hex()
+
+
+def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, make: Make) -> None:
+    reader = make()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.latest_shift = -30
+    timer = threading.Timer(0.2, lambda: setattr(cluster, "latest_shift", 0))
+    timer.start()
+    assert reader.latestOffset(at, ALL) is at
+    timer.join()
+    cluster.latest_shift = -30
+    with pytest.raises(DataLossError, match="now ends at 70, but was read up to 100"):
+        reader.latestOffset(at, ALL)
+    lenient = make(failOnDataLoss="false")
+    assert lenient.latestOffset(at, ALL) is at
+    began = time.monotonic()
+    assert lenient.latestOffset(at, ALL) is at
+    assert time.monotonic() - began < 0.4
+
+
+def test_given_starts_must_exist(make: Make) -> None:
+    with pytest.raises(DataLossError, match=r"outside 0\.\.100"):
+        make(startingOffsets='{"t":{"0":101,"1":-1}}').initialOffset()
+    lenient = make(startingOffsets='{"t":{"0":101,"1":-1}}', failOnDataLoss="false")
+    assert lenient.initialOffset()["to"] == {"t": {"0": 100, "1": 0}}
+    with pytest.raises(OptionError, match="no such topic"):
+        make(subscribe="absent").initialOffset()
+
+
+def test_readers_pickle_without_state(make: Make) -> None:
+    reader = make()
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert len(pickle.dumps(reader)) < 3000
+    rows = [batch.num_rows for part in reader.partitions({}, end) for batch in copy.read(part)]
+    assert sum(rows) == 100

@@ -1,0 +1,575 @@
+"""Crashes: whatever a power cut leaves, an open log is an exact prefix with all that was flushed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.errors import PenstockError
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog
+from penstock_storage_node.log.directory import LogDirectory
+from penstock_storage_node.log.simulated_fs import (
+    SimulatedCrash,
+    SimulatedFile,
+    SimulatedFileSystem,
+    keep_all,
+    keep_random,
+    keep_synced,
+)
+from unit.storage_node.log_model import (
+    NOW_MS,
+    Model,
+    append,
+    make_batch,
+    new_disk,
+    new_log,
+    open_directory,
+    read_all_batches,
+    reopen,
+    run_job,
+)
+
+SMALL = TopicSettings(segment_bytes=1000, index_interval_bytes=200)
+ROUNDS = int(os.environ.get("PENSTOCK_LOG_ROUNDS", "60"))
+SEED = int(os.environ.get("PENSTOCK_LOG_SEED", "20251121"))
+
+
+def add(log: PartitionLog, model: Model, batch: bytes, epoch: int = 0) -> None:
+    appended = append(log, batch, epoch)
+    assert isinstance(appended, Appended)
+    model.add(appended.data)
+
+
+def check_prefix(log: PartitionLog, model: Model, at_least: int) -> None:
+    """The log holds a prefix of the model's batches, `at_least` that offset long."""
+    end = log.log_end_offset
+    assert at_least <= end <= model.end
+    assert end in {0, model.end, *(info.base_offset for info, _ in model.batches)}
+    stored = read_all_batches(log)
+    first = log.log_start_offset
+    assert stored == [data for info, data in model.batches if first <= info.last_offset < end]
+    assert log.flushed_offset == end
+
+
+def two_part_disk(flushed: int, unflushed: int, settings: TopicSettings) -> tuple[SimulatedFileSystem, Model]:
+    """A disk with `flushed` batches on it and `unflushed` that were written but not synced."""
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    model = Model()
+    for number in range(flushed):
+        add(log, model, make_batch(1 + number % 3, producer=None), epoch=3)
+    run_job(log)
+    for number in range(unflushed):
+        add(log, model, make_batch(1 + number % 3), epoch=5)
+    job = log.next_job()
+    assert job is not None
+    fs.fail_on = lambda call, path: (
+        OSError(5, "cut") if call == "fdatasync" and path.endswith(".log") else None
+    )
+    with pytest.raises(OSError, match="cut"):
+        job.run()
+    return fs, model
+
+
+@pytest.mark.parametrize("fate", ["cut", "zeros"])
+def test_every_byte_of_the_unsynced_tail(fate: str) -> None:
+    settings = TopicSettings(index_interval_bytes=200)
+    fs, model = two_part_disk(5, 6, settings)
+    flushed = model.batches[5][0].base_offset
+    path = "/data/t-0/00000000000000000000.log"
+    total = fs.path_size(path)
+    start = sum(len(data) for _, data in model.batches[:5])
+    ends = [0]
+    for info, data in model.batches:
+        del info
+        ends.append(ends[-1] + len(data))
+    assert ends[-1] == total
+    for cut in range(start, total + 1):
+
+        def content(name: str, file: SimulatedFile, cut: int = cut) -> bytes:
+            if name != path:
+                return file.synced
+            data = bytes(file.data)
+            return data[:cut] if fate == "cut" else data[:cut] + bytes(len(data) - cut)
+
+        _, log = reopen(fs.crash(content), settings)
+        check_prefix(log, model, flushed)
+        whole = sum(1 for end in ends[1:] if end <= cut)
+        expected = model.batches[whole][0].base_offset if whole < len(model.batches) else model.end
+        if fate == "cut":
+            assert log.log_end_offset == expected
+        else:  # zeros may be what the bytes were anyway
+            assert log.log_end_offset >= expected
+        check_prefix(log, model, flushed)
+        # And the log takes appends right there.
+        again = replace(model)
+        again.batches = list(model.batches)
+        again.cut(log.log_end_offset)
+        add(log, again, make_batch(2), epoch=7)
+        run_job(log)
+        again.check(log)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+def test_any_fate_of_unsynced_writes(seed: int) -> None:
+    rng = random.Random(seed)
+    fs, model = two_part_disk(rng.randrange(30), rng.randrange(1, 30), SMALL)
+    unsynced = [info.base_offset for info, _ in model.batches if info.leader_epoch == 5]
+    flushed = unsynced[0]
+    disk = fs.crash(keep_random(rng), keep_names=lambda count: rng.randint(0, count))
+    _, log = reopen(disk, SMALL)
+    check_prefix(log, model, flushed)
+    end = log.log_end_offset
+    # What was repaired is durable: another crash right away changes nothing.
+    _, again = reopen(disk.crash(keep_synced, keep_names=lambda count: 0), SMALL)
+    assert again.log_end_offset == end
+    check_prefix(again, model, flushed)
+
+
+def test_one_flipped_bit_cuts_the_log_there() -> None:
+    fs = new_disk()
+    _, log = new_log(fs, SMALL)
+    model = Model()
+    for _ in range(40):
+        add(log, model, make_batch(2))
+    run_job(log)
+    rng = random.Random(SEED)
+    for _ in range(60):
+        victim = rng.randrange(40)
+        info, data = model.batches[victim]
+        base = max(s for s in (0, *[i.base_offset for i, _ in model.batches]) if s <= info.base_offset)
+        del base
+        disk = fs.crash()
+        for name in disk.list_directory("/data/t-0"):
+            fd = disk.open(f"/data/t-0/{name}")
+            at = disk.pread(fd, 1 << 20, 0).find(data)
+            if name.endswith(".log") and at >= 0:
+                position = at + rng.choice([*range(12), *range(16, len(data))])
+                (byte,) = disk.pread(fd, 1, position)
+                disk.pwritev(fd, [bytes([byte ^ (1 << rng.randrange(8))])], position)
+        _, again = reopen(disk, SMALL)
+        check_prefix(again, model, 0)
+        assert again.log_end_offset == info.base_offset
+
+
+def test_clean_stop_and_start_scan_nothing() -> None:
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    model = Model()
+    for number in range(50):
+        add(
+            log,
+            model,
+            make_batch(1, producer=(9, 0, number), timestamp_ms=NOW_MS + number),
+            epoch=number // 9,
+        )
+    epochs = log.epoch_entries()
+    log.close(clean=True)
+    directory.write_checkpoints([(log, 48)])
+    directory.close(clean=True)
+    assert fs.exists("/data/.kafka_cleanshutdown")
+    disk = fs.crash(keep_synced, keep_names=lambda count: 0)
+    again, opened = reopen(disk, SMALL)
+    assert again.was_clean
+    assert not disk.exists("/data/.kafka_cleanshutdown")
+    assert not opened.recovered_from_unclean
+    assert opened.epoch_entries() == epochs
+    assert append(opened, make_batch(1, producer=(9, 0, 49))) == Duplicate(49, 49)
+    assert append(opened, make_batch(1, producer=(9, 0, 45))) == Duplicate(45, 45)
+    model.check(opened)
+    add(opened, model, make_batch(1, producer=(9, 0, 50)), epoch=9)
+    run_job(opened)
+    model.check(opened)
+    assert opened.offset_for_timestamp(NOW_MS + 49, 100) == (49, NOW_MS + 49)
+
+
+def test_clean_stop_without_new_data_is_idempotent() -> None:
+    disk = new_disk()
+    directory, log = new_log(disk, SMALL)
+    model = Model()
+    for _ in range(30):
+        add(log, model, make_batch())
+    sizes: list[dict[str, int]] = []
+    for _ in range(3):
+        log.close(clean=True)
+        directory.close(clean=True)
+        names = disk.list_directory("/data/t-0")
+        sizes.append({name: disk.path_size(f"/data/t-0/{name}") for name in names})
+        directory, log = reopen(disk, SMALL)
+        model.check(log)
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("victim", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("how", ["missing", "garbage", "empty"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_lost_or_damaged_helper_files_are_rebuilt(victim: str, how: str, clean: bool) -> None:
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    model = Model()
+    for number in range(50):
+        add(
+            log,
+            model,
+            make_batch(1, producer=(9, 0, number), timestamp_ms=NOW_MS + number),
+            epoch=number // 9,
+        )
+    run_job(log)
+    log.close(clean=clean)
+    directory.close(clean=clean)
+    for name in fs.list_directory("/data/t-0"):
+        path = f"/data/t-0/{name}"
+        if name.rpartition(".")[2] != victim:
+            continue
+        fs.unlink(path)
+        if how != "missing":
+            fd = fs.create(path)
+            if how == "garbage":
+                fs.pwritev(fd, [random.Random(SEED).randbytes(37)], 0)
+            fs.close(fd)
+    _, again = reopen(fs, SMALL)
+    model.check(again)
+    assert append(again, make_batch(1, producer=(9, 0, 48))) == Duplicate(48, 48)
+    assert again.epoch_entries() == model.epoch_starts()
+    for wanted in (0, 17, 49):
+        assert again.offset_for_timestamp(NOW_MS + wanted, 100) == (wanted, NOW_MS + wanted)
+
+
+def test_recovery_starts_at_the_recovery_point() -> None:
+    fs = new_disk()
+    settings = TopicSettings(index_interval_bytes=100)
+    directory, log = new_log(fs, settings)
+    model = Model()
+    for number in range(4000):
+        add(log, model, make_batch(1, timestamp_ms=NOW_MS + number))
+        if number % 100 == 99:
+            run_job(log)
+    directory.write_checkpoints([(log, 4000)])
+    assert fs.path_size("/data/t-0/00000000000000000000.index") > 0
+    # Damage far below the recovery point is not looked at (readers find it by CRC).
+    disk = fs.crash()
+    fd = disk.open("/data/t-0/00000000000000000000.log")
+    disk.pwritev(fd, [b"\xff"], 70)
+    _, again = reopen(disk, settings)
+    assert again.recovered_from_unclean
+    assert again.log_end_offset == 4000
+    assert again.offset_for_timestamp(NOW_MS + 3999, 4000) == (3999, NOW_MS + 3999)
+    add(again, model, make_batch(1, timestamp_ms=NOW_MS + 4000))
+    run_job(again)
+    assert again.log_end_offset == 4001
+
+
+def test_flushed_data_that_are_gone_show_in_the_flush_point() -> None:
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    model = Model()
+    for _ in range(40):
+        add(log, model, make_batch())
+    run_job(log)
+    directory.write_checkpoints([(log, 40)])
+    name = max(name for name in fs.list_directory("/data/t-0") if name.endswith(".log"))
+    fs.ftruncate(fs.open(f"/data/t-0/{name}"), 10)
+    disk = fs.crash()
+    again_directory, again = reopen(disk, SMALL)
+    assert again.flush_point == 40 > again.log_end_offset
+    (found,) = LogDirectory.scan(again_directory)
+    assert found.recovery_point == again.log_end_offset  # new, unflushed data must be scanned
+
+
+def test_truncation_below_the_recovery_point_lowers_it_first() -> None:
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    model = Model()
+    for _ in range(40):
+        add(log, model, make_batch(), epoch=1)
+    run_job(log)
+    directory.write_checkpoints([(log, 40)])
+    log.truncate_to(20)
+    model.cut(20)
+    for _ in range(20):
+        add(log, model, make_batch(value_bytes=21), epoch=2)
+    job = log.next_job()
+    assert job is not None
+    fs.fail_on = lambda call, path: OSError(5, "cut") if call == "fdatasync" else None
+    with pytest.raises(OSError, match="cut"):
+        job.run()
+    for seed in range(SEED, SEED + 20):
+        rng = random.Random(seed)
+        _, again = reopen(fs.crash(keep_random(rng), keep_names=lambda count: count), SMALL)
+        check_prefix(again, model, 20)
+
+
+class Walk:
+    """One seeded run of random steps with a crash at a random system call, and the check after it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        rng = self.rng
+        self.fs = SimulatedFileSystem(rng)
+        self.fs.cold_chance = rng.choice((0.0, 0.3))
+        self.fs.short_write_chance = rng.choice((0.0, 0.3))
+        self.settings = TopicSettings(
+            segment_bytes=rng.choice((400, 1000, 5000)),
+            index_interval_bytes=rng.choice((0, 100, 500)),
+            durability=rng.choice(("fsync", "fsync", "replicated")),
+        )
+        self.model = Model()
+        self.epoch = 0
+        self.sequences: dict[int, int] = {}
+        self.directory, self.log = new_log(self.fs, self.settings)
+        self.floor = 0  # offsets below must survive any crash
+
+    def batch(self) -> bytes:
+        count = self.rng.randint(1, 4)
+        return make_batch(
+            count,
+            value_bytes=self.rng.randrange(1, 60),
+            timestamp_ms=NOW_MS + self.rng.randrange(1000),
+            producer=self.next_sequence(count),
+        )
+
+    def next_sequence(self, count: int) -> tuple[int, int, int] | None:
+        if self.rng.random() < 0.5:
+            return None
+        producer_id = self.rng.randrange(3)
+        entry = self.log._producers.get(producer_id)
+        first = 0 if entry is None else entry.last_sequence + 1
+        del count
+        return producer_id, 0, first
+
+    def step(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.55:
+            self.append()
+        elif choice < 0.75:
+            if self.rng.random() < 0.2:
+                self.meet_a_full_disk()
+            run_job(self.log)
+            self.floor = max(self.floor, self.log.flushed_offset)
+        elif choice < 0.80:
+            job = self.log.next_flush_job(everything=self.rng.random() < 0.5)
+            if job is not None:
+                job.run()
+                self.log.complete_flush(job)
+                self.floor = max(self.floor, self.log.flushed_offset)
+        elif choice < 0.85:
+            self.truncate()
+        elif choice < 0.90:
+            self.directory.write_checkpoints([(self.log, self.log.flushed_offset)])
+        elif choice < 0.94:
+            self.epoch += 1
+            self.log.start_epoch(self.epoch)
+        elif choice < 0.96:
+            self.crash(self.rng.choice((keep_all, keep_synced, keep_random(self.rng))))
+        elif choice < 0.98:
+            self.clean_restart()
+        else:
+            self.model.check(self.log, self.rng.choice((1, 300, 5000)))
+
+    def meet_a_full_disk(self) -> None:
+        self.fs.space_bytes = self.rng.randrange(1500)
+        try:
+            while run_job(self.log):
+                pass
+        except OSError:
+            assert self.log.state is LogState.FULL
+            self.model.check(self.log)
+        self.fs.space_bytes = None
+        run_job(self.log, retry=True)
+
+    def append(self) -> None:
+        if self.rng.random() < 0.3:  # as a follower: several batches, stored as they come
+            other = Model()
+            _, leader = new_log(SimulatedFileSystem(random.Random(0)))
+            leader.truncate_fully_and_start_at(self.log.log_end_offset)
+            other.end = self.log.log_end_offset
+            for _ in range(self.rng.randint(1, 5)):
+                add(leader, other, make_batch(self.rng.randint(1, 4)), epoch=max(self.epoch, 0))
+            records = b"".join(data for _, data in other.batches)
+            self.log.append_as_follower(records, self.epoch)
+            self.model.add([records])
+        else:
+            add(self.log, self.model, self.batch(), epoch=self.epoch)
+
+    def truncate(self) -> None:
+        starts = [info.base_offset for info, _ in self.model.batches] + [self.model.end]
+        target = self.rng.randint(0, self.model.end)
+        self.floor = min(self.floor, max(start for start in starts if start <= target))
+        end = self.log.truncate_to(target)
+        self.model.cut(end)
+        self.epoch += 1
+
+    def crash(self, content: Callable[[str, SimulatedFile], bytes]) -> None:
+        keep_everything = content is keep_all
+        names = (lambda count: count) if keep_everything else (lambda count: self.rng.randint(0, count))
+        cold, short = self.fs.cold_chance, self.fs.short_write_chance
+        disk = self.fs.crash(content, keep_names=names)
+        if self.rng.random() < 0.3:  # crash again while recovering
+            disk.crash_countdown = self.rng.randrange(12)
+            with suppress(SimulatedCrash):
+                reopen(disk, self.settings)
+            disk = disk.crash(keep_random(self.rng), keep_names=lambda count: self.rng.randint(0, count))
+        disk.cold_chance, disk.short_write_chance = cold, short
+        self.fs = disk
+        self.directory, self.log = reopen(disk, self.settings)
+        check_prefix(self.log, self.model, self.floor)
+        self.model.cut(self.log.log_end_offset)
+        self.floor = self.log.log_end_offset
+        self.check_state()
+
+    def check_state(self) -> None:
+        """What the log remembers agrees with what a reader of the batches would say."""
+        assert self.log.epoch_entries() == self.model.epoch_starts()
+        last: dict[int, list[tuple[int, int, int, int]]] = {}
+        for info, _ in self.model.batches:
+            if info.producer_id >= 0:
+                row = (info.base_sequence, info.last_sequence, info.base_offset, info.last_offset)
+                last.setdefault(info.producer_id, []).append(row)
+        for producer_id, rows in last.items():
+            entry = self.log._producers.get(producer_id)
+            assert entry is not None
+            assert entry.batches == rows[-5:]
+        best = max((info.max_timestamp for info, _ in self.model.batches), default=-1)
+        found = self.log.offset_of_max_timestamp(self.model.end)
+        assert (found[1] if found else -1) == best
+
+    def clean_restart(self) -> None:
+        self.log.close(clean=True)
+        self.directory.write_checkpoints([(self.log, self.log.log_end_offset)])
+        self.directory.close(clean=True)
+        disk = self.fs.crash(keep_synced, keep_names=lambda count: 0)
+        disk.cold_chance, disk.short_write_chance = self.fs.cold_chance, self.fs.short_write_chance
+        self.fs = disk
+        self.directory, self.log = reopen(disk, self.settings)
+        assert not self.log.recovered_from_unclean
+        self.model.check(self.log)
+        self.floor = self.model.end
+        self.epoch = max(self.epoch, self.log.latest_epoch)
+        self.check_state_after_clean_stop()
+
+    def check_state_after_clean_stop(self) -> None:
+        entries = [row for row in self.log.epoch_entries() if row[1] < self.model.end]
+        assert entries == self.model.epoch_starts()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.rng.random() < 0.03:
+                self.fs.crash_countdown = self.rng.randrange(15)
+            before, floor = replace(self.model, batches=list(self.model.batches)), self.floor
+            try:
+                self.step()
+            except SimulatedCrash:
+                # The step was cut off: what it appended may be there or not, what it cut off too.
+                known = self.model if self.model.end >= before.end else before
+                self.model = replace(known, batches=list(known.batches))
+                self.floor = min(floor, self.floor)
+                self.fs.crash_countdown = None
+                self.crash(keep_random(self.rng))
+            self.fs.crash_countdown = None
+            assert self.log.state is LogState.OK
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+def test_random_walk_against_a_model(seed: int) -> None:
+    Walk(seed).run(250)
+
+
+def scripted(
+    fs: SimulatedFileSystem, progress: dict[str, int], model: Model, settings: TopicSettings
+) -> None:
+    """Appends, rolls, a truncation, checkpoints, a clean stop and a start, in a fixed order."""
+
+    def write(log: PartitionLog) -> None:
+        run_job(log)
+        progress["floor"] = log.flushed_offset
+
+    directory, log = new_log(fs, settings)
+    for number in range(24):
+        add(log, model, make_batch(2, timestamp_ms=NOW_MS + number), epoch=number // 10)
+        if number % 3 == 2:
+            write(log)
+        if number == 11:
+            directory.write_checkpoints([(log, log.flushed_offset)])
+    cut = 21
+    progress["floor"] = 20
+    end = log.truncate_to(cut)
+    model.cut(end)
+    for number in range(12):
+        add(log, model, make_batch(1, value_bytes=70, timestamp_ms=NOW_MS + 90 - number), epoch=7)
+        if number % 2:
+            write(log)
+    log.close(clean=True)
+    progress["floor"] = model.end
+    directory.write_checkpoints([(log, model.end)])
+    directory.close(clean=True)
+    _, again = reopen(fs, settings)
+    add(again, model, make_batch(3), epoch=8)
+    write(again)
+
+
+def test_a_crash_at_every_system_call() -> None:
+    whole = new_disk()
+    scripted(whole, {"floor": 0}, Model(), SMALL)
+    calls = len(whole.calls)
+    assert calls > 150
+    for countdown in range(calls):
+        fs, model, progress = new_disk(countdown), Model(), {"floor": 0}
+        fs.crash_countdown = countdown
+        with pytest.raises(SimulatedCrash):
+            scripted(fs, progress, model, SMALL)
+        rng = random.Random(countdown)
+        for content in (keep_all, keep_synced, keep_random(rng)):
+            disk = fs.crash(content, keep_names=lambda count: rng.randint(0, count))  # noqa: B023
+            directory = open_directory(disk)
+            found = directory.scan()
+            if not found:
+                assert progress["floor"] == 0
+                continue
+            log = directory.open_log(found[0], SMALL)
+            end = log.log_end_offset
+            assert end >= progress["floor"]
+            stored = read_all_batches(log)
+            if end <= model.end:  # before the truncation there may be more than the model has now
+                assert stored == [data for info, data in model.batches if info.next_offset <= end]
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 30))
+def test_a_crash_while_old_segments_are_removed(seed: int) -> None:
+    rng = random.Random(seed)
+    fs = SimulatedFileSystem(rng)
+    settings = TopicSettings(segment_bytes=400, retention_bytes=rng.randrange(3000), retention_ms=-1)
+    directory, log = new_log(fs, settings)
+    model = Model()
+    for number in range(80):
+        add(log, model, make_batch(1, producer=(4, 0, number)), epoch=number // 10)
+    run_job(log)
+    directory.write_checkpoints([(log, 80)])
+    work = log.delete_old_segments(80, NOW_MS)
+    assert work is not None
+    fs.crash_countdown = rng.randrange(200)
+    with suppress(SimulatedCrash):
+        work()
+    disk = fs.crash(keep_random(rng), keep_names=lambda count: rng.randint(0, count))
+    _, again = reopen(disk, settings)
+    assert again.log_start_offset <= log.log_start_offset
+    check_prefix(again, model, 80)
+    assert again.epoch_entries()[0][1] == again.log_start_offset
+    assert append(again, make_batch(1, producer=(4, 0, 78))) == Duplicate(78, 78)
+    assert not [name for name in disk.list_directory("/data/t-0") if name.endswith(".deleted")]
+
+
+def test_a_partition_that_cannot_be_opened_says_so() -> None:
+    fs = new_disk()
+    _, log = new_log(fs)
+    append(log, make_batch())
+    run_job(log)
+    disk = fs.crash()
+    disk.fail_on = lambda call, path: OSError(5, "broken") if call == "fdatasync" else None
+    with pytest.raises(PenstockError, match="can't be opened"):
+        reopen(disk)

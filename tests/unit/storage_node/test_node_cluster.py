@@ -1,0 +1,217 @@
+"""Nodes replicate over real streams with real logs: produce, fetch, failover, truncation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock_core.errors import ErrorCode
+from penstock_proto.v1 import metadata_pb2 as pb
+from unit.storage_node.node_harness import (
+    KEY,
+    TOPIC_ID,
+    MiniCluster,
+    MiniNode,
+    eventually,
+    make_batch,
+)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    made = await MiniCluster(tmp_path).start()
+    yield made
+    await made.stop()
+
+
+async def hosted(cluster: MiniCluster) -> None:
+    await eventually(lambda: all(KEY in n.manager.partitions for n in cluster.nodes.values()))
+    leader = cluster.nodes[int(cluster.state.leader)]
+    await eventually(lambda: leader.partition.replica.leadership is not None)
+
+
+def stored(node: MiniNode) -> bytes:
+    """Everything in the node's log file."""
+    return b"".join(p.read_bytes() for p in sorted(node.partition.log.directory.glob("*.log")))
+
+
+async def test_acks_all_is_on_every_disk(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    results = await asyncio.gather(*(leader.produce(b"v%d" % i) for i in range(50)))
+    assert [r.error for r in results] == [0] * 50
+    assert [r.base_offset for r in results] == list(range(50))
+    files = [stored(n) for n in cluster.nodes.values()]
+    assert files[0] == files[1] == files[2] != b""
+    assert all(n.partition.log.flushed_offset == 50 for n in cluster.nodes.values())
+    found = await leader.fetch(0)
+    assert found.high_watermark == 50
+    assert b"".join(found.records) == files[0]
+    await eventually(lambda: all(n.partition.replica.high_watermark == 50 for n in cluster.nodes.values()))
+
+
+async def test_followers_refuse_clients(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    assert (await cluster.nodes[2].produce(b"x")).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await cluster.nodes[2].fetch(0)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await cluster.nodes[1].fetch(0, epoch=5)).error == ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert (await cluster.nodes[1].fetch(7)).error == ErrorCode.OFFSET_OUT_OF_RANGE
+    refused = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="nowhere")
+    assert refused.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (await cluster.nodes[1].produce(b"x", acks=2)).error == ErrorCode.INVALID_REQUIRED_ACKS
+    damaged = bytearray(make_batch(b"x"))
+    damaged[-1] ^= 1
+    assert (await cluster.nodes[1].produce_batch(bytes(damaged))).error == ErrorCode.CORRUPT_MESSAGE
+
+
+async def test_fetch_waits_for_records_and_no_longer(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    waiting = asyncio.ensure_future(leader.fetch(0, max_wait_ms=5000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await leader.produce(b"x")
+    found = await asyncio.wait_for(waiting, 2)
+    assert found.records
+    empty = await leader.fetch(1, max_wait_ms=30)
+    assert not empty.records
+    assert not leader.partition.readers
+    waiting = asyncio.ensure_future(leader.fetch(1, max_wait_ms=5000))
+    await asyncio.sleep(0.02)
+    cluster.elect(2, [1, 2, 3])
+    assert (await asyncio.wait_for(waiting, 2)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_failover_keeps_what_was_acknowledged(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await asyncio.gather(*(cluster.nodes[1].produce(b"a%d" % i) for i in range(10)))
+    # Node 1 does not hear that it was deposed and goes on alone.
+    cluster.elect(2, [1, 2, 3], only=[2, 3])
+    await eventually(lambda: cluster.nodes[2].partition.replica.leadership is not None)
+    zombie = asyncio.ensure_future(cluster.nodes[1].produce(b"lost", timeout_ms=600))
+    kept = asyncio.ensure_future(cluster.nodes[2].produce(b"kept"))
+    assert (await zombie).error == ErrorCode.REQUEST_TIMED_OUT
+    # The next version tells node 1 too; its tail is cut and replaced.
+    cluster.set_isr(1, 2, 3)
+    assert (await kept).error == ErrorCode.NONE
+    await eventually(lambda: cluster.nodes[1].partition.log.flushed_offset == 11)
+    assert b"kept" in stored(cluster.nodes[1])
+    assert b"lost" not in stored(cluster.nodes[1])
+    assert stored(cluster.nodes[1]) == stored(cluster.nodes[2]) == stored(cluster.nodes[3])
+    assert cluster.nodes[1].metrics.truncations_below_high_watermark == 0
+
+
+async def test_a_node_that_was_away_catches_up_from_the_disk(cluster: MiniCluster) -> None:
+    cluster.make_topic(isr=[1, 2, 3])
+    await hosted(cluster)
+    await cluster.nodes.pop(3).stop(clean=False)
+    cluster.set_isr(1, 2)
+    leader = cluster.nodes[1]
+    big = bytes(200_000)
+    await asyncio.gather(*(leader.produce(big) for _ in range(100)))
+    back = await cluster.start_node(3)
+    await eventually(lambda: KEY in back.manager.partitions)
+    for _ in range(20):
+        await leader.produce(b"while it catches up")
+    await eventually(lambda: back.partition.log.flushed_offset == 120, 20)
+    assert stored(back) == stored(leader)
+    leadership = leader.partition.replica.leadership
+    assert leadership is not None
+    await eventually(lambda: leadership.pending is not None)
+    assert leadership.pending is not None
+    assert leadership.pending.isr == (1, 2, 3)
+    assert leader.proposed
+
+
+async def test_too_few_in_sync_is_refused_before_the_append(cluster: MiniCluster) -> None:
+    cluster.make_topic(isr=[1], min_insync_replicas="2")
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    assert (await leader.produce(b"x")).error == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert leader.partition.log.log_end_offset == 0
+    # acks=1 is not the ISR's business.
+    assert (await leader.produce(b"x", acks=1)).error == ErrorCode.NONE
+
+
+async def test_idempotence_goes_with_the_log(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+
+    def batch(sequence: int) -> bytes:
+        return make_batch(b"x", producer_id=9, producer_epoch=0, base_sequence=sequence)
+
+    first = await cluster.nodes[1].produce_batch(batch(0))
+    assert (first.error, first.base_offset) == (0, 0)
+    again = await cluster.nodes[1].produce_batch(batch(0))
+    assert (again.error, again.base_offset) == (0, 0)
+    cluster.elect(2, [1, 2, 3])
+    await eventually(lambda: cluster.nodes[2].partition.replica.leadership is not None)
+    again = await cluster.nodes[2].produce_batch(batch(0))
+    assert (again.error, again.base_offset) == (0, 0)
+    assert (await cluster.nodes[2].produce_batch(batch(2))).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await cluster.nodes[2].produce_batch(batch(1))).base_offset == 1
+
+
+async def test_deleting_a_topic_answers_who_waits_and_frees_the_name(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await cluster.nodes[1].produce(b"x")
+    directories = [n.partition.log.directory for n in cluster.nodes.values()]
+    waiting = asyncio.ensure_future(cluster.nodes[1].fetch(1, max_wait_ms=5000))
+    await asyncio.sleep(0.02)
+    cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
+    assert (await asyncio.wait_for(waiting, 2)).error in (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
+    await eventually(lambda: not any(d.exists() for d in directories))
+    cluster.make_topic()
+    await hosted(cluster)
+    assert (await cluster.nodes[1].produce(b"y")).base_offset == 0
+
+
+async def test_restart_finds_its_logs_and_the_watermark(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await asyncio.gather(*(cluster.nodes[1].produce(b"v%d" % i) for i in range(10)))
+    for number in (1, 2, 3):
+        await cluster.nodes.pop(number).stop()
+        await cluster.start_node(number)
+    cluster.elect(3, [1, 2, 3])
+    await hosted(cluster)
+    await eventually(lambda: cluster.nodes[3].partition.replica.high_watermark == 10)
+    assert (await cluster.nodes[3].produce(b"more")).base_offset == 10
+
+
+async def test_an_older_topic_of_the_same_name_is_set_aside(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await cluster.nodes[1].produce(b"old")
+    away = cluster.nodes.pop(3)
+    await away.stop()
+    cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
+    other = b"U" * 16
+    state = cluster_state(other)
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=other, name="events")),
+        pb.MetadataRecord(partition=state),
+    )
+    back = await cluster.start_node(3)
+    await eventually(lambda: len(back.manager.partitions) == 1)
+    (partition,) = back.manager.partitions.values()
+    assert partition.key.topic_id == other
+    assert partition.log.log_end_offset == 0
+    assert [p.name for p in away.path.iterdir() if p.name.endswith("-stray")]
+
+
+def cluster_state(topic_id: bytes) -> pb.PartitionRecord:
+    return pb.PartitionRecord(
+        topic_id=topic_id, partition=0, replicas=[1, 2, 3], isr=[1, 2, 3], leader=1, leader_epoch=0
+    )
