@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +12,16 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ClusterSpec, ClusterState, ProcessRecord
 from support.cluster import free_base_port
 
-FAKE_ROLE = Path(__file__).with_name("fake_role.py")
-
 
 @pytest.fixture
 def fake_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     """`local` starts the stand-in instead of each role."""
 
-    def command_line(_state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:
-        config = directory / process.members[0] / plan.SETTINGS_FILE
-        return [sys.executable, str(FAKE_ROLE), "--config", str(config)]
+    def module_and_arguments(_state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:
+        return ["fake_role", "--config", str(directory / process.members[0] / plan.SETTINGS_FILE)]
 
-    monkeypatch.setattr(plan, "command_line", command_line)
+    monkeypatch.setattr(plan, "module_and_arguments", module_and_arguments)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
 @pytest.fixture

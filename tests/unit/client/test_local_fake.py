@@ -238,10 +238,33 @@ def test_no_cluster_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_process_state_of_a_zombie_is_dead() -> None:
-    child = processes.spawn([sys.executable, "-c", "pass"], Path.cwd(), Path(os.devnull))
-    known = processes.identity(child.pid)
-    wait_for(lambda: processes.process_state(child.pid, known) is ProcessState.DEAD, "the child's end", 10)
-    child.returncode = 0
+    pid = processes.spawn([sys.executable, "-c", "pass"], Path.cwd(), Path(os.devnull))
+    known = processes.identity(pid)
+    wait_for(lambda: processes.process_state(pid, known) is ProcessState.DEAD, "the child's end", 10)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_killed_while_threads_are_on_their_way_out_is_not_yet_dead(fake_cluster: LocalCluster) -> None:
+    for _ in range(20):
+        ports_of_node = fake_cluster.state.member("node-1").ports
+        fake_cluster.kill("node-1")
+        assert all(ports.is_free(port) for port in ports_of_node.values())
+        fake_cluster.start("node-1")
+
+
+def test_processes_show_their_own_command_line(fake_cluster: LocalCluster) -> None:
+    for name in ("controller-1", "node-2"):
+        words = Path(f"/proc/{pid_of(fake_cluster, name)}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        config = fake_cluster.directory / name / "settings.toml"
+        assert words == [
+            sys.executable.encode(),
+            b"-P",
+            b"-m",
+            b"fake_role",
+            b"--config",
+            str(config).encode(),
+        ]
 
 
 def test_free_ports_are_different_and_outside_the_ephemeral_range() -> None:

@@ -261,81 +261,104 @@ def test_no_answer_at_all_ends_too() -> None:
     assert w.table.sent_count == 0
 
 
+class Storm:
+    """Random events; notes what became of each partition of each request."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.world = World(*(rng.choice((1, 2, 3)) for _ in range(4)))
+        self.submitted = 0
+        self.settled: dict[tuple[str, int], str] = {}
+        self.out: list[Flight] = []
+        self.newest_sent = [0, 0, 0, 0]
+
+    def settle(self, f: Flight, what: str, indices: Sequence[int] | None = None) -> None:
+        base = str(f.payload).split("/")[0]
+        for i in range(len(f.partitions)) if indices is None else indices:
+            key = (base, f.partitions[i].partition)
+            assert key not in self.settled, (f.payload, what)
+            self.settled[key] = what
+
+    def drain(self) -> None:
+        table = self.world.table
+        for f, code in table.answers:
+            self.settle(f, code.name)
+        table.answers.clear()
+        table.dropped.clear()
+        for n in list(table.wanted):
+            if self.rng.random() < 0.7:
+                table.wanted.discard(n)
+                table.ready(n)
+
+    def submit(self) -> None:
+        kind = self.rng.choice((Kind.PRODUCE, Kind.PRODUCE, Kind.FETCH, Kind.QUERY))
+        parts = self.rng.sample(range(4), self.rng.randint(1, 4))
+        self.world.table.submit(flight(f"{kind.name}{self.submitted}", *parts, kind=kind))
+        self.submitted += len(parts)
+
+    def take(self) -> None:
+        table = self.world.table
+        for f in table.take(NodeId(self.rng.choice((1, 2, 3))), self.rng.randint(1, 1000)):
+            self.out.append(f)
+            if f.kind is not Kind.PRODUCE:
+                continue
+            for key in f.partitions:
+                assert table._lines[key].node_id == f.node_id, "one partition at two nodes"
+                if f.refused_by is None:
+                    # First sends keep the order of arrival; a refused one comes again later.
+                    assert f.seq > self.newest_sent[key.partition]
+                    self.newest_sent[key.partition] = f.seq
+
+    def answer(self) -> None:
+        f = self.out.pop(self.rng.randrange(len(self.out)))
+        table = self.world.table
+        if self.rng.random() < 0.7:
+            if table.answered(f):
+                self.settle(f, "ok")
+            return
+        count = len(f.partitions)
+        refused = sorted(self.rng.sample(range(count), self.rng.randint(1, count)))
+        if table.refused(f, refused):
+            self.settle(f, "ok", [i for i in range(count) if i not in refused])
+
+    def upheave(self) -> None:
+        world, rng = self.world, self.rng
+        world.move(rng.randrange(4), rng.choice((-1, 1, 2, 3)))
+        if rng.random() < 0.2:
+            world.node_epochs[rng.choice((1, 2, 3))] += 1
+        world.change()
+
+    def step(self) -> None:
+        self.world.now_ms += self.rng.randint(0, 60)
+        events = [self.submit] * 8 + [self.take] * 4 + [self.upheave] * 2 + [self.world.table.tick]
+        events += [lambda: self.world.table.broken(NodeId(self.rng.choice((1, 2, 3))))]
+        events += [self.answer] * 4 if self.out else []
+        self.rng.choice(events)()
+        self.drain()
+
+    def calm(self) -> None:
+        """Nobody answers any more: everything must end all the same."""
+        table = self.world.table
+        for _ in range(4):
+            self.world.now_ms += 10 * ANSWER_MS
+            table.tick()
+            self.drain()
+            for n in (1, 2, 3):
+                table.take(NodeId(n), 1 << 30)
+        self.world.now_ms += 10 * ANSWER_MS
+        table.tick()
+        self.drain()
+
+
 @pytest.mark.parametrize("round_", range(40))
 def test_whatever_happens_each_is_answered_once_and_in_order(round_: int) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    rng = random.Random(seed)
-    w = World(*(rng.choice((1, 2, 3)) for _ in range(4)))
-    # By partition: seqs in the order in which nodes took them; a node that loses one loses it.
-    submitted: dict[str, int] = {}
-    settled: dict[tuple[str, int], str] = {}
-    taken_order: dict[int, list[tuple[int, int]]] = {p: [] for p in range(4)}
-
-    def settle(f: Flight, what: str) -> None:
-        base = str(f.payload).split("/")[0]
-        for key in f.partitions:
-            assert (base, key.partition) not in settled, (f.payload, what)
-            settled[(base, key.partition)] = what
-
-    def drain() -> None:
-        for f, code in w.table.answers:
-            settle(f, code.name)
-        w.table.answers.clear()
-        for n in list(w.table.dropped):
-            w.table.dropped.discard(n)
-        for n in list(w.table.wanted):
-            if rng.random() < 0.7:
-                w.table.wanted.discard(n)
-                w.table.ready(n)
-
-    out: list[Flight] = []
-    for step in range(400):
-        w.now_ms += rng.randint(0, 60)
-        what = rng.random()
-        if what < 0.4:
-            kind = rng.choice((Kind.PRODUCE, Kind.PRODUCE, Kind.FETCH, Kind.QUERY))
-            parts = rng.sample(range(4), rng.randint(1, 4))
-            name = f"{kind.name}{step}"
-            submitted[name] = len(parts)
-            w.table.submit(flight(name, *parts, kind=kind))
-        elif what < 0.6:
-            taken = w.table.take(NodeId(rng.choice((1, 2, 3))), rng.randint(1, 1000))
-            out += taken
-            for f in taken:
-                if f.kind is Kind.PRODUCE:
-                    for key in f.partitions:
-                        taken_order[key.partition].append((f.seq, w.leader_epochs[key.partition]))
-        elif what < 0.8 and out:
-            f = out.pop(rng.randrange(len(out)))
-            if rng.random() < 0.3:
-                refused = sorted(rng.sample(range(len(f.partitions)), rng.randint(1, len(f.partitions))))
-                if w.table.refused(f, refused):
-                    base = str(f.payload).split("/")[0]
-                    for i, key in enumerate(f.partitions):
-                        if i not in refused:
-                            assert (base, key.partition) not in settled
-                            settled[(base, key.partition)] = "ok"
-            elif w.table.answered(f):
-                settle(f, "ok")
-        elif what < 0.9:
-            w.move(rng.randrange(4), rng.choice((-1, 1, 2, 3)))
-            if rng.random() < 0.2:
-                w.node_epochs[rng.choice((1, 2, 3))] += 1
-            w.change()
-        elif what < 0.95:
-            w.table.broken(NodeId(rng.choice((1, 2, 3))))
-        else:
-            w.table.tick()
-        drain()
-    w.now_ms += 10 * ANSWER_MS
-    w.table.tick()
-    for n in (1, 2, 3):
-        w.table.take(NodeId(n), 1 << 30)
-    w.now_ms += 10 * ANSWER_MS
-    for _ in range(3):
-        w.table.tick()
-        drain()
-    assert len(settled) == sum(submitted.values())
-    assert w.table.held_count == w.table.sent_count == w.table.unsent_bytes == 0
-    assert not w.table._lines
+    storm = Storm(random.Random(seed))
+    for _ in range(400):
+        storm.step()
+    storm.calm()
+    assert len(storm.settled) == storm.submitted
+    table = storm.world.table
+    assert table.held_count == table.sent_count == table.unsent_bytes == 0
+    assert not table._lines

@@ -296,13 +296,79 @@ def test_truncation_below_the_recovery_point_lowers_it_first() -> None:
         add(log, model, make_batch(value_bytes=21), epoch=2)
     job = log.next_job()
     assert job is not None
-    fs.fail_on = lambda call, path: OSError(5, "cut") if call == "fdatasync" else None
+    fs.fail_on = lambda call, path: (
+        OSError(5, "cut") if call == "fdatasync" and path.endswith(".log") else None
+    )
     with pytest.raises(OSError, match="cut"):
         job.run()
-    for seed in range(SEED, SEED + 20):
+    for seed in range(SEED, SEED + 40):
         rng = random.Random(seed)
         _, again = reopen(fs.crash(keep_random(rng), keep_names=lambda count: count), SMALL)
         check_prefix(again, model, 20)
+
+
+def test_what_a_killed_process_left_unsynced_is_flushed_before_it_counts() -> None:
+    fs, model = two_part_disk(4, 20, SMALL)
+    disk = fs.restart()
+    _, log = reopen(disk, SMALL)
+    assert log.flushed_offset == log.log_end_offset == model.end
+    _, again = reopen(disk.crash(keep_synced, keep_names=lambda count: 0), SMALL)
+    check_prefix(again, model, model.end)
+
+
+def test_a_torn_epoch_cuts_the_log() -> None:
+    fs = new_disk()
+    _, log = new_log(fs)
+    model = Model()
+    for epoch in (300, 300, 301):
+        add(log, model, make_batch(2), epoch=epoch)
+    run_job(log)
+    path = "/data/t-0/00000000000000000000.log"
+    position = sum(len(data) for _, data in model.batches[:2])
+    for start in (12, 13, 14):
+        disk = fs.crash()
+        disk.pwritev(disk.open(path), [bytes(16 - start)], position + start)
+        _, again = reopen(disk)
+        assert again.log_end_offset == 4
+
+
+def test_the_recovery_point_waits_for_a_closed_segments_indexes() -> None:
+    fs = new_disk()
+    settings = TopicSettings(segment_bytes=2000, index_interval_bytes=100)
+    directory, log = new_log(fs, settings)
+    model = Model()
+    add(log, model, make_batch(timestamp_ms=NOW_MS))
+    log.close(clean=True)
+    directory.close(clean=True)
+    directory, log = reopen(fs, settings)
+    while log.segment_count == 1:
+        run_job(log)
+        add(log, model, make_batch(timestamp_ms=NOW_MS + 100 - model.end))
+    assert log.flushed_offset == log.log_end_offset - 1
+    assert log.checkpoint() < log.flushed_offset
+    directory.write_checkpoints([(log, 0)])
+    _, again = reopen(fs.crash(keep_synced), settings)
+    assert again.offset_of_max_timestamp(100) == (1, NOW_MS + 99)
+    run_job(log)
+    assert log.checkpoint() == log.flushed_offset == log.log_end_offset
+
+
+def test_an_offset_index_on_disk_vouches_for_the_time_index() -> None:
+    fs = new_disk()
+    settings = TopicSettings(index_interval_bytes=0)
+    directory, log = new_log(fs, settings)
+    model = Model()
+    for number in range(1200):
+        add(log, model, make_batch(timestamp_ms=NOW_MS + (5000 if number == 300 else number)))
+    run_job(log)
+    directory.write_checkpoints([(log, 0)])
+
+    def content(path: str, file: SimulatedFile) -> bytes:
+        return file.synced if path.endswith(".timeindex") else bytes(file.data)
+
+    _, again = reopen(fs.crash(content), settings)
+    assert again.offset_of_max_timestamp(2000) == (300, NOW_MS + 5000)
+    assert again.offset_for_timestamp(NOW_MS + 200, 2000) == (200, NOW_MS + 200)
 
 
 class Walk:
@@ -409,7 +475,7 @@ class Walk:
         keep_everything = content is keep_all
         names = (lambda count: count) if keep_everything else (lambda count: self.rng.randint(0, count))
         cold, short = self.fs.cold_chance, self.fs.short_write_chance
-        disk = self.fs.crash(content, keep_names=names)
+        disk = self.fs.restart() if keep_everything else self.fs.crash(content, keep_names=names)
         if self.rng.random() < 0.3:  # crash again while recovering
             disk.crash_countdown = self.rng.randrange(12)
             with suppress(SimulatedCrash):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import CommandError, ExitCode
-from penstock.local import plan, ports, probe
+from penstock.local import launch, plan, ports, probe
 from penstock.local.plan import (
     CONTROLLER,
     GATEWAY,
@@ -30,7 +30,7 @@ from penstock.local.plan import (
     Member,
     ProcessRecord,
 )
-from penstock.local.processes import ProcessState, identity, last_lines, process_state, send_signal, spawn
+from penstock.local.processes import ProcessState, identity, last_lines, process_state, send_signal
 from penstock.local.store import Store
 
 POLL_INTERVAL_S = 0.02
@@ -40,6 +40,7 @@ STARTING_MAX_S = 30.0
 STOP_TIMEOUTS_S = ((GATEWAY, 10.0), (NODE, 30.0), (CONTROLLER, 10.0), (SINGLE, 30.0))
 """Order in which `down` stops roles, and how long each may take before KILL."""
 KILL_TIMEOUT_S = 10.0
+REAP_WAIT_S = 2.0
 PATIENCE_S = 5.0
 """How long `start` waits for a process that answers, but is kept from being ready."""
 LOG_FILE = "log.txt"
@@ -245,6 +246,10 @@ class LocalCluster:
             state = self.store.load()
             names = [r.name for r in state.processes if _state_of(r) is not ProcessState.DEAD]
             self._stop(state.processes)
+            # Their parent is the system's first process, which may take a moment to forget them.
+            _wait_until(
+                lambda: all(identity(r.pid) != r.identity for r in state.processes if r.pid), REAP_WAIT_S
+            )
             if wipe:
                 self.store.wipe(state)
             return names
@@ -290,15 +295,16 @@ class LocalCluster:
             (self.directory / name).mkdir(exist_ok=True)
             settings = plan.member_settings(state, state.member(name), self.directory)
             (self.directory / name / SETTINGS_FILE).write_text(plan.to_toml(settings))
+        jobs = []
         for record in records:
             directory = self.directory / record.name
             directory.mkdir(exist_ok=True)
-            child = spawn(plan.command_line(state, record, self.directory), directory, self._log(record.name))
-            record.pid = child.pid
-            record.identity = identity(child.pid)
-            # Its end is seen and collected by pid; the object would warn of a child still running.
-            child.returncode = 0
-            self.store.save(state)
+            module, *arguments = plan.module_and_arguments(state, record, self.directory)
+            jobs.append(launch.Job(module, arguments, str(directory), str(self._log(record.name))))
+        for record, pid in zip(records, launch.start_all(jobs), strict=True):
+            record.pid = pid
+            record.identity = identity(pid)
+        self.store.save(state)
 
     def _await_ready(
         self,

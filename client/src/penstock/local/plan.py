@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -244,13 +243,15 @@ def to_toml(settings: Mapping[str, Any]) -> str:
     return "\n".join(lines + tables) + "\n"
 
 
-def command_line(state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:
-    """What starts the process. `-P` keeps its working directory out of the import path."""
+def module_and_arguments(state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:
+    """What the process runs: a Python module and its arguments."""
     if process.role == SINGLE:
-        files = [f"{state.member(name).role}={directory / name / SETTINGS_FILE}" for name in process.members]
-        return [sys.executable, "-P", "-m", "penstock.local.single", *files]
-    config = directory / process.name / SETTINGS_FILE
-    return [sys.executable, "-P", "-m", MODULES[process.role], "--config", str(config)]
+        roles = [(state.member(name).role, name) for name in process.members]
+        return [
+            "penstock.local.single",
+            *(f"{role}={directory / name / SETTINGS_FILE}" for role, name in roles),
+        ]
+    return [MODULES[process.role], "--config", str(directory / process.name / SETTINGS_FILE)]
 
 
 def addresses(state: ClusterState) -> dict[str, str]:

@@ -31,24 +31,31 @@ class ProcessState(StrEnum):
     DEAD = "dead"
 
 
-def spawn(command: Sequence[str], directory: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in the background, its output appended to `log`.
+def child_environment() -> dict[str, str]:
+    """This environment without variables named PENSTOCK_*.
 
-    Variables named PENSTOCK_* are taken out of its environment: they would win over the
-    settings file that the local cluster wrote for it.
+    They would win over the settings file that the local cluster wrote for a process.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def spawn(command: Sequence[str], directory: Path, log: Path) -> int:
+    """Start a process in the background, its output appended to `log`; returns its pid."""
     with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603 (our own interpreter, arguments that we made)
+        child = subprocess.Popen(  # noqa: S603 (our own interpreter, arguments that we made)
             command,
             cwd=directory,
-            env=environment,
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    # Its end is seen and collected by pid (`reap`); the object would warn of a child still running.
+    child.returncode = 0
+    return child.pid
 
 
 def identity(pid: int) -> str | None:

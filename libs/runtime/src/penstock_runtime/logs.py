@@ -13,8 +13,18 @@ import traceback
 from pathlib import PurePath
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+# structlog loads rich and with it pygments wherever they are installed (a tenth of a second
+# and 5 MB in each process) for traces that a role never prints.
+_ABSENT = object()
+_rich = sys.modules.get("rich", _ABSENT)
+if _rich is _ABSENT:
+    sys.modules["rich"] = None  # type: ignore[assignment]
+
+import structlog  # noqa: E402
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger  # noqa: E402
+
+if _rich is _ABSENT:
+    del sys.modules["rich"]
 
 Log = FilteringBoundLogger
 

@@ -138,7 +138,7 @@ class Membership:
                 return response
             again = error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
             if not again or (loop.time() - started) * 1000 > DUPLICATE_PATIENCE_MS:
-                raise StartupError(f"registration refused: {error.message}")
+                raise StartupError(f"data directory {self._directory.path} was refused: {error.message}")
             await asyncio.sleep(RETRY_PAUSE_MS / 1000)
 
     def _request(self) -> pb.RegisterNodeRequest:

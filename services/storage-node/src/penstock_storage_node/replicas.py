@@ -205,6 +205,12 @@ class ReplicaManager:
         strays, self._found = list(self._found.values()), {}
         return [self._set_aside(*stray) for stray in strays]
 
+    def take_unclaimed(self) -> list[PartitionLog]:
+        """Logs that were found on the disk and never got a role."""
+        logs = [log for _, log in self._found.values()]
+        self._found = {}
+        return logs
+
     def _set_aside(self, found: PartitionDirectory, log: PartitionLog) -> asyncio.Future[None]:
         def rename() -> None:
             log.close(clean=True)

@@ -102,6 +102,7 @@ class StorageNode:
             opened = True
             logs = await self._open_logs()
             self._build(logs)
+            refused: StartupError | None = None
             try:
                 await self._start(logs)
                 await lifecycle.stopping.wait()
@@ -109,8 +110,12 @@ class StorageNode:
                     await self._drain()
             except _Stopping:
                 pass
+            except StartupError as e:
+                refused = e  # the logs are closed all the same, so that the next start is quick
             await self._stop_serving()
             clean = await self._close_logs() if not lifecycle.failed.is_set() else False
+            if refused is not None:
+                raise refused
         finally:
             if opened:
                 directory = self._directory
@@ -303,6 +308,10 @@ class StorageNode:
         for partition in partitions:
             partition.replica.step_down()
         closing = [p.exclusive(lambda log=p.log: log.close(True)) for p in partitions]  # type: ignore[misc]
+        closing += [
+            asyncio.ensure_future(self._pool.run(lambda log=log: log.close(True)))  # type: ignore[misc]
+            for log in manager.take_unclaimed()
+        ]
         results = await asyncio.gather(*closing, return_exceptions=True)
         failed = [r for r in results if isinstance(r, BaseException)]
         for error in failed:

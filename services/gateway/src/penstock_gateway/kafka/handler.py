@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.metadata import decode_metadata
 from penstock_core.kafka.wire import Malformed
 from penstock_gateway.kafka.queries import LeaderEpochQuery, ListOffsetsQuery
 from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
@@ -30,6 +31,7 @@ _RELAYED: Final[dict[int, type[Relayed]]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
 }
 _SESSION: Final = "relay"
+_NAMED_TOPICS: Final = "named_topics"
 CLIENT_SOFTWARE: Final = "client_software"
 """Where `ClusterApis` notes name and version of a client's software."""
 
@@ -53,7 +55,7 @@ class GatewayHandler:
             if relayed is not None:
                 return self._submit(connection, header, frame, relayed)
             if self._cluster.handles(header.api_key):
-                return self._cluster_for(connection).answer(connection, header, frame)
+                return self._cluster_for(connection, header, frame).answer(connection, header, frame)
         except Malformed as e:
             return connection.refuse("body", e.message)
         return connection.refuse("api", f"api key {header.api_key} is not answered here")
@@ -66,9 +68,20 @@ class GatewayHandler:
         session.submit(kind(header, frame, waiting.finish))
         return waiting.result()
 
-    def _cluster_for(self, connection: Connection) -> ClusterApis:
-        software = connection.state.get(CLIENT_SOFTWARE, "")
-        return self._cluster_apart if needs_distinct_names(software) else self._cluster
+    def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:
+        """Who answers: plain addresses, or for some clients one spelling for each node.
+
+        A listing of all topics before anything else on a connection (`kcat -L`) is for
+        people to read and gets plain addresses all the same.
+        """
+        state = connection.state
+        if header.api_key != ApiKey.METADATA or not needs_distinct_names(state.get(CLIENT_SOFTWARE, "")):
+            return self._cluster
+        asked = decode_metadata(frame, header).topics
+        if asked:
+            state[_NAMED_TOPICS] = True
+        plain = asked is None and _NAMED_TOPICS not in state
+        return self._cluster if plain else self._cluster_apart
 
     def _session(self, connection: Connection) -> Session:
         session: Session | None = connection.state.get(_SESSION)

@@ -209,6 +209,7 @@ class FlightTable:
         if flight.state is not State.SENT:
             return False
         node_id = flight.node_id
+        stream = self._streams[node_id]
         self._land(flight)
         now = self._clock_ms()
         for part in flight.split([[i] for i in indices]):
@@ -217,6 +218,10 @@ class FlightTable:
             part.refused_by = (node_id, partition.leader_epoch) if partition else None
             part.retry_ms = now + RETRY_MS
             self._hold(part)
+        refused = {flight.partitions[i] for i in indices}
+        behind = {f for f in stream.queue if f.kind is Kind.PRODUCE and not refused.isdisjoint(f.partitions)}
+        if behind:
+            self._pull_back(stream, behind)
         self._release_lines(flight)
         self._retry_held()
         return True
@@ -343,13 +348,25 @@ class FlightTable:
             if flight.kind is not Kind.QUERY and self._moved(flight, node_id):
                 flight.until_ms = min(flight.until_ms, now + GRACE_MS)
                 self._grace = True
-        moved = [f for f in stream.queue if self._moved(f, node_id)]
+        moved = {f for f in stream.queue if self._moved(f, node_id)}
         if moved:
-            gone = set(moved)
-            stream.queue = deque(f for f in stream.queue if f not in gone)
-            for flight in moved:
+            self._pull_back(stream, moved)
+
+    def _pull_back(self, stream: _Stream, wrong: set[Flight]) -> None:
+        """Take unsent flights off a queue that are not to go there, to be routed again.
+
+        Those behind them come along, Fetch apart: they may share a partition with one that
+        is pulled back, and go on in their order when held flights are tried again.
+        """
+        queue, stream.queue = stream.queue, deque()
+        pulling = False
+        for flight in queue:
+            pulling = pulling or (flight in wrong and flight.kind is not Kind.FETCH)
+            if flight in wrong or (pulling and flight.kind is not Kind.FETCH):
                 self._leave_lines(flight)
                 self._hold_or_answer(flight)
+            else:
+                stream.queue.append(flight)
 
     # -- holding, landing, failing ----------------------------------------------------
 

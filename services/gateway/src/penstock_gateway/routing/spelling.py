@@ -5,7 +5,8 @@ of several node ids with one address only the last is left, and partitions led b
 others are unreachable (its issue 4212). Such a client is given the same address in
 another spelling for each node id: `0x7f.0.0.1` for `127.0.0.1`, `gAteway` for `gateway`.
 Resolvers take them for what they are; the client tells them apart. Others, whose
-resolvers may be stricter (Java's is), never see them.
+resolvers may be stricter (Java's is), never see them, nor does a listing of all topics
+that is the first thing asked on a connection.
 """
 
 from __future__ import annotations

@@ -148,6 +148,10 @@ class SimulatedFileSystem(FileSystem):
         root = _survivors("", self._root, content, keep_names or (lambda count: count))
         return SimulatedFileSystem(self.random, root=root)
 
+    def restart(self) -> SimulatedFileSystem:
+        """The disk after the process alone ended: all is there, and what wasn't synced still isn't."""
+        return SimulatedFileSystem(self.random, root=self._root)
+
     # --- plumbing
 
     def _find(self, path: str) -> Node:
