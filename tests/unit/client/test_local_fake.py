@@ -91,7 +91,7 @@ def test_down_leaves_nothing_and_up_brings_the_same_back(fake_cluster: LocalClus
     pids = [pid_of(fake_cluster, p.name) for p in before.processes]
     (fake_cluster.directory / "node-1" / "data").mkdir()
     fake_cluster.kill("node-1", signal.SIGSTOP)
-    assert len(fake_cluster.down()) == 4
+    assert len(fake_cluster.down(reaped=True)) == 4
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -238,7 +238,7 @@ def down(wipe: bool, directory: Path) -> None:
     with spinner("stopping") as progress:
         cluster = LocalCluster(directory, progress)
         begun = time.monotonic()
-        names = cluster.down(wipe=wipe)
+        names = cluster.down(wipe=wipe, reaped=True)
     took_s = time.monotonic() - begun
     note(f"stopped {len(names)} processes in {took_s:.1f} s" if names else "nothing was running")
     if wipe:

@@ -40,7 +40,7 @@ STARTING_MAX_S = 30.0
 STOP_TIMEOUTS_S = ((GATEWAY, 10.0), (NODE, 30.0), (CONTROLLER, 10.0), (SINGLE, 30.0))
 """Order in which `down` stops roles, and how long each may take before KILL."""
 KILL_TIMEOUT_S = 10.0
-REAP_WAIT_S = 2.0
+REAP_TIMEOUT_S = 3.0
 PATIENCE_S = 5.0
 """How long `start` waits for a process that answers, but is kept from being ready."""
 LOG_FILE = "log.txt"
@@ -237,19 +237,19 @@ class LocalCluster:
                 raise CommandError(notes[0])
             return member.name
 
-    def down(self, *, wipe: bool = False) -> list[str]:
+    def down(self, *, wipe: bool = False, reaped: bool = False) -> list[str]:
         """Stop every process: gateways, then nodes, then controllers; returns the names stopped.
 
         Each role gets TERM and its own bounded time, then KILL. `wipe` removes the data too.
+        With `reaped` it waits until not even their entries in the process table are left,
+        which is up to the system's first process, their parent by now.
         """
         with self.store.locked():
             state = self.store.load()
             names = [r.name for r in state.processes if _state_of(r) is not ProcessState.DEAD]
             self._stop(state.processes)
-            # Their parent is the system's first process, which may take a moment to forget them.
-            _wait_until(
-                lambda: all(identity(r.pid) != r.identity for r in state.processes if r.pid), REAP_WAIT_S
-            )
+            if reaped:
+                _wait_until(lambda: not any(_is_known(r) for r in state.processes), REAP_TIMEOUT_S)
             if wipe:
                 self.store.wipe(state)
             return names
@@ -422,6 +422,11 @@ def role_fields() -> dict[str, set[str]]:
 
 def _state_of(record: ProcessRecord) -> ProcessState:
     return process_state(record.pid, record.identity)
+
+
+def _is_known(record: ProcessRecord) -> bool:
+    """Whether the process, dead or alive, is still in the process table."""
+    return record.pid is not None and identity(record.pid) == record.identity
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -5,7 +5,7 @@ the next one starts, so a batch is a linked list. Three ways through it, chosen 
 
 * lockstep: one cursor (lane) per batch, all advanced together, one numpy step per record
   of the longest lane: good for many small batches;
-* split lockstep: a long batch is cut into lanes at positions that look like the start of a
+* split lockstep: long batches are cut into lanes at positions that look like the start of a
   record (zero attributes, the next record's offset delta one higher). A guess may be wrong,
   so the chain is proved afterwards: every record must end where the next one starts, from
   the first byte of each batch to its last, with as many records as the header says. If the
@@ -36,8 +36,12 @@ VARINT_BYTES_MAX = 10
 _RECORD_BODY_BYTES_MIN = 6
 
 _SPLIT_COUNT_MIN = 512
-"""Records in a batch from which cutting it into lanes pays."""
+"""Records in a buffer from which cutting its batches into lanes pays."""
+_LANE_RECORDS_MAX = 64
+"""Batches of at most so many records are lanes as they are."""
 _SPLIT_RECORDS_PER_LANE = 32
+_STRIP_RECORDS = 3
+"""How many average records long the stretch is in which a lane's first record is looked for."""
 _LOCKSTEP_LANES_MIN = 48
 """Mean lanes at work from which lockstep beats the Python walk (about 5 µs a step against 80 ns a record)."""
 
@@ -179,49 +183,53 @@ class RecordBuffer:
     # -- cutting long batches ---------------------------------------------------------------
 
     def _split_lanes(self) -> tuple[Ints, Ints]:
-        """Lanes (first position, limit): the batches, long ones cut where records seem to start."""
-        long = np.flatnonzero(self._counts >= _SPLIT_COUNT_MIN)
-        if not len(long) or len(self._starts) >= 4 * _LOCKSTEP_LANES_MIN:
+        """Lanes (first position, limit): the batches, cut where records seem to start if that pays."""
+        total = int(self._counts.sum())
+        if total < _SPLIT_COUNT_MIN or int(self._counts.max()) <= _LANE_RECORDS_MAX:
             return self._starts, self._ends
         try:
-            cuts = [self._guess_starts(int(i)) for i in long]
+            cuts = self._guess_starts(total)
         except (IndexError, CorruptRecordsError):
             return self._starts, self._ends
-        starts = np.sort(np.concatenate([self._starts, *cuts]))
+        starts = np.sort(np.concatenate([self._starts, cuts]))
         limits = np.empty_like(starts)
         limits[:-1] = starts[1:]
         limits[np.searchsorted(starts, self._starts[1:]) - 1] = self._ends[:-1]
         limits[-1] = self._ends[-1]
         return starts, limits
 
-    def _guess_starts(self, batch: int) -> Ints:
-        """Positions in a batch that look like starts of records, about one per lane wanted."""
-        start, end = int(self._starts[batch]), int(self._ends[batch])
-        count = int(self._counts[batch])
-        lanes = count // _SPLIT_RECORDS_PER_LANE
+    def _guess_starts(self, total: int) -> Ints:
+        """Positions inside batches that look like starts of records, about one per lane wanted."""
+        start, end = int(self._starts[0]), int(self._ends[-1])
+        lanes = total // _SPLIT_RECORDS_PER_LANE
         stride = (end - start) // lanes
-        width = min(stride, 3 * (end - start) // count)
-        # Lanes 1..n-1, each a strip of `width` bytes, as one strided view: zero bytes are the
-        # candidates for a record's attributes byte.
+        width = min(stride, _STRIP_RECORDS * (end - start) // total)
+        # The buffer is cut evenly, whatever the batches; every lane but the first begins with a
+        # strip of `width` bytes, all strips as one strided view. Zero bytes in them are the
+        # candidates for a record's attributes.
         strips = np.lib.stride_tricks.as_strided(
             self.data[start + stride :], (lanes - 2, width), (stride, 1), writeable=False
         )
         lane, column = np.nonzero(strips == 0)
         attributes = start + stride + lane * stride + column
-        found = [self._check_guesses(attributes - size, lane, size, end) for size in (1, 2)]
+        found = [self._check_guesses(attributes - size, lane, size) for size in (1, 2)]
         positions = np.concatenate([item[0] for item in found])
-        lane_of = np.concatenate([item[1] for item in found])
+        lane = np.concatenate([item[1] for item in found])
         order = np.argsort(positions, kind="stable")
-        positions, lane_of = positions[order], lane_of[order]
-        first: Ints = positions[np.unique(lane_of, return_index=True)[1]]
-        return first[first > start]
+        first: Ints = positions[order][np.unique(lane[order], return_index=True)[1]]
+        return first
 
-    def _check_guesses(self, positions: Ints, lane: Ints, size: int, end: int) -> tuple[Ints, Ints]:
-        """Those positions where a record with a length varint of `size` bytes seems to start."""
+    def _check_guesses(self, positions: Ints, lane: Ints, size: int) -> tuple[Ints, Ints]:
+        """Those positions where a record with a length varint of `size` bytes seems to start.
+
+        It must lie inside a batch, and so must the next one, whose offset is one higher.
+        """
         word = self._window[positions]
         following = positions + _ADVANCE.take(word)
+        batch = np.searchsorted(self._starts, positions, side="right") - 1
         right = (_SIZE.take(word) == size) & (following > positions + _RECORD_BODY_BYTES_MIN)
-        right &= following < end - _RECORD_BODY_BYTES_MIN - 2
+        right &= positions > self._starts[batch]
+        right &= following < self._ends[batch] - _RECORD_BODY_BYTES_MIN - 2
         positions, lane, following = positions[right], lane[right], following[right]
         body = following + np.maximum(_SIZE.take(self._window[following]), 1)
         right = self.data.take(body, mode="clip") == 0
