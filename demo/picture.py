@@ -64,12 +64,11 @@ def _throughput(axes: Axes, acks: Acks, killed: str) -> None:
         return
     kill_s = acks.killed_s - acks.started_s
     axes.axvline(kill_s, color=RED, linewidth=1.6)
-    gap_end_s = acks.gap_end_s - acks.started_s
-    if gap_end_s > kill_s:
-        axes.axvspan(max(kill_s, gap_end_s - acks.gap_s), gap_end_s, color=RED, alpha=0.10, linewidth=0)
+    gap = acks.worst_partition_gap()
+    axes.axvspan(gap.begin_s, gap.begin_s + gap.took_s, color=RED, alpha=0.10, linewidth=0)
     late = kill_s > acks.took_s / 2
     axes.annotate(
-        f"kill -9 {killed}\nlongest pause of acks {acks.gap_s:.2f} s",
+        f"kill -9 {killed}\nno partition without acks for more than {gap.took_s:.2f} s",
         (kill_s, top * 0.96),
         xytext=(-8 if late else 8, 0),
         textcoords="offset points",

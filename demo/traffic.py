@@ -37,6 +37,14 @@ class TrafficError(Exception):
     """A chapter of the demo did not go as it must; the message is one line."""
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A time without acks: when it began, after the start, and how long it was."""
+
+    begin_s: float
+    took_s: float
+
+
 @dataclass
 class Acks:
     """What the brokers acknowledged, by `seq`; offset -1 where nothing was."""
@@ -50,8 +58,6 @@ class Acks:
     first_failure: str = ""
     killed_s: float | None = None
     last_ack_s: float = 0.0
-    gap_s: float = 0.0
-    gap_end_s: float = 0.0
 
     @classmethod
     def for_events(cls, count: int) -> Acks:
@@ -68,14 +74,29 @@ class Acks:
         self.partitions[seq] = message.partition()
         self.offsets[seq] = message.offset()
         self.times_s[seq] = now
-        if now - self.last_ack_s > self.gap_s and self.acked:
-            self.gap_s, self.gap_end_s = now - self.last_ack_s, now
         self.last_ack_s = now
         self.acked += 1
 
     @property
     def took_s(self) -> float:
         return self.last_ack_s - self.started_s
+
+    def longest_gap(self, partition: int | None = None) -> Gap:
+        """The longest time between two acks that followed each other: of all, or of one partition."""
+        times = np.frombuffer(self.times_s)
+        chosen = times > 0
+        if partition is not None:
+            chosen &= np.frombuffer(self.partitions, dtype=np.int16) == partition
+        ordered = np.sort(times[chosen])
+        if len(ordered) < 2:
+            return Gap(0.0, 0.0)
+        gaps = np.diff(ordered)
+        place = int(gaps.argmax())
+        return Gap(float(ordered[place] - self.started_s), float(gaps[place]))
+
+    def worst_partition_gap(self) -> Gap:
+        """The longest time that any one partition was without an ack."""
+        return max((self.longest_gap(number) for number in range(PARTITIONS)), key=lambda gap: gap.took_s)
 
     def time_line(self) -> tuple[list[float], list[float]]:
         """Seconds since the start, and events acknowledged per second in each window."""

@@ -21,7 +21,6 @@ from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock_core.errors import ErrorCode
 from penstock_core.kafka.apis import ApiKey
-from penstock_core.kafka.frames import request_header
 from penstock_core.kafka.produce import (
     ProducePartition,
     ProduceResult,
@@ -123,9 +122,8 @@ def test_wrong_acks_and_wrong_partition(leader: str) -> None:
 
 def test_unsupported_version_of_api_versions_is_answered(leader: str) -> None:
     """KIP-511: the answer is in form 0, so that any client can read it and ask again."""
-    answer = call(
-        leader, request_header(ApiKey.API_VERSIONS, 0, 5, "raw")[:2] + struct.pack(">hih", 99, 5, -1)
-    )
+    # Header of form 2, as every version since 3 has: no client id, no tagged fields.
+    answer = call(leader, struct.pack(">hhihB", ApiKey.API_VERSIONS, 99, 5, -1, 0))
     correlation_id, error = struct.unpack_from(">ih", answer)
     assert (correlation_id, error) == (5, ErrorCode.UNSUPPORTED_VERSION)
 

@@ -88,7 +88,10 @@ class Island:
                 run(*command)
 
     def python(self, code: str, *arguments: str) -> dict[str, int]:
-        environment = dict(os.environ) | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        environment = dict(os.environ) | {
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+            "PYSPARK_PYTHON": sys.executable,
+        }
         done = subprocess.run(
             ["ip", "netns", "exec", self.name, sys.executable, "-c", code, *arguments],
             capture_output=True, text=True, env=environment, timeout=150, check=False,

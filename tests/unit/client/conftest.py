@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.local import plan
+from penstock.local import launch, plan
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ClusterSpec, ClusterState, ProcessRecord
 from support.cluster import free_base_port
@@ -21,6 +21,7 @@ def fake_roles(monkeypatch: pytest.MonkeyPatch) -> None:
         return ["fake_role", "--config", str(directory / process.members[0] / plan.SETTINGS_FILE)]
 
     monkeypatch.setattr(plan, "module_and_arguments", module_and_arguments)
+    monkeypatch.setattr(launch, "PRELOADED", ())
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 

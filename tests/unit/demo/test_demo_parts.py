@@ -12,7 +12,7 @@ from demo import flights as source
 from demo import java
 from demo.__main__ import _differences
 from demo.flights import Flights
-from demo.traffic import Acks, Layout
+from demo.traffic import WINDOW_S, Acks, Gap, Layout
 from demo.verify import _Checker
 
 
@@ -149,3 +149,16 @@ def test_missing_java_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = java.missing_java()
     assert problem is not None
     assert "apt-get install openjdk-17" in problem
+
+
+def test_gaps_and_time_line() -> None:
+    acks = Acks.for_events(4)
+    acks.started_s = 100.0
+    for seq, (partition, after_s) in enumerate([(0, 1.0), (1, 1.5), (1, 2.5), (0, 3.0)]):
+        acks.partitions[seq], acks.times_s[seq] = partition, 100.0 + after_s
+    acks.last_ack_s = 103.0
+    assert acks.longest_gap() == Gap(1.5, 1.0)
+    assert acks.worst_partition_gap() == Gap(1.0, 2.0)
+    seconds, rates = acks.time_line()
+    assert len(seconds) == len(rates)
+    assert sum(rates) * WINDOW_S == pytest.approx(4, abs=1)

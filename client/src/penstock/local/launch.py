@@ -61,7 +61,7 @@ def start_all(jobs: Sequence[Job]) -> list[int]:
     try:
         done = subprocess.run(  # noqa: S603 (our own interpreter and module)
             [sys.executable, "-P", "-m", "penstock.local.launch", padding],
-            input=json.dumps(jobs),
+            input=json.dumps({"preloaded": PRELOADED, "jobs": jobs}),
             stdout=subprocess.PIPE,
             env=child_environment(),
             text=True,
@@ -77,10 +77,11 @@ def start_all(jobs: Sequence[Job]) -> list[int]:
 def main() -> int:
     """Read the jobs, start them, print their pids."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    jobs = [Job(*fields) for fields in json.load(sys.stdin)]
+    asked = json.load(sys.stdin)
+    jobs = [Job(*fields) for fields in asked["jobs"]]
     may_fork = sys.platform == "linux"
     if may_fork:
-        for name in PRELOADED:
+        for name in asked["preloaded"]:
             # What is missing is missed by the role, which says so in its log.
             with suppress(ImportError):
                 import_module(name)
