@@ -20,6 +20,8 @@ from demo.traffic import TOPIC
 TABLE = "delays_by_carrier_and_month.parquet"
 RESULT = "spark.json"
 SCHEMA = "seq int, month int, carrier string, dep_time int, dep_delay int"
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a job of seconds, the second compiler and a parallel collector cost more than they bring."""
 LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.file.ref = file
@@ -97,10 +99,7 @@ def _session(output: Path) -> Any:
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={output}",
-        )
+        .config("spark.driver.extraJavaOptions", f"{JAVA_OPTIONS} -Dlog4j2.configurationFile=file:{log4j}")
         .getOrCreate()
     )
 

@@ -29,6 +29,8 @@ DELIVERY_TIMEOUT_S = 60.0
 QUEUE_RECORDS_MAX = 20_000
 """Few, so that "half-way" is half-way for the brokers too, not for a queue in the client."""
 POLL_EVERY_RECORDS = 64
+OFFSET_UNTOLD = -2
+"""librdkafka knows that an event is written, but not where: its own answer was lost, a later one came."""
 WINDOW_S = 0.1
 """Width of a bin of the time line."""
 
@@ -47,7 +49,7 @@ class Gap:
 
 @dataclass
 class Acks:
-    """What the brokers acknowledged, by `seq`; offset -1 where nothing was."""
+    """What the brokers acknowledged, by `seq`; offset -1 where nothing was, OFFSET_UNTOLD if unknown."""
 
     partitions: array[int]
     offsets: array[int]
@@ -72,7 +74,8 @@ class Acks:
             return
         now = time.perf_counter()
         self.partitions[seq] = message.partition()
-        self.offsets[seq] = message.offset()
+        offset = message.offset()
+        self.offsets[seq] = OFFSET_UNTOLD if offset is None else offset
         self.times_s[seq] = now
         self.last_ack_s = now
         self.acked += 1

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from penstock_runtime.settings import ListenerSettings, RoleSettings
+
+
+def _host_name() -> str:
+    """In containers the host's name is the container's own: scaled replicas need no setting."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:128] or "gateway"
 
 
 def _default_listeners() -> list[ListenerSettings]:
@@ -22,7 +29,7 @@ class GatewaySettings(RoleSettings):
     example: ClassVar[str] = "penstock-gateway --gateway-id gateway-1 --controllers 127.0.0.1:5001"
 
     gateway_id: str = Field(
-        "gateway-1",
+        default_factory=_host_name,
         pattern=r"^[A-Za-z0-9._-]{1,128}$",
         description="name of this gateway, unique in the cluster; registering takes it over",
     )

@@ -31,6 +31,9 @@ T = TypeVar("T")
 STAGED_BYTES_LOW = 8 * 1024 * 1024
 """Whoever waits for the disk goes on when no more than that is staged."""
 
+FULL_LOG_INTERVAL_MS = 10_000
+"""A full disk is said that often."""
+
 TICK_MS = 100
 """How often waits expire."""
 ISR_TICKS = 5
@@ -105,6 +108,7 @@ class ReplicaManager:
         self._loop = asyncio.get_running_loop()
         self._tick_count = 0
         self._settings: dict[tuple[str, int], TopicSettings] = {}
+        self._full_quiet_until_ms = 0
         self._when_written: list[tuple[asyncio.Future[Any], Any]] = []
 
     # -- looking up ---------------------------------------------------------------
@@ -348,9 +352,9 @@ class ReplicaManager:
         if change is Change.NONE:
             return
         self._stop_role(partition, f"leader epoch {state.leader_epoch} began")
+        if partition.log.state is LogState.FAILED:
+            return
         if change is Change.LEAD:
-            if partition.log.state is LogState.FAILED:
-                return
             if partition.busy:
                 # An earlier cut of the log is still going on.
                 epoch = state.leader_epoch
@@ -506,9 +510,12 @@ class ReplicaManager:
         """A write, a flush or a change of `partition`'s files failed."""
         self.metrics.write_failures += 1
         if partition.log.state is LogState.FULL:
-            self.lifecycle.log.error(
-                "disk full: producers are refused until space is freed", partition=partition.name
-            )
+            now_ms = self.clock_ms()
+            if now_ms >= self._full_quiet_until_ms:
+                self._full_quiet_until_ms = now_ms + FULL_LOG_INTERVAL_MS
+                self.lifecycle.log.error(
+                    "disk full: producers are refused until space is freed", partition=partition.name
+                )
             return
         self._report_disk_failure(partition.name, error)
         if not partition.closed:

@@ -169,9 +169,11 @@ class ReplicaLink:
         try:
             fits = following.on_batches(base_offset, records)
         except PenstockError as e:
-            manager.lifecycle.log.warning(
-                "replicated batches refused", partition=partition.name, offset=base_offset, reason=str(e)
-            )
+            # A full or failed disk has said so itself.
+            if e.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                manager.lifecycle.log.warning(
+                    "replicated batches refused", partition=partition.name, offset=base_offset, reason=str(e)
+                )
             self.receiver.reopen(replica, manager.clock_ms(), pause=True)
             return False
         finally:
