@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from demo.screen import Screen
 from demo.traffic import PARTITIONS, TOPIC, Acks, TrafficError, create_topic, layout, produce
 from demo.verify import ReadBack, read_back
 from penstock.errors import CommandError
+from penstock.interrupts import one_interrupt
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ClusterSpec, reserved_ports
@@ -47,19 +49,23 @@ def main() -> int:
     if problem:
         screen.complain(problem)
         return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report: Path = arguments.report.absolute()
     report.mkdir(parents=True, exist_ok=True)
     cluster = LocalCluster(report / "cluster")
     held = False
     try:
-        _remove_leftovers(cluster, report)
-        held = _Story(screen, cluster, report).tell()
+        with one_interrupt():
+            _remove_leftovers(cluster, report)
+            held = _Story(screen, cluster, report).tell()
     except KeyboardInterrupt:
         screen.complain("interrupted")
         return 130
     except (CommandError, TrafficError, source.SourceError) as error:
         screen.complain(str(error))
+    except Exception as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        screen.complain(f"{type(error).__name__}: {error}; PENSTOCK_DEBUG=1 shows where")
     finally:
         # Also a second Ctrl-C must not leave processes behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -76,7 +76,7 @@ class Stack:
         pytest.fail(f"not within {timeout_s} s: {what}\n{logs[-6000:]}")
 
     def live_node_count(self) -> int:
-        return sum(node["state"] == "active" for node in self.get_json("/v1/cluster")["nodes"])
+        return sum(node["state"] == "live" for node in self.get_json("/v1/cluster")["nodes"])
 
 
 def _free_port() -> int:

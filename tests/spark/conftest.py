@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "spark"))
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from spark_memory_gateway import MemoryGateway
+
+    from unit.spark.spark_memory_gateway import MemoryGateway
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def cluster() -> Iterator[MemoryGateway]:
-    from spark_memory_gateway import MemoryGateway
+    from unit.spark.spark_memory_gateway import MemoryGateway
 
     memory = MemoryGateway()
     memory.start()

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from spark_batches import Rec, encode_batch
+
+from unit.spark.spark_batches import Rec, encode_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from spark_memory_gateway import MemoryGateway
+
+    from unit.spark.spark_memory_gateway import MemoryGateway
 
 pytestmark = pytest.mark.spark
 

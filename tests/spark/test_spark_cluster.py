@@ -45,7 +45,8 @@ def check_exact(frame: DataFrame, count: int) -> None:
 def test_everything_that_was_produced(spark: SparkSession, penstock: LocalCluster, codec: str) -> None:
     topic = f"all-{codec}"
     create_topic(penstock.bootstrap, topic, 3)
-    produce(penstock.bootstrap, topic, 20_000, keys=50, **{"compression.type": codec})
+    config: dict[str, Any] = {"compression.type": codec}
+    produce(penstock.bootstrap, topic, 20_000, keys=50, **config)
     frame = read(spark, penstock, topic)
     check_exact(frame, 20_000)
     assert frame.select("value").distinct().count() == 20_000

@@ -15,7 +15,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from spark_memory_gateway import MemoryGateway
+
+    from unit.spark.spark_memory_gateway import MemoryGateway
 
 pytestmark = pytest.mark.spark
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from spark_batches import Rec, encode_batch
 
 from penstock_proto.v1 import common_pb2, data_pb2, gateway_pb2, gateway_pb2_grpc
+from unit.spark.spark_batches import Rec, encode_batch
 
 
 @dataclass
@@ -153,6 +153,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                 if news or left <= 0:
                     return gateway_pb2.ListOffsetsResponse(results=results)
                 self.changed.wait(left)
+
+    def Produce(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not needed here")
 
     def FetchRange(self, request: Any, context: Any) -> Iterator[data_pb2.FetchRangeResponse]:  # noqa: N802
         self.calls.append(f"FetchRange {request.from_offset}")

@@ -11,11 +11,11 @@ import google_crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql.types import StructType
-from spark_batches import Rec, decode_plainly, encode_batch, stamp
 
 from pyspark_penstock.decode import Decoder, records
 from pyspark_penstock.errors import CorruptRecordsError
 from pyspark_penstock.schema import COLUMNS, arrow_schema, spark_schema
+from unit.spark.spark_batches import Rec, decode_plainly, encode_batch, stamp
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas at import by a function that Python 3.11 calls deprecated.

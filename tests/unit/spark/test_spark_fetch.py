@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from spark_memory_gateway import MemoryGateway
 
 from penstock_proto.v1 import common_pb2, data_pb2
 from pyspark_penstock import gateway as gateway_module
@@ -22,6 +21,7 @@ from pyspark_penstock.planning import batch_ranges
 from pyspark_penstock.reader import range_partitions
 from pyspark_penstock.schema import arrow_schema, spark_schema
 from pyspark_penstock.tiling import OffsetRange
+from unit.spark.spark_memory_gateway import MemoryGateway
 
 SCHEMA = arrow_schema(spark_schema(include_headers=False), include_headers=False)
 
@@ -76,7 +76,7 @@ def test_exactly_the_range(cluster: MemoryGateway, start: int, end: int) -> None
 
 
 def test_a_broken_stream_goes_on_behind_what_came(cluster: MemoryGateway) -> None:
-    broken = []
+    broken: list[int] = []
 
     def fault(context: Any, sent: int) -> None:
         if sent == 2 and len(broken) < 3:
@@ -105,7 +105,7 @@ def test_nobody_there_ends_in_one_clear_line(cluster: MemoryGateway) -> None:
 
 def test_retriable_errors_inside_the_stream(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     original = MemoryGateway.FetchRange
-    failed = []
+    failed: list[int] = []
 
     def not_leader(self: MemoryGateway, request: Any, context: Any) -> Iterator[Any]:
         if len(failed) < 2:

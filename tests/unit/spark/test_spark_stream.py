@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from spark_memory_gateway import MemoryGateway
 
 from pyspark_penstock import stream as stream_module
 from pyspark_penstock.errors import DataLossError, OptionError, PenstockError
@@ -21,6 +20,7 @@ from pyspark_penstock.options import parse_options
 from pyspark_penstock.progress import Observed, Progress, advance, unknown
 from pyspark_penstock.schema import arrow_schema, spark_schema
 from pyspark_penstock.stream import PenstockStreamReader
+from unit.spark.spark_memory_gateway import MemoryGateway
 
 SCHEMA = arrow_schema(spark_schema(include_headers=False), include_headers=False)
 ALL = ReadAllAvailable()

@@ -20,6 +20,7 @@ import click
 from penstock.cli.kafka import bootstrap_option, check_reachable, client_config, failure, topic_metadata
 from penstock.cli.output import console, note, print_json
 from penstock.errors import CommandError, ExitCode
+from penstock.interrupts import one_interrupt
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -121,9 +122,10 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     send = _sender(producer, topic, partition, key_separator, tally)
     with _source(file) as source, _progress(file) as advance:
         try:
-            for line in source:
-                send(line)
-                advance(len(line))
+            with one_interrupt():
+                for line in source:
+                    send(line)
+                    advance(len(line))
         except KeyboardInterrupt:
             interrupted = True
         undelivered = producer.flush(timeout_s + 5)
