@@ -34,6 +34,8 @@ PORT_STEP = 300
 REPORT = Path("demo-report")
 REJOIN_TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 300.0
+WORKING_FILES = ("spark.json", "spark.log", "spark-output.log", "log4j2.properties")
+"""Left in the report only when something did not hold."""
 CLUSTER = ClusterSpec(controllers=3, nodes=3, gateways=2)
 
 
@@ -108,7 +110,7 @@ class _Story:
             from demo import picture
 
             names = source.carrier_names()
-            title = f"{self.killed}, leader of {self.led} of {PARTITIONS} partitions"
+            title = f"{self.killed},\nleader of {self.led} of {PARTITIONS} partitions;"
             file = picture.draw(self.report, acks, title, spark["carriers"], names)
             table = self.report / "delays_by_carrier_and_month.parquet"
             step.tell(f"picture: {_shown(file)}; table: {_shown(table)}")
@@ -265,7 +267,10 @@ class _Story:
             "spark": {name: spark[name] for name in ("session_s", "first_job_s", "warm_job_s", "count_s")},
         }
         (self.report / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
-        if not held:
+        if held:
+            for name in WORKING_FILES:
+                (self.report / name).unlink(missing_ok=True)
+        else:
             self.screen.complain("not everything held: see the crosses above")
         return held
 
@@ -287,7 +292,7 @@ def _remove_leftovers(cluster: LocalCluster, report: Path) -> None:
         cluster.down(wipe=True)
     for name in ("cluster", "delays_by_carrier_and_month.parquet"):
         shutil.rmtree(report / name, ignore_errors=True)
-    for name in ("summary.json", "report.png", "spark.json"):
+    for name in ("summary.json", "report.png", *WORKING_FILES):
         (report / name).unlink(missing_ok=True)
 
 

@@ -68,7 +68,7 @@ def _throughput(axes: Axes, acks: Acks, killed: str) -> None:
     axes.axvspan(gap.begin_s, gap.begin_s + gap.took_s, color=RED, alpha=0.10, linewidth=0)
     late = kill_s > acks.took_s / 2
     axes.annotate(
-        f"kill -9 {killed}\nno partition without acks for more than {gap.took_s:.2f} s",
+        f"kill -9 {killed}\nlongest pause of any: {gap.took_s:.2f} s",
         (kill_s, top * 0.96),
         xytext=(-8 if late else 8, 0),
         textcoords="offset points",

@@ -26,7 +26,7 @@ TOPIC = "flights"
 PARTITIONS = 6
 CALL_TIMEOUT_S = 20.0
 DELIVERY_TIMEOUT_S = 60.0
-QUEUE_RECORDS_MAX = 20_000
+QUEUE_RECORDS_MAX = 50_000
 """Few, so that "half-way" is half-way for the brokers too, not for a queue in the client."""
 POLL_EVERY_RECORDS = 64
 OFFSET_UNTOLD = -2

@@ -96,6 +96,8 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 500,
+                # librdkafka's own second of rest, each time its queue is full, is most of a fast read.
+                "fetch.queue.backoff.ms": 5,
                 "check.crcs": True,
             },
         )
