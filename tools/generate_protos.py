@@ -16,7 +16,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto" / "penstock"
 PACKAGE_DIR = ROOT / "proto" / "src" / "penstock_proto"
-GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
 
 def generate(out: Path) -> None:
@@ -27,6 +27,8 @@ def generate(out: Path) -> None:
     arguments = [
         "protoc",
         f"-Ipenstock_proto={PROTO_DIR}",
+        # By path: the environment need not be activated.
+        *(f"--plugin={name}={Path(sys.executable).parent / name}" for name in PLUGINS),
         f"--python_out={out}",
         f"--grpc_python_out={out}",
         f"--mypy_out={out}",
