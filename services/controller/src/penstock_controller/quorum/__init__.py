@@ -5,7 +5,17 @@ nothing of PySyncObj leaks out. The version is pinned exactly, because the quoru
 hooks private names of it (see `pins`).
 """
 
-from penstock_controller.quorum.events import (
+import socket
+
+# PySyncObj puts a function for Windows in the place of socket.inet_ntop, on every system; where
+# roles share a process (one-process mode, tests) it would break everybody's.
+_inet_functions = (socket.inet_pton, socket.inet_ntop)
+import pysyncobj.win_inet_pton  # noqa: E402
+
+socket.inet_pton, socket.inet_ntop = _inet_functions
+del pysyncobj
+
+from penstock_controller.quorum.events import (  # noqa: E402
     Applied,
     Outcome,
     Proposal,
@@ -15,7 +25,7 @@ from penstock_controller.quorum.events import (
     RaftPeer,
     Reset,
 )
-from penstock_controller.quorum.quorum import Quorum
+from penstock_controller.quorum.quorum import Quorum  # noqa: E402
 
 __all__ = [
     "Applied",

@@ -26,6 +26,7 @@ from penstock_runtime.grpc_tools import fail
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_runtime.logs import error_fields
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_storage_node.api.both_ways import run_both_ways
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.api.kafka import DataApis
 from penstock_storage_node.api.replicate import Context
@@ -84,6 +85,7 @@ class ForwardStream:
         self._answers: deque[_Answer] = deque()
         self._room = asyncio.Event()
         self._ready = asyncio.Event()
+        self._is_ending = False
         self._tasks: set[asyncio.Future[Response]] = set()
 
     def close(self) -> None:
@@ -209,9 +211,14 @@ class ForwardStream:
             self._answers.append(_Answer(request_id, buffers, total, total, None, caller.stale_metadata))
         self._ready.set()
 
+    def stop_writing(self) -> None:
+        """Let `write` return between two messages."""
+        self._is_ending = True
+        self._ready.set()
+
     async def write(self) -> None:
         """Send responses as they come, several in a message."""
-        while True:
+        while not self._is_ending:
             self._ready.clear()
             message = self._next_message()
             if message:
@@ -291,18 +298,9 @@ class ForwardService:
             )
         self._manager.metrics.forward_streams += 1
         stream = ForwardStream(context, first.open, self._data, self._manager, self._metadata)
-        reader = asyncio.ensure_future(stream.read(first.frames))
-        writer = asyncio.ensure_future(stream.write())
         try:
-            done, _pending = await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except grpc.aio.UsageError:
-            pass  # the gateway went away
+            await run_both_ways(stream.read(first.frames), stream.write(), stream.stop_writing)
         except PenstockError as e:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         finally:
             stream.close()
-            reader.cancel()
-            writer.cancel()
-            await asyncio.wait([reader, writer])

@@ -19,6 +19,7 @@ from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
+from penstock_storage_node.api.both_ways import run_both_ways
 from penstock_storage_node.api.wire import encode_replica_data
 from penstock_storage_node.log import ReadData, ReadJob
 from penstock_storage_node.partition import Partition
@@ -62,10 +63,14 @@ class _Stream:
                 self.sender.mark(session)
         self._wake.set()
 
-    def end(self) -> None:
-        """The stream is over: forget its sessions."""
+    def stop_writing(self) -> None:
+        """Let `write` return between two messages."""
         self.ended = True
         self._wake.set()
+
+    def end(self) -> None:
+        """The stream is over: forget its sessions."""
+        self.stop_writing()
         if self._later_timer is not None:
             self._later_timer.cancel()
         for session in list(self.sender.sessions):
@@ -151,7 +156,9 @@ class _Stream:
                 continue
             for frame in frames:
                 metrics.replicated_out_bytes += frame.size_bytes
-            await self._context.write(encode_replica_data(frames))
+            message = encode_replica_data(frames)
+            del frames  # what is written by now is freed while the message is under way
+            await self._context.write(message)
 
     def _start_read(self, session: SenderSession, max_bytes: int) -> None:
         partition = self._manager.partitions.get(session.replica.key)
@@ -220,18 +227,9 @@ class ReplicaStreams:
             older.end()  # half open, from before the follower's restart or reconnect
         self._by_node[node] = stream
         self._by_sender[stream.sender] = stream
-        reader = asyncio.ensure_future(stream.read())
-        writer = asyncio.ensure_future(stream.write())
         try:
-            done, _pending = await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except grpc.aio.UsageError:
-            pass  # the follower went away
+            await run_both_ways(stream.read(), stream.write(), stream.stop_writing)
         finally:
-            reader.cancel()
-            writer.cancel()
-            await asyncio.wait([reader, writer])
             stream.end()
             self._by_sender.pop(stream.sender, None)
             if self._by_node.get(node) is stream:
