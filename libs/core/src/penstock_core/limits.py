@@ -30,7 +30,7 @@ DECOMPRESSED_BATCH_BYTES_MAX = 32 * 1024 * 1024
 DECOMPRESSION_RATIO_MAX = 1100
 """Largest growth of a batch above 1 MiB (gzip's own limit is 1032): a bomb stops here."""
 
-REPLICA_CREDIT_BYTES = 8 * 1024 * 1024
+REPLICA_CREDIT_BYTES = 4 * 1024 * 1024
 """Batches that a leader may have on the way to one follower node."""
 
 PRODUCER_ID_BLOCK_COUNT = 1000

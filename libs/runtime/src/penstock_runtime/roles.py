@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, Lifecycle
 from penstock_runtime.logs import configure_logs, error_fields, get_log
+from penstock_runtime.memory import bound_allocator, trim_allocator
 from penstock_runtime.settings import RoleSettings, load_settings
 from penstock_runtime.version import VERSION
 
@@ -99,8 +100,10 @@ def _prepare_process() -> None:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1)
     _raise_open_files_limit()
+    bound_allocator()
     # What start-up made lives for ever: keep it out of every later collection.
     gc.freeze()
+    trim_allocator()
 
 
 def _raise_open_files_limit() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from penstock_runtime.memory import trim_allocator
 from penstock_storage_node.log import LogDirectory
-from penstock_storage_node.memory import trim_allocator
 from penstock_storage_node.replicas import TICK_MS, ReplicaManager
 from penstock_storage_node.settings import StorageNodeSettings
 

@@ -34,14 +34,13 @@ from penstock_runtime.settings import ListenerSettings
 from penstock_storage_node.api.fetch_range import FetchRangeService
 from penstock_storage_node.api.forward import ForwardService
 from penstock_storage_node.api.kafka import DataApis, DirectAddresses, DirectHandler
-from penstock_storage_node.api.link import ReplicaLinks
+from penstock_storage_node.api.link import REPLICA_CHANNEL_OPTIONS, ReplicaLinks
 from penstock_storage_node.api.replicate import ReplicaStreams
 from penstock_storage_node.api.service import add_storage_service
 from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.housekeeping import Housekeeping
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.membership import Announcement, Membership
-from penstock_storage_node.memory import bound_allocator
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.proposals import IsrProposer
 from penstock_storage_node.replicas import ReplicaManager
@@ -54,7 +53,7 @@ LISTENER_GRACE_MS = 1_000
 CONTROLLER_SILENCE_MS_MAX = 2_500
 """When a node wants to stop and no controller has answered for that long, it stops alone."""
 
-LIMITS = ListenerLimits(inflight_bytes_max=8 * 1024 * 1024, frames_bytes_max=64 * 1024 * 1024)
+LIMITS = ListenerLimits(inflight_bytes_max=4 * 1024 * 1024, frames_bytes_max=64 * 1024 * 1024)
 """What direct clients may have unanswered: it is held in memory until it is on disk."""
 
 
@@ -75,6 +74,7 @@ class StorageNode:
         self._lifecycle = lifecycle
         self._pool = DiskPool(settings.disk_threads)
         self._channels = ChannelPool()
+        self._replica_channels = ChannelPool(REPLICA_CHANNEL_OPTIONS)
         self._metrics = NodeMetrics()
         self._http = HttpServer(settings.http_bind, lifecycle)
         self._listeners: list[KafkaListener] = []
@@ -182,7 +182,7 @@ class StorageNode:
         self._controllers = controllers
         self._metadata = MetadataClient(controllers, owner, monotonic_ms, log=lifecycle.log)
         self._metadata.on_change(manager.on_metadata)
-        self._links = manager.links = ReplicaLinks(manager, self._channels)
+        self._links = manager.links = ReplicaLinks(manager, self._replica_channels)
         self._streams = manager.streams = ReplicaStreams(manager)
         self._proposer = IsrProposer(manager, controllers)
         manager.propose = self._proposer.propose
@@ -299,6 +299,7 @@ class StorageNode:
         await self._lifecycle.end_tasks()
         await self._producer_ids.close()
         await self._http.stop()
+        await self._replica_channels.close()
         await self._channels.close()
 
     async def _close_logs(self) -> bool:
@@ -384,7 +385,6 @@ def _advertised(settings: ListenerSettings, bound: Endpoint) -> Endpoint:
 
 async def run(settings: StorageNodeSettings, lifecycle: Lifecycle) -> None:
     """The role's life."""
-    bound_allocator()
     await StorageNode(settings, lifecycle).run()
 
 

@@ -47,6 +47,8 @@ class QuorumConfig:
     # Of meta.properties, empty while unknown.
     cluster_id: bytes = b""
     tick_s: float = 0.01
+    # Longest wait for the network while a leader is known and all peers are linked.
+    rest_s: float = 0.1
     append_period_s: float = 0.05
     silence_min_s: float = 1.0
     silence_max_s: float = 1.6

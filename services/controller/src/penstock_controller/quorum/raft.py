@@ -122,7 +122,18 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def tick(self) -> None:
         """One turn: count commits, apply, send, sync, wait for the network."""
         self.journal.sync()
-        self.doTick(self.config.tick_s)
+        self.doTick(self._wait_s())
+
+    def _wait_s(self) -> float:
+        leads = self._isLeader()
+        due_at = self._SyncObj__newAppendEntriesTime if leads else self._SyncObj__raftElectionDeadline
+        return poll_wait_s(
+            self.config,
+            is_settled=self.leader_id >= 0 and not self.resigning,
+            is_linked=self.transport.is_complete,
+            leads=leads,
+            left_s=due_at - monotonic(),
+        )
 
     def _on_before_poll(self) -> None:
         self.journal.sync()
@@ -348,6 +359,25 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._memory.mark_joined()
         for controller_id in self.transport.reachable:
             self.transport.say_hello(controller_id)
+
+
+def poll_wait_s(
+    config: QuorumConfig, *, is_settled: bool, is_linked: bool, leads: bool, left_s: float
+) -> float:
+    """How long a tick may wait for the network (`propose` wakes the poller too), in seconds.
+
+    PySyncObj looks at its deadlines every `tick_s`, which costs a quorum at rest a hundredth of a
+    core. Where a leader is known (`is_settled`) the next deadline is too, in `left_s`: that of an
+    append, else of an election.
+    """
+    if not is_settled:
+        return config.tick_s
+    # Lost peers are dialled from the tick.
+    most_s = config.rest_s if is_linked else 2 * config.tick_s
+    if left_s <= 0:
+        # An append that is due goes out in this very tick; an election asks for votes first.
+        left_s = config.append_period_s if leads else config.tick_s
+    return min(left_s, most_s)
 
 
 def _syncobj_conf(

@@ -122,6 +122,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def reachable(self) -> frozenset[int]:
         return frozenset(self._links)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every peer is linked, so that nobody is to be dialled."""
+        return len(self._links) == len(self._nodes)
+
     def broadcast(self, message: Message) -> None:
         for controller_id in list(self._links):
             self.send(self._nodes[controller_id], message)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
-
 from penstock_core.errors import PenstockError
 from penstock_core.kafka.metadata import cluster_id_text
 from penstock_core.metadata.image import Endpoint, MetadataImage, PartitionImage, TopicImage
 from penstock_core.topics import check_topic_name
+from penstock_runtime.http import web
 
 Json = dict[str, Any]
 

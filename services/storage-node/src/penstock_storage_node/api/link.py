@@ -29,6 +29,10 @@ METHOD = "/penstock.v1.Storage/Replicate"
 LANE = "replica"
 """The channel of replication is a connection of its own: relayed requests never hold it up."""
 
+REPLICA_CHANNEL_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512 * 1024))
+"""A fixed window: left to itself it grows to megabytes that only lie in memory, beside those that
+wait for the disk. 0.5 GB/s at a round trip of a millisecond."""
+
 PAUSE_MS_MIN = 20
 PAUSE_MS_MAX = 500
 GOOD_STREAM_MS = 1000
@@ -131,11 +135,15 @@ class ReplicaLink:
             message = await call.read()
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
-            for data in decode_replica_data(message):
-                self._on_data(data)
-            # Sessions that ended above are opened anew by the writer.
-            if self.receiver.waiting:
-                self._wake.set()
+            self._on_message(message)
+            del message  # a megabyte that need not wait here for the next one
+
+    def _on_message(self, message: bytes) -> None:
+        for data in decode_replica_data(message):
+            self._on_data(data)
+        # Sessions that ended above are opened anew by the writer.
+        if self.receiver.waiting:
+            self._wake.set()
 
     def _on_data(self, data: ReceivedData) -> None:
         manager, receiver = self._manager, self.receiver

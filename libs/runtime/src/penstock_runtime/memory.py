@@ -2,7 +2,7 @@
 
 glibc gives each thread an arena of its own and keeps what was freed. Batches are allocated on
 the loop's thread and freed by whoever is last, so arenas fill with holes. Two arenas and an early
-trim keep a node's resident memory near what it really holds. Best effort: other C libraries
+trim keep a role's resident memory near what it really holds. Best effort: other C libraries
 have no `mallopt`.
 """
 
@@ -22,7 +22,7 @@ itself the threshold grows with every large buffer that is freed."""
 
 
 def trim_allocator() -> None:
-    """Give free memory back to the kernel. Takes a millisecond or so: for the disk pool."""
+    """Give free memory back to the kernel. Takes a millisecond or so: off the loop, but at the start."""
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -1,0 +1,23 @@
+"""What a role does not load, and that the allocator's bounds can be set anywhere."""
+
+import subprocess
+import sys
+
+from penstock_runtime.memory import bound_allocator, trim_allocator
+
+
+def test_http_comes_without_the_certificate_authorities() -> None:
+    code = (
+        "import sys, ssl\n"
+        "from penstock_runtime.http import web\n"
+        "import aiohttp.connector\n"
+        "assert sys.modules['ssl'] is ssl\n"
+        "assert aiohttp.connector.ssl is None and web.Application()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_allocator_takes_its_bounds() -> None:
+    bound_allocator()
+    trim_allocator()
