@@ -94,7 +94,7 @@ def _compose_command() -> list[str]:
     pytest.skip("neither docker-compose nor docker compose is installed")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     scratch = tmp_path_factory.mktemp("compose")
     command = _compose_command()
