@@ -36,7 +36,9 @@ def test_random_faults_lose_and_double_nothing(tmp_path: Path) -> None:
                 name, signal_number = dice.choice(names), dice.choice(SIGNALS)
                 print(f"{name} {signal_number.name}")
                 cluster.kill(name, signal_number)
-                load.wait_for_acks(1_000)
+                # Nobody but a client's own timeout tells it that the gateway it talks to hangs.
+                if not (signal_number is signal.SIGSTOP and name.startswith("gateway")):
+                    load.wait_for_acks(1_000)
                 if signal_number is signal.SIGSTOP:
                     # How long it is stopped is the fault itself, not a wait for something.
                     time.sleep(dice.uniform(0, STOPPED_MAX_S))

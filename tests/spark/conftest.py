@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,28 @@ if TYPE_CHECKING:
     from unit.spark.spark_memory_gateway import MemoryGateway
 
 
+@pytest.fixture(scope="session")
+def spark_jvm() -> Iterator[None]:
+    """Spark's JVM outlives its sessions, and would keep the terminal of whoever runs the tests open."""
+    yield
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    process = gateway.proc
+    process.stdin.close()  # the JVM ends when it reads the end of its input
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=30)
+
+
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(spark_jvm: None) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     # Spark starts its workers with the python3 of PATH, which needn't be the one that runs the tests.

@@ -10,6 +10,7 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
+from penstock_gateway.routing.fences import EXPIRY_MS, PIPELINE_MAX, ProducerSequence
 from penstock_gateway.routing.flights import GRACE_MS, RETRY_MS, Flight, FlightTable, Kind, State
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -74,16 +75,20 @@ class World:
         return found
 
 
-def flight(name: str, *partitions: int, kind: Kind = Kind.PRODUCE) -> Flight:
+def flight(name: str, *partitions: int, kind: Kind = Kind.PRODUCE, at: int | None = None) -> Flight:
+    """`at`: the base sequence of an idempotent producer's batches."""
     keys = [TopicPartition(T, p) for p in partitions]
+    place = None if at is None else ProducerSequence(7, 0, at)
 
     def split(groups: Sequence[Sequence[int]]) -> list[Flight]:
         return [
-            flight(f"{name}/{''.join(str(keys[i][1]) for i in g)}", *(keys[i][1] for i in g), kind=kind)
+            flight(
+                f"{name}/{''.join(str(keys[i][1]) for i in g)}", *(keys[i][1] for i in g), kind=kind, at=at
+            )
             for g in groups
         ]
 
-    return Flight(kind, keys, name, 100, HOLD_MS, ANSWER_MS, split)
+    return Flight(kind, keys, name, 100, HOLD_MS, ANSWER_MS, split, lambda _: place)
 
 
 def up(world: World, *flights: Flight) -> list[Flight]:
@@ -362,3 +367,103 @@ def test_whatever_happens_each_is_answered_once_and_in_order(round_: int) -> Non
     table = storm.world.table
     assert table.held_count == table.sent_count == table.unsent_bytes == 0
     assert not table._lines
+
+
+# -- what an idempotent producer had in flight behind a failure ---------------------------------
+
+
+def lost_leader() -> World:
+    """A batch with sequence 10 was answered 7, and the new leader is connected."""
+    w = World(1, 1)
+    up(w, flight("r1", 0, at=10))
+    w.connect(N1)
+    assert w.send(N1) == ["r1"]
+    w.move(0, 2)
+    w.table.broken(N1)
+    w.change()
+    assert w.answers() == [("r1", ErrorCode.REQUEST_TIMED_OUT)]
+    up(w, flight("q", 0, kind=Kind.QUERY))
+    w.connect(N2)
+    assert w.send(N2) == ["q"]
+    return w
+
+
+def test_a_batch_that_comes_after_a_failure_waits_for_the_failed_one() -> None:
+    """It would be out of order at the new leader, and librdkafka bumps its epoch at that,
+    so that what is maybe written to *other* partitions is written twice."""
+    w = lost_leader()
+    up(w, flight("r2", 0, at=13))
+    assert w.answers() == [("r2", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    up(w, flight("r1 again", 0, at=10), flight("r2 again", 0, at=13))
+    assert w.send(N2) == ["r1 again", "r2 again"]
+    assert w.answers() == []
+
+
+def test_only_the_failed_partition_is_fenced() -> None:
+    w = lost_leader()
+    w.move(1, 2)
+    w.change()
+    up(w, flight("r2", 0, 1, at=13))
+    assert w.answers() == [("r2/0", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    assert w.send(N2) == ["r2/1"]
+
+
+def test_other_producers_and_plain_batches_are_not_fenced() -> None:
+    w = lost_leader()
+    up(w, flight("plain", 0))
+    other = flight("other epoch", 0)
+    other.sequence = lambda _: ProducerSequence(7, 1, 0)
+    up(w, other)
+    assert w.send(N2) == ["plain", "other epoch"]
+
+
+def test_a_fence_turns_away_no_more_than_could_be_in_flight() -> None:
+    """The retry may have taken another connection: then this one must open by itself."""
+    w = lost_leader()
+    late = [flight(f"late{i}", 0, at=20 + i) for i in range(PIPELINE_MAX + 1)]
+    up(w, *late)
+    assert len(w.answers()) == PIPELINE_MAX
+    assert w.send(N2) == [f"late{PIPELINE_MAX}"]
+
+
+def test_a_fence_expires() -> None:
+    w = lost_leader()
+    w.now_ms += EXPIRY_MS
+    up(w, flight("late", 0, at=13))
+    assert w.send(N2) == ["late"]
+
+
+def test_sequences_wrap() -> None:
+    w = World(1)
+    up(w, flight("r1", 0, at=0x7FFFFFFE))
+    w.connect(N1)
+    w.send(N1)
+    w.table.broken(N1)
+    assert len(w.answers()) == 1
+    up(w, flight("r2", 0, at=1))
+    assert w.answers() == [("r2", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+
+
+def test_nothing_overtakes_what_a_deposed_leader_answered_7() -> None:
+    """The old leader lives: it answers 7 to what it had appended and refuses what came after."""
+    w = World(1)
+    r1, r2 = up(w, flight("r1", 0, at=10), flight("r2", 0, at=13))
+    w.connect(N1)
+    assert w.send(N1) == ["r1", "r2"]
+    w.move(0, 2)
+    w.change()
+    assert w.table.refused(r2, [0])  # its answer overtakes that of r1, which waited for acks
+    assert w.table.refused(r1, [], [0])
+    assert w.answers() == [("r2/0", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    up(w, flight("r3", 0, at=15), flight("r1 again", 0, at=10))
+    assert w.answers() == [("r3", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+
+
+def test_nothing_is_routed_again_past_what_was_answered_7() -> None:
+    w = World(1)
+    r1, r2 = up(w, flight("r1", 0, at=10), flight("r2", 0, at=13))
+    w.connect(N1)
+    assert w.send(N1) == ["r1", "r2"]
+    assert w.table.refused(r1, [], [0])
+    assert w.table.refused(r2, [0])
+    assert w.answers() == [("r2/0", ErrorCode.NOT_LEADER_OR_FOLLOWER)]

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from penstock_core.errors import InvariantBroken
+from penstock_core.failpoints import hit
 from penstock_gateway.kafka.forward_wire import InFrame, OutFrame, pack, unpack
 from penstock_proto.v1 import storage_pb2 as pb
 
@@ -118,8 +119,10 @@ class NodeStream:
             if not frames:
                 await self._wake.wait()
                 continue
+            hit("gateway.forward.before_send")
             for message in pack(frames):
                 await write(message)
+            hit("gateway.forward.after_send")
 
     async def _receive(self) -> None:
         """Ends the whole stream when there is nothing more to come."""

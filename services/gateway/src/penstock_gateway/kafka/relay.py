@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.kafka.wire import Buffer
 from penstock_core.metadata.image import MetadataImage
@@ -227,6 +228,7 @@ class Session:
         if link is None or link.stream is not stream:
             return
         self._failures.pop(NodeId(stream.node_id), None)
+        hit("gateway.answer.before")
         for frame in frames:
             if not frame.last:
                 link.chunks.setdefault(frame.request_id, []).append(frame.chunk)
@@ -237,6 +239,7 @@ class Session:
             flight = link.flights.pop(frame.request_id, None)
             if flight is not None:
                 self._answered(flight, frame, chunks)
+        hit("gateway.answer.after")
         self._carry_out()
 
     def _answered(self, flight: Flight, frame: InFrame, chunks: list[Buffer]) -> None:
@@ -244,9 +247,9 @@ class Session:
         request = part.request
         try:
             if frame.stale_metadata and flight.kind is not Kind.FETCH and not frame.none:
-                refused, results = request.refused(part, chunks)
-                if refused:
-                    if self._table.refused(flight, refused):
+                refused, unsure, results = request.refused(part, chunks)
+                if refused or unsure:
+                    if self._table.refused(flight, refused, unsure):
                         self._metrics.reroutes += len(refused)
                         request.settle(results, len(results))
                     return

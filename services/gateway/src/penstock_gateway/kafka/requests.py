@@ -10,6 +10,7 @@ Pure: `Relayed` is driven by the session, which owns the table of flights.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from penstock_core.kafka.produce import (
 )
 from penstock_core.kafka.wire import Buffer
 from penstock_core.metadata.image import MetadataImage
+from penstock_core.records.batch import HEADER_BYTES
+from penstock_gateway.routing.fences import ProducerSequence
 from penstock_gateway.routing.flights import Flight, Kind
 from penstock_runtime.authorizer import Operation
 
@@ -59,6 +62,9 @@ PART_BYTES: Final = 256
 """What a part is reckoned to take beside its records, for bounds."""
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
+_PRODUCER: Final = struct.Struct(">qhi")
+_PRODUCER_OFFSET: Final = 43
+"""Producer id, epoch and base sequence in a batch's header (version 2)."""
 _REFUSED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
@@ -180,31 +186,46 @@ class Relayed(ABC):
 
         keys = self.keys if whole else [self.keys[i] for i in indices]
         size = len(self.frame) if whole else self.part_bytes(indices)
+        part = Part(self, indices, share, whole)
         return Flight(
-            self.kind, keys, Part(self, indices, share, whole), size, self.hold_ms, self.answer_ms, split
+            self.kind,
+            keys,
+            part,
+            size,
+            self.hold_ms,
+            self.answer_ms,
+            split,
+            lambda i: self.sequence(indices[i]),
         )
+
+    def sequence(self, _index: int) -> ProducerSequence | None:
+        """The idempotent producer's place of one item's batch."""
+        return None
 
     def failed(self, part: Part, code: ErrorCode) -> None:
         """A part came to nothing."""
         for index in part.indices:
             self._fail_item(index, code)
 
-    def refused(self, part: Part, chunks: Sequence[Buffer]) -> tuple[list[int], list[Any]]:
-        """Which of a part's items a node refused (positions in the part), and the others' results."""
+    def refused(self, part: Part, chunks: Sequence[Buffer]) -> tuple[list[int], list[int], list[Any]]:
+        """Which of a part's items a node refused, which it answered 7 (positions in the part),
+        and the results of all but the refused ones."""
         items = self.decode(_whole(chunks))
         codes = {(topic_id, topic, p): (code, result) for topic_id, topic, p, code, result in items}
         names = self.names()
-        refused, results = [], []
+        refused, unsure, results = [], [], []
         for position, index in enumerate(part.indices):
             topic, topic_id, partition = names[index]
             code, result = codes.get((topic_id, topic, partition), (ErrorCode.UNKNOWN_SERVER_ERROR, None))
             if code in _REFUSED:
                 refused.append(position)
             else:
+                if code == ErrorCode.REQUEST_TIMED_OUT:
+                    unsure.append(position)
                 results.append(
                     self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR) if result is None else result
                 )
-        return refused, results
+        return refused, unsure, results
 
     def answered(self, part: Part, chunks: list[Buffer]) -> None:
         """A node's answer to a part, as it is."""
@@ -285,6 +306,13 @@ class Produce(Relayed):
             self.close()
         topic, topic_id, partition = self._names[index]
         return ProduceResult(topic, topic_id, partition, code, error_message=_REASONS.get(code))
+
+    def sequence(self, index: int) -> ProducerSequence | None:
+        records = self.skim.partitions[index].records
+        if len(records) < HEADER_BYTES:
+            return None
+        place = ProducerSequence._make(_PRODUCER.unpack_from(records, _PRODUCER_OFFSET))
+        return place if place.producer_id >= 0 and place.base_sequence >= 0 else None
 
     def part_bytes(self, indices: Sequence[int]) -> int:
         return PART_BYTES + sum(len(self.skim.partitions[i].records) + PART_BYTES for i in indices)

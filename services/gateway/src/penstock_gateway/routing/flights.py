@@ -13,7 +13,8 @@ Rules (rule 6 of the design):
   time it is answered NOT_LEADER_OR_FOLLOWER (6): certainly not written.
 - Per partition, Produce keeps its order: a later one waits while an earlier one is held
   or still out at another node; when an earlier one is answered with a failure here,
-  those behind it that weren't sent fail with 6, so that the client sends all again in order.
+  those behind it that weren't sent fail with 6, so that the client sends all again in order;
+  so do those that the client had already sent when it read of the failure (`fences`).
 - Fetch is answered 6 as soon as its leader moved or is lost, so that the client looks
   for the new leader. Queries (ListOffsets, ...) change nothing and are asked again.
 """
@@ -29,6 +30,7 @@ from enum import Enum, auto
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage
+from penstock_gateway.routing.fences import Fences, ProducerSequence
 
 GRACE_MS = 300
 """How long a live node that lost leadership may take to answer what it was sent."""
@@ -71,6 +73,8 @@ class Flight:
     """Longest time that the node may take."""
     split: Callable[[Sequence[Sequence[int]]], Sequence[Flight]]
     """Parts of this flight by groups of indices into `partitions`."""
+    sequence: Callable[[int], ProducerSequence | None] = lambda _: None
+    """The idempotent producer's place of the batch for `partitions[i]`, if it has one."""
     seq: int = 0
     state: State = State.HELD
     node_id: NodeId = NO_NODE
@@ -108,6 +112,7 @@ class FlightTable:
         self._streams: dict[NodeId, _Stream] = {}
         self._held: dict[Flight, None] = {}
         self._lines: dict[TopicPartition, _Line] = {}
+        self._fences = Fences()
         self._seq = 0
         self._grace = False
         self._sweep_ms = 0
@@ -126,7 +131,10 @@ class FlightTable:
         """A client's request, in the order of arrival."""
         self._seq += 1
         flight.seq = self._seq
-        self._enter(flight)
+        if self._fences and flight.kind is Kind.PRODUCE:
+            self._enter_fenced(flight)
+        else:
+            self._enter(flight)
 
     def ready(self, node_id: NodeId) -> None:
         """The stream to that node is connected."""
@@ -201,10 +209,11 @@ class FlightTable:
         self._release_lines(flight)
         return True
 
-    def refused(self, flight: Flight, indices: Sequence[int]) -> bool:
+    def refused(self, flight: Flight, indices: Sequence[int], unsure: Sequence[int] = ()) -> bool:
         """The node answered, but refused these partitions before it did anything.
 
-        They are routed again; False when the answer came too late to matter.
+        They are routed again, but not past a batch that the node answered 7 (`unsure`, in
+        this flight or an earlier one). False when the answer came too late to matter.
         """
         if flight.state is not State.SENT:
             return False
@@ -212,7 +221,12 @@ class FlightTable:
         stream = self._streams[node_id]
         self._land(flight)
         now = self._clock_ms()
+        for i in unsure:
+            self._fail_behind(flight, i)
         for part in flight.split([[i] for i in indices]):
+            if self._fences.holds_back(part.partitions[0], part.sequence(0)):
+                self._fail(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                continue
             partition = self._partition(part.partitions[0])
             part.seq, part.expires_ms = flight.seq, flight.expires_ms
             part.refused_by = (node_id, partition.leader_epoch) if partition else None
@@ -294,6 +308,26 @@ class FlightTable:
                 self._enter_one(part, self.leader(part.partitions[0]))
         else:
             self._enter_one(flight, next(iter(groups), NO_NODE))
+
+    def _enter_fenced(self, flight: Flight) -> None:
+        """As `_enter`, but what is behind a failed batch of its producer fails too."""
+        now = self._clock_ms()
+        parts: tuple[list[int], list[int]] = [], []
+        for i, key in enumerate(flight.partitions):
+            parts[self._fences.turns_away(key, flight.sequence(i), now)].append(i)
+        away = parts[True]
+        if not away:
+            self._enter(flight)
+        elif not parts[False]:
+            self._answer(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        else:
+            flight.state = State.DONE
+            for part, is_away in zip(flight.split(parts), (False, True), strict=True):
+                part.seq = flight.seq
+                if is_away:
+                    self._answer(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                else:
+                    self._enter(part)
 
     def _enter_one(self, flight: Flight, leader: NodeId) -> None:
         flight.node_id = leader
@@ -442,20 +476,30 @@ class FlightTable:
                 for waiting in list(line.held):
                     self._retry(waiting)
 
+    def _answer(self, flight: Flight, code: ErrorCode) -> None:
+        flight.state = State.DONE
+        self.answers.append((flight, code))
+
     def _fail(self, flight: Flight, code: ErrorCode) -> None:
-        """Answer a flight that is in no line, and fail those held behind it."""
-        work = [(flight, code)]
+        """Answer a flight that is in no line, and fail those behind it."""
+        self._answer(flight, code)
+        if flight.kind is Kind.PRODUCE:
+            for i in range(len(flight.partitions)):
+                self._fail_behind(flight, i)
+
+    def _fail_behind(self, flight: Flight, index: int) -> None:
+        """A partition's batch failed: so must those behind it, held here or still to come."""
+        now = self._clock_ms()
+        work = [(flight, index)]
         while work:
-            failed, why = work.pop()
-            failed.state = State.DONE
-            self.answers.append((failed, why))
-            if failed.kind is not Kind.PRODUCE:
-                continue
-            for key in failed.partitions:
-                line = self._lines.get(key)
-                for behind in [f for f in line.held if f.seq > failed.seq] if line else []:
-                    self._release(behind)
-                    work.append((behind, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            failed, i = work.pop()
+            key = failed.partitions[i]
+            self._fences.failed(key, failed.sequence(i), now)
+            line = self._lines.get(key)
+            for behind in [f for f in line.held if f.seq > failed.seq] if line else []:
+                self._release(behind)
+                self._answer(behind, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                work += [(behind, j) for j in range(len(behind.partitions))]
 
 
 def _seq(flight: Flight) -> int:

@@ -13,6 +13,8 @@ STALE_METADATA = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.KAFKA_STORAGE_ERROR,
+        # The gateway lets nothing of that producer overtake what is maybe written.
+        ErrorCode.REQUEST_TIMED_OUT,
     }
 )
 """Errors after which whoever routed the request should look at its metadata again."""

@@ -1,0 +1,90 @@
+"""Keeps an idempotent producer's pipelined batches behind the one that was answered with a failure.
+
+A client has several requests in flight. When one of them, R1, is answered 7 or 6 here,
+the client sends it again, but R2 may be on its way already. Should R2 reach the new
+leader before R1 is there again, that leader must refuse it as OUT_OF_ORDER_SEQUENCE_NUMBER,
+and librdkafka answers that by bumping its epoch for *all* partitions: whatever was
+answered 7 on any of them, and written, is then written twice.
+
+So R2 is answered NOT_LEADER_OR_FOLLOWER (certainly not written) until R1, or something
+older, comes again. A broker that is dialled directly gives the same guarantee: R2 goes
+down with R1's connection, or is refused by the same deposed leader.
+
+The retry may take another connection, and then nothing older ever comes by this one.
+Therefore a fence turns away no more than could have been under way (PIPELINE_MAX), and
+none after EXPIRY_MS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock_core.ids import TopicPartition
+
+PIPELINE_MAX: Final = 5
+"""Requests that an idempotent producer may have in flight on a connection (KIP-98: Kafka
+remembers as many batches of a producer)."""
+
+EXPIRY_MS: Final = 10_000
+"""After this a batch is no longer one that was sent before the failure was read."""
+
+_SEQUENCE_BITS: Final = 0x7FFFFFFF
+"""Sequences go from 2^31-1 to 0."""
+
+
+class ProducerSequence(NamedTuple):
+    """Where a batch stands among those of its producer in a partition."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    def is_behind(self, other: ProducerSequence) -> bool:
+        """True when `other` is an earlier batch of the same producer and epoch."""
+        distance = (self.base_sequence - other.base_sequence) & _SEQUENCE_BITS
+        return self[:2] == other[:2] and 0 < distance <= _SEQUENCE_BITS // 2
+
+
+@dataclass(slots=True)
+class _Fence:
+    failed: ProducerSequence
+    left: int
+    expires_ms: int
+
+
+class Fences:
+    """The fences of one client connection."""
+
+    def __init__(self) -> None:
+        self._fences: dict[TopicPartition, _Fence] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._fences)
+
+    def failed(self, key: TopicPartition, sequence: ProducerSequence | None, now_ms: int) -> None:
+        """A batch was answered with a failure that makes the client send it again."""
+        if sequence is None:
+            return
+        fence = self._fences.get(key)
+        if fence is not None and fence.expires_ms > now_ms and sequence.is_behind(fence.failed):
+            return
+        self._fences[key] = _Fence(sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
+
+    def holds_back(self, key: TopicPartition, sequence: ProducerSequence | None) -> bool:
+        """Whether a batch that came earlier, and is to be routed again, must fail."""
+        fence = self._fences.get(key)
+        return fence is not None and sequence is not None and sequence.is_behind(fence.failed)
+
+    def turns_away(self, key: TopicPartition, sequence: ProducerSequence | None, now_ms: int) -> bool:
+        """Whether a batch that comes now must fail; opens the fence when its time is over."""
+        fence = self._fences.get(key)
+        if fence is None or sequence is None:
+            return False
+        if fence.expires_ms <= now_ms or not sequence.is_behind(fence.failed):
+            del self._fences[key]
+            return False
+        fence.left -= 1
+        if not fence.left:
+            del self._fences[key]
+        return True
