@@ -142,7 +142,9 @@ def _quiet() -> Any:
     return logger
 
 
-def leaders(admin: AdminClient, fault: str, times: int, cluster: LocalCluster, partitions: int) -> Result:
+def leaders(
+    admin: AdminClient, fault: str, times: int, cluster: LocalCluster, bootstrap: str, partitions: int
+) -> Result:
     """Kill (or stop) the leader of partition 0, again and again."""
     stop = fault == "leader-stopped"
     result = Result(fault)
@@ -153,7 +155,7 @@ def leaders(admin: AdminClient, fault: str, times: int, cluster: LocalCluster, p
     def whole() -> bool:
         return all(len(p.isrs) == len(p.replicas) for p in state().values())
 
-    with Flow(cluster.bootstrap, partitions) as flow:
+    with Flow(bootstrap, partitions) as flow:
         for i in range(times):
             wait(whole, "every replica in sync", flow.failures)
             flow.wait_for_acks(SETTLED_ACKS)
@@ -217,6 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--times", type=int, default=TIMES, help="how often each (20)")
     parser.add_argument("--partitions", type=int, default=1, help="partitions of the topic (1)")
+    parser.add_argument("--direct", action="store_true", help="produce straight to the leaders")
     parser.add_argument("--port", type=int, default=9592, help="first port of the cluster (9592)")
     parser.add_argument("--json", action="store_true", help="the result for machines on stdout")
     options = parser.parse_args(argv)
@@ -229,13 +232,16 @@ def main(argv: list[str] | None = None) -> int:
         cluster.up(ClusterSpec(controllers=3, nodes=3, gateways=1, port=options.port))
         try:
             admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "logger": _quiet()})
+            bootstrap = cluster.direct_bootstrap if options.direct else cluster.bootstrap
             new = NewTopic(TOPIC, options.partitions, 3)
             admin.create_topics([new])[TOPIC].result(timeout=30)
             for fault in faults:
                 if fault == "controller-killed":
                     results.append(controllers(admin, options.times, cluster))
                 else:
-                    results.append(leaders(admin, fault, options.times, cluster, options.partitions))
+                    results.append(
+                        leaders(admin, fault, options.times, cluster, bootstrap, options.partitions)
+                    )
         finally:
             cluster.down()
     if options.json:
