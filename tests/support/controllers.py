@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import socket
@@ -33,6 +35,8 @@ class Controllers:
         self.raft_ports, self.grpc_ports = ports[:count], ports[count:]
         self.settings = settings
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.measure_stalls = False
+        """Start controllers so that they measure how long they hold themselves up; see `stalls`."""
 
     @property
     def addresses(self) -> list[str]:
@@ -49,10 +53,31 @@ class Controllers:
             **{key.replace("_", "-"): value for key, value in self.settings.items()},
         }
         command = [sys.executable, "-m", "penstock_controller"]
+        if self.measure_stalls:
+            command = [sys.executable, "-m", "support.stalls", str(self._stalls_path(controller_id))]
         for key, value in arguments.items():
             command += [f"--{key}", str(value)]
         with self.log_path(controller_id).open("ab") as log:
-            self.processes[controller_id] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self.processes[controller_id] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            )
+
+    def _stalls_path(self, controller_id: int) -> Path:
+        return self.directory / f"stalls-{controller_id}.json"
+
+    async def stalls(self, controller_id: int) -> dict[str, float | str]:
+        """The longest holds since it was last asked; see `stalls`."""
+        path = self._stalls_path(controller_id)
+        path.unlink(missing_ok=True)
+        self.processes[controller_id].send_signal(signal.SIGUSR2)
+        async with asyncio.timeout(60):
+            while not path.exists():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+        found: dict[str, float | str] = json.loads(path.read_text())
+        return found
 
     def start_all(self) -> None:
         for controller_id in range(1, self.count + 1):
@@ -83,7 +108,7 @@ class Controllers:
     async def describe(self, channels: ChannelPool, controller_id: int) -> api.DescribeQuorumResponse:
         stub = self.client(channels).stub(f"127.0.0.1:{self.grpc_ports[controller_id - 1]}")
         response: api.DescribeQuorumResponse = await stub.DescribeQuorum(
-            api.DescribeQuorumRequest(), timeout=15, wait_for_ready=True
+            api.DescribeQuorumRequest(), timeout=60, wait_for_ready=True
         )
         return response
 

@@ -83,6 +83,12 @@ def create_topic(
     admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=CALL_TIMEOUT_S)
 
 
+def delete_topic(bootstrap: str, topic: str) -> None:
+    """Delete a topic."""
+    admin = AdminClient(client_config(bootstrap))
+    admin.delete_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=CALL_TIMEOUT_S)
+
+
 def describe(bootstrap: str, topic: str) -> dict[int, Any]:
     """Partition metadata of a topic (leader, replicas, isrs) by number."""
     admin = AdminClient(client_config(bootstrap))

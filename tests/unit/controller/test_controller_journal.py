@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -224,3 +225,85 @@ def test_sync_error_is_not_swallowed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         journal.sync()
     journal._fd = -1
+
+
+# --- cutting beside the tick -----------------------------------------------------------------
+
+
+class Jobs:
+    """Jobs that a test runs when it likes."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def spawn(self, job: Callable[[], None], _name: str) -> None:
+        self.waiting.append(job)
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def test_cut_on_a_thread_keeps_what_comes_meanwhile(tmp_path: Path) -> None:
+    jobs = Jobs()
+    journal = DurableJournal(tmp_path, spawn=jobs.spawn)
+    wanted = [(b"c%d" % index, index, 1) for index in range(1, 101)]
+    for entry in wanted[:60]:
+        journal.add(*entry)
+    journal.deleteEntriesTo(50)
+    assert [e[1] for e in journal.entries] == list(range(51, 61))
+    # Not there yet: a crash now finds the longer log.
+    crashed = Path(shutil.copytree(tmp_path, tmp_path.with_name("crashed")))
+    assert [e[1] for e in DurableJournal(crashed).entries] == list(range(1, 61))
+    journal.add(b"other", 61, 1)
+    journal.sync()
+    journal.deleteEntriesFrom(10)
+    for entry in wanted[60:80]:
+        journal.add(*entry)
+    journal.sync()
+    size = journal.bytes_on_disk
+    if not jobs.waiting:
+        pytest.fail("nothing was spawned")
+    jobs.run()
+    for entry in wanted[80:]:
+        journal.add(*entry)
+    journal.sync()
+    assert not journal.is_cutting
+    assert journal.bytes_on_disk < size
+    assert journal.entries == wanted[50:]
+    # It goes on after the change of files, and both halves come back.
+    journal.add(b"more", 101, 2)
+    journal.sync()
+    again = DurableJournal(tmp_path)
+    assert again.entries == [*wanted[50:], (b"more", 101, 2)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["raft-journal", "raft-meta"]
+
+
+def test_a_cut_is_given_up_for_a_whole_new_log(tmp_path: Path) -> None:
+    jobs = Jobs()
+    journal = DurableJournal(tmp_path, spawn=jobs.spawn)
+    for index in range(1, 30):
+        journal.add(b"c", index, 1)
+    journal.deleteEntriesTo(10)
+    journal.replace([(b"p", 40, 2), (b"l", 41, 2)])
+    jobs.run()
+    journal.add(b"n", 42, 2)
+    journal.sync()
+    assert [e[1] for e in DurableJournal(tmp_path).entries] == [40, 41, 42]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["raft-journal", "raft-meta"]
+
+
+def test_a_cut_that_fails_leaves_the_longer_log(tmp_path: Path) -> None:
+    jobs = Jobs()
+    journal = DurableJournal(tmp_path, spawn=jobs.spawn)
+    for index in range(1, 30):
+        journal.add(b"c", index, 1)
+    (tmp_path / "raft-journal.cut1").mkdir()
+    journal.deleteEntriesTo(10)
+    jobs.run()
+    (tmp_path / "raft-journal.cut1").rmdir()
+    journal.add(b"n", 30, 2)
+    journal.sync()
+    assert not journal.is_cutting
+    assert [e[1] for e in journal.entries] == list(range(11, 31))
+    assert [e[1] for e in DurableJournal(tmp_path).entries] == list(range(1, 31))

@@ -99,13 +99,20 @@ def test_damaged_file_refuses_to_load(tmp_path: Path) -> None:
 
 def transfer(source: SnapshotStore, target: SnapshotStore, spoil: bool = False) -> Snapshot | None:
     while True:
+        source.begin_turn()
         chunk = source.getTransmissionData("peer")
         assert chunk is not None
+        # One chunk a turn.
+        assert source.getTransmissionData("peer") is None
         data, first, last = chunk
         if spoil and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        taken = target.receive((data, first, last))
+        target.receive((data, first, last))
         if last:
+            taken = None
+            while target.checking:
+                taken = target.take_received()
+                time.sleep(0.001)
             return taken
 
 
@@ -126,8 +133,10 @@ def test_transfer_between_controllers(tmp_path: Path) -> None:
 
 
 def test_transfer_that_lost_its_beginning_is_dropped(tmp_path: Path) -> None:
-    assert store(tmp_path).receive((b"middle", False, False)) is None
-    assert store(tmp_path).receive((b"", False, True)) is None
+    target = store(tmp_path)
+    target.receive((b"middle", False, False))
+    target.receive((b"", False, True))
+    assert not target.checking
 
 
 def test_leftovers_are_removed(tmp_path: Path) -> None:
@@ -135,6 +144,24 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"half")
     store(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_peer_that_is_slow_gets_nothing_more(tmp_path: Path) -> None:
+    source = store(tmp_path)
+    write(source, 20)
+    source.connect(may_begin=lambda: True, may_send=lambda peer: peer != "slow")
+    source.begin_turn()
+    assert source.getTransmissionData("slow") is None
+    assert source.getTransmissionData("quick") is not None
+    source.close()
+
+
+def test_nothing_is_written_between_the_parts_of_a_command(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    target.connect(may_begin=lambda: False, may_send=lambda _: True)
+    assert write(target, 20) == SERIALIZER_STATE.NOT_SERIALIZING
+    target.connect(may_begin=lambda: True, may_send=lambda _: True)
+    assert write(target, 20) == SERIALIZER_STATE.SUCCESS
 
 
 def test_nothing_to_send_when_there_is_no_snapshot(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ class Cluster:
         return Context(self.image, self.rng, alive=lambda n: n in self.alive)
 
     def do(self, generated: Generated[object]) -> object:
-        if generated.records:
-            self.image = self.image.apply(generated.records, self.image.version + 1)
+        if records := generated.all_records():
+            self.image = self.image.apply(records, self.image.version + 1)
         return generated.reply
 
     def register(self, node_id: int, **fields: object) -> api.RegisterNodeResponse:

@@ -37,7 +37,7 @@ def test_the_table_agrees_with_the_schemas(key: int, version: int) -> None:
 
 
 def test_nothing_unbuilt_is_advertised() -> None:
-    assert ApiKey.JOIN_GROUP not in SUPPORTED
+    assert ApiKey.ADD_PARTITIONS_TO_TXN not in SUPPORTED
     assert SUPPORTED[ApiKey.PRODUCE][0] == 0
     assert not is_supported(ApiKey.PRODUCE, 2)
     assert is_supported(ApiKey.PRODUCE, 3)

@@ -19,6 +19,7 @@ from penstock_core.kafka.produce import (
     ProducePartition,
     ProduceResult,
     ProduceSkim,
+    Receipt,
     decode_produce_response,
     encode_produce_request,
     encode_produce_response,
@@ -221,3 +222,34 @@ def test_changed_responses_raise_only_invalid_request(version: int, data: st.Dat
         decode_produce_response(frame[: data.draw(st.integers(0, len(frame)))], version)
     except PenstockError as error:
         assert error.code == ErrorCode.INVALID_REQUEST
+
+
+def test_a_receipt_travels_in_a_tagged_field() -> None:
+    item = ProducePartition("t", None, 0, memoryview(b"abc"))
+    skim = ProduceSkim(None, -1, 1000, [item], want_receipt=True)
+    for version in (9, 12):
+        frame = b"".join(encode_produce_request(version, 7, "c", skim))
+        header = parse_request_header(frame)
+        assert skim_produce(frame, header).want_receipt
+        receipt = Receipt(5, (1, 2, 3), (1, 3))
+        results = [ProduceResult("t", None, 0, 0, 42, receipt=receipt), ProduceResult("t", None, 1, 6)]
+        found = decode_produce_response(encode_produce_response(header, results), version).results
+        assert [r.receipt for r in found] == [receipt, None]
+        assert [(r.base_offset, r.error) for r in found] == [(42, 0), (-1, 6)]
+    # Versions without tagged fields neither ask nor tell.
+    frame = b"".join(encode_produce_request(8, 7, "c", skim))
+    header = parse_request_header(frame)
+    assert not skim_produce(frame, header).want_receipt
+    plain = encode_produce_response(header, [ProduceResult("t", None, 0, receipt=Receipt(1, (), ()))])
+    assert decode_produce_response(plain, 8).results[0].receipt is None
+
+
+def test_nobody_asks_for_a_receipt_by_accident() -> None:
+    item = ProducePartition("t", None, 0, memoryview(b"abc"))
+    frame = b"".join(encode_produce_request(9, 7, "c", ProduceSkim(None, -1, 1000, [item])))
+    other = frame[:-1] + b"\x01\x05\x02ab"  # another tagged field
+    for data in (frame, other):
+        assert not skim_produce(data, parse_request_header(data)).want_receipt
+    for torn in (frame[:-1], frame[:-1] + b"\x01\x05\x09ab", frame[:-1] + b"\xff\x01"):
+        with pytest.raises(PenstockError):
+            skim_produce(torn, parse_request_header(torn))

@@ -3,8 +3,9 @@
 Rules: controllers check with `validate_topic_config` before a setting is written;
 roles read with `TopicSettings.from_config`, which falls back to the default for a value
 that it cannot read (written by a newer version) rather than stop serving. A setting
-that Penstock takes but does not act on yet is in `_TABLE` without a field; one that it
-would have to act on to be honest (recompression, tiered storage) is refused.
+that Penstock takes but need not act on is in `_TABLE` without a field (`preallocate`: files
+grow as they are written; `file.delete.delay.ms`: who reads a file keeps it open); one that
+it would have to act on to be honest (tiered storage) is refused.
 
 Source: LogConfig, TopicConfig and ServerLogConfigs of Apache Kafka 4.3. Deviations:
 `min.insync.replicas` is 2 by default where the replication factor is 3 or more, and is
@@ -43,13 +44,17 @@ class TopicSettings:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = LONG_MAX
     min_cleanable_dirty_ratio: float = 0.5
-    file_delete_delay_ms: int = 60_000
     max_message_bytes: int = 1024 * 1024 + 12
     message_timestamp_type: str = "CreateTime"
     message_timestamp_before_max_ms: int = LONG_MAX
     message_timestamp_after_max_ms: int = 3_600_000
     min_insync_replicas: int = 1
     compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    flush_messages: int = LONG_MAX
+    flush_ms: int = LONG_MAX
     unclean_leader_election_enable: bool = False
     durability: Durability = "fsync"
 
@@ -64,6 +69,11 @@ class TopicSettings:
     @property
     def is_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def roll_ms(self) -> int:
+        """Age at which a segment is closed: a compacted one in time for max.compaction.lag.ms (KIP-354)."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
     @property
     def is_fsync(self) -> bool:
@@ -154,21 +164,33 @@ def _policy(text: str) -> frozenset[str]:
     return frozenset(parts)
 
 
+def _gzip_level(text: str) -> int:
+    value = _integer(-1, 9)(text)
+    if value == 0:
+        raise ValueError("out of range: use 1..9, or -1 for gzip's own choice")
+    return value
+
+
+COMPRESSION_TYPES: Final = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+
 _LONG = _integer(0, LONG_MAX)
 _LONG_FROM_1 = _integer(1, LONG_MAX)
 _NO_LIMIT_OR_LONG = _integer(-1, LONG_MAX)
 
 _TABLE: Final[Mapping[str, _Rule]] = {
     "cleanup.policy": _Rule("cleanup_policy", "delete", _policy),
+    "compression.gzip.level": _Rule("compression_gzip_level", "-1", _gzip_level),
+    "compression.lz4.level": _Rule("compression_lz4_level", "9", _integer(1, 17)),
     "compression.type": _Rule(
         "compression_type",
         "producer",
-        _one_of("producer", why=": batches are kept as the producer compressed them"),
+        _one_of(*COMPRESSION_TYPES, why=" (producer keeps batches as they come)"),
     ),
+    "compression.zstd.level": _Rule("compression_zstd_level", "3", _integer(-131072, 22)),
     "delete.retention.ms": _Rule("delete_retention_ms", str(_DAY_MS), _LONG),
-    "file.delete.delay.ms": _Rule("file_delete_delay_ms", "60000", _LONG),
-    "flush.messages": _Rule(None, str(LONG_MAX), _LONG_FROM_1),
-    "flush.ms": _Rule(None, str(LONG_MAX), _LONG),
+    "file.delete.delay.ms": _Rule(None, "60000", _LONG),
+    "flush.messages": _Rule("flush_messages", str(LONG_MAX), _LONG_FROM_1),
+    "flush.ms": _Rule("flush_ms", str(LONG_MAX), _LONG),
     "index.interval.bytes": _Rule("index_interval_bytes", "4096", _integer(0, INT_MAX)),
     "max.compaction.lag.ms": _Rule("max_compaction_lag_ms", str(LONG_MAX), _LONG_FROM_1),
     "max.message.bytes": _Rule("max_message_bytes", "1048588", _integer(0, BATCH_BYTES_MAX)),

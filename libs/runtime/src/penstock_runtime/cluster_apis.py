@@ -24,11 +24,13 @@ from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_runtime import cluster_admin, cluster_describe
 from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.cluster_coordinators import Coordinators
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.kafka_connection import CLOSE, Connection, Response
 from penstock_runtime.kafka_metrics import KafkaMetrics, api_name
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.producer_ids import ProducerIdAllocator
+from penstock_runtime.suspicions import Suspicions
 
 _CACHE_ENTRIES_MAX = 64
 _CACHE_BYTES_MAX = 16 * 1024 * 1024
@@ -94,13 +96,16 @@ class ClusterApis:
         metrics: KafkaMetrics,
         *,
         controller_id: Callable[[MetadataImage], int] | None = None,
+        suspicions: Suspicions | None = None,
     ) -> None:
         self._metadata = metadata
+        self._suspicions = suspicions
         self._producer_ids = producer_ids
         self._addresses = addresses
         self._authorizer = authorizer
         self._metrics = metrics
         self._controller_id = controller_id or lowest_live_node
+        self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         self._admin = cluster_admin.Admin(metadata, controllers, authorizer, metrics)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
@@ -109,7 +114,7 @@ class ClusterApis:
             ApiKey.METADATA: self._metadata_request,
             ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
             ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
-            ApiKey.FIND_COORDINATOR: self._find_coordinator,
+            ApiKey.FIND_COORDINATOR: self._coordinators.find,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.CREATE_TOPICS: self._admin.create_topics,
             ApiKey.DELETE_TOPICS: self._admin.delete_topics,
@@ -157,7 +162,20 @@ class ClusterApis:
             connection.state["client_software"] = f"{software} {version}"[:200]
         return encode_api_versions_response(header, self._addresses.apis(self._metadata.image))
 
-    def _metadata_request(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    def _metadata_request(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        if self._suspicions is not None and self._suspicions.any:
+            return self._settled_metadata(self._suspicions, connection, header, frame)
+        return self._metadata_now(connection, header, frame)
+
+    async def _settled_metadata(
+        self, suspicions: Suspicions, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        await suspicions.settled()
+        return self._metadata_now(connection, header, frame)
+
+    def _metadata_now(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         image = self._metadata.image
         if self._cache_version != image.version:
             self._cache.clear()
@@ -229,20 +247,6 @@ class ClusterApis:
             self._metadata.image,
             lambda topic: self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic),
         )
-
-    def _find_coordinator(self, _: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        request = codec.decode_request(header, frame)
-        cluster_describe.items(getattr(request, "coordinator_keys", ()))
-        self._metrics.count_error(header.api_key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        response = codec.error_response(
-            header,
-            frame,
-            ErrorCode.COORDINATOR_NOT_AVAILABLE,
-            "this version has no consumer groups and no transactions yet; assign partitions by hand",
-        )
-        if response is None:
-            raise Malformed("FindCoordinator has no error response")
-        return response
 
     # Producer ids
 

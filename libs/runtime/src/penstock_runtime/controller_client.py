@@ -9,6 +9,10 @@ one at most `_ASK_TIMEOUT_MS`. Between rounds it waits 20-200 ms, jittered.
 A call that is out at a controller which has gone silent is watched: every second the
 others are asked, and it moves when they agree on another active controller.
 
+Terms. The highest term in which some controller said that it was the active one is kept
+(`heard_term`); one of a lower term that still believes it is the active one (it was paused,
+say, while another was elected) is not listened to.
+
 Warts. A call may have been carried out although its attempt failed, so a retried
 CreateTopics can answer TOPIC_ALREADY_EXISTS for its own doing, as with Kafka.
 """
@@ -89,6 +93,8 @@ class ControllerClient:
         self._clock_ms = clock_ms
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._active: str | None = None
+        self.heard_term = 0
+        """Highest term of an active controller so far; orders of a lower one are stale."""
         self._sessions: dict[str, tuple[int, int]] = {}
         """By method: when a session was last opened, and how many before it were short."""
         self._rng.shuffle(self.addresses)
@@ -97,6 +103,14 @@ class ControllerClient:
     def active_address(self) -> str | None:
         """The controller that was active when last heard of."""
         return self._active
+
+    def note_term(self, term: int) -> bool:
+        """An active controller spoke in `term`; False when it is deposed, and not to be obeyed.
+
+        0 is that of a controller which does not say.
+        """
+        self.heard_term = max(self.heard_term, term)
+        return term >= self.heard_term or term == 0
 
     def addresses_by_preference(self) -> list[str]:
         """All controllers, the active one first."""
@@ -228,7 +242,7 @@ class ControllerClient:
                     break
                 answers = [answer for answer in (ask.result() for ask in done) if answer is not None]
                 answered = answered or bool(answers)
-                best = max(((a[0], a[1]) for a in answers if a[2]), default=None)
+                best = max(((a[0], a[1]) for a in answers if a[2] and a[0] >= self.heard_term), default=None)
         finally:
             for ask in pending:
                 ask.cancel()
@@ -236,6 +250,7 @@ class ControllerClient:
                 await asyncio.wait(pending)
         if best is not None:
             self._active = best[1]
+            self.note_term(best[0])
         elif keep is None:
             self._active = None
         return None if best is None else best[1]

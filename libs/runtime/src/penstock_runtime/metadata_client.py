@@ -6,6 +6,13 @@ behind is left for another one. A stream that is silent for four keepalives is t
 dead. When another controller becomes active the stream moves there, since the active
 one hears of every change first.
 
+Large deltas and snapshots come in parts, each replayed as it comes, so that nobody waits
+for a hundred thousand records at once. They count with the last part. (The callbacks then
+get all records; what they do with them is theirs to bound.)
+
+A keepalive of a controller whose term is lower than one already heard of is no news: that
+controller may have been paused, and is left for another one.
+
 Callbacks run on the event loop, in version order, before anyone who waits for that
 version is woken.
 """
@@ -13,17 +20,18 @@ version is woken.
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from penstock_core.errors import InvariantBroken
-from penstock_core.metadata.image import MetadataImage
+from penstock_core.metadata.image import ImageBuilder, MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.controller_client import ControllerClient
@@ -37,6 +45,8 @@ NEVER_MS = 2**31 - 1
 KEEPALIVE_MS = 500
 STALL_MS = 4 * KEEPALIVE_MS
 MOVE_AFTER_MS = 5_000
+FREEZE_RECORDS = 10_000
+"""A snapshot of so many records is kept from the garbage collector."""
 _CONNECT_TIMEOUT_MS = 1_000
 _BACKOFF_MIN_MS = 20
 _BACKOFF_MAX_MS = 500
@@ -64,7 +74,7 @@ class MetadataClient:
         self._callbacks: list[ImageCallback] = []
         self._waiting: list[tuple[int, int, asyncio.Future[bool]]] = []
         self._wait_ids = itertools.count()
-        self._snapshot: list[metadata_pb2.MetadataRecord] | None = None
+        self._incoming: _Incoming | None = None
         self._heard_ms: int | None = None
         self._leader_age_ms = 0
         self._last_message_ms = 0
@@ -140,7 +150,7 @@ class MetadataClient:
         """Follow one controller until the stream ends; why it did."""
         request = pb.WatchMetadataRequest(from_version=self.image.version, subscriber=self._subscriber)
         call = self._controllers.stub(address).WatchMetadata(request)
-        self._snapshot = None
+        self._incoming = None
         started_ms = self._clock_ms()
         guard = _StallGuard(self, call, started_ms, address)
         try:
@@ -161,7 +171,7 @@ class MetadataClient:
             guard.stop()
             call.cancel()
             self._address = ""
-            self._snapshot = None
+            self._incoming = None
 
     def _take(self, response: pb.WatchMetadataResponse) -> str:
         """Apply one message; a non-empty result ends the stream with that reason."""
@@ -173,6 +183,9 @@ class MetadataClient:
             self._heard(0)
             return self._take_snapshot(response.snapshot)
         if kind == "keepalive":
+            term = response.keepalive.controller_term
+            if 0 < term < self._controllers.heard_term:
+                return f"deposed: of term {term}, term {self._controllers.heard_term} was heard of"
             self._heard(response.keepalive.leader_contact_age_ms)
             if response.keepalive.version < self.image.version:
                 return f"behind: at version {response.keepalive.version}, we hold {self.image.version}"
@@ -188,25 +201,38 @@ class MetadataClient:
             return ""
         if delta.version != self.image.version + 1:
             return f"sent version {delta.version} after {self.image.version}"
-        self._advance(self.image.apply(delta.records, delta.version), list(delta.records))
+        if delta.part == 0:
+            self._incoming = _Incoming(delta.version, ImageBuilder(self.image))
+        incoming = self._incoming
+        if incoming is None or (incoming.version, incoming.parts) != (delta.version, delta.part):
+            return f"sent part {delta.part} of version {delta.version} out of order"
+        incoming.take(delta.records)
+        if not delta.more:
+            self._incoming = None
+            self._advance(incoming.builder.finish(delta.version), incoming.records)
         return ""
 
     def _take_snapshot(self, chunk: metadata_pb2.MetadataSnapshotChunk) -> str:
         if chunk.first:
-            self._snapshot = []
-        if self._snapshot is None:
+            self._incoming = _Incoming(chunk.version, ImageBuilder(MetadataImage()))
+        incoming = self._incoming
+        if incoming is None or incoming.version != chunk.version:
             return "sent the middle of a snapshot first"
-        self._snapshot.extend(chunk.records)
+        incoming.take(chunk.records)
         if not chunk.last:
             return ""
-        records, self._snapshot = self._snapshot, None
+        self._incoming = None
         if chunk.version < self.image.version:
             return f"sent a snapshot of version {chunk.version}, we hold {self.image.version}"
         if chunk.version > self.image.version:
-            image = MetadataImage.from_records(records, chunk.version)
+            image = incoming.builder.finish(chunk.version)
             if self.image.cluster_id and image.cluster_id != self.image.cluster_id:
                 raise InvariantBroken("the controllers are those of another cluster")
-            self._advance(image, records)
+            self._advance(image, incoming.records)
+            if len(incoming.records) >= FREEZE_RECORDS:
+                # The image is here to stay, and free of cycles: no collection needs to look at it.
+                del incoming
+                gc.freeze()
         return ""
 
     def _advance(self, new: MetadataImage, records: Sequence[metadata_pb2.MetadataRecord]) -> None:
@@ -230,6 +256,22 @@ class MetadataClient:
     def heard_since(self, since_ms: int) -> bool:
         """Whether any message came at or after `since_ms`."""
         return self._last_message_ms >= since_ms
+
+
+class _Incoming:
+    """A delta or a snapshot of which not all parts are here."""
+
+    def __init__(self, version: int, builder: ImageBuilder) -> None:
+        self.version = version
+        self.builder = builder
+        self.records: list[metadata_pb2.MetadataRecord] = []
+        self.parts = 0
+
+    def take(self, records: Iterable[metadata_pb2.MetadataRecord]) -> None:
+        for record in records:
+            self.builder.replay(record)
+            self.records.append(record)
+        self.parts += 1
 
 
 class _StallGuard:

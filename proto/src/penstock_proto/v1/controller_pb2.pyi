@@ -124,6 +124,7 @@ class RegisterNodeResponse(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     cluster_id: _builtins.bytes
@@ -133,6 +134,8 @@ class RegisterNodeResponse(_message.Message):
     """How often to send heartbeats, in ms."""
     version: _builtins.int
     """Metadata version that holds the registration."""
+    controller_term: _builtins.int
+    """Term of the controller that granted it; orders of a lower one are stale."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -145,10 +148,11 @@ class RegisterNodeResponse(_message.Message):
         session_timeout_ms: _builtins.int = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         version: _builtins.int = ...,
+        controller_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "error", b"error", "heartbeat_interval_ms", b"heartbeat_interval_ms", "node_epoch", b"node_epoch", "node_id", b"node_id", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_term", b"controller_term", "error", b"error", "heartbeat_interval_ms", b"heartbeat_interval_ms", "node_epoch", b"node_epoch", "node_id", b"node_id", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,11 +285,14 @@ class RegisterGatewayResponse(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     gateway_epoch: _builtins.int
     cluster_id: _builtins.bytes
     session_timeout_ms: _builtins.int
     heartbeat_interval_ms: _builtins.int
     version: _builtins.int
+    controller_term: _builtins.int
+    """Term of the controller that granted it; orders of a lower one are stale."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -297,10 +304,11 @@ class RegisterGatewayResponse(_message.Message):
         session_timeout_ms: _builtins.int = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         version: _builtins.int = ...,
+        controller_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "error", b"error", "gateway_epoch", b"gateway_epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_term", b"controller_term", "error", b"error", "gateway_epoch", b"gateway_epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,21 +434,27 @@ class WatchKeepalive(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     LEADER_CONTACT_AGE_MS_FIELD_NUMBER: _builtins.int
+    CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version that this controller has applied."""
     leader_contact_age_ms: _builtins.int
-    """Time since this controller last heard from the active one, in ms; 0 on the
-    active one itself.
+    """Time since this controller last heard from the active one, in ms; on the
+    active one itself, since it last heard from a majority.
+    """
+    controller_term: _builtins.int
+    """Raft term of this controller; a subscriber that has heard of a higher one from
+    another controller watches elsewhere.
     """
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         leader_contact_age_ms: _builtins.int = ...,
+        controller_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_contact_age_ms", b"leader_contact_age_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "leader_contact_age_ms", b"leader_contact_age_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1172,6 +1186,10 @@ class DescribeQuorumResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    VOTER_FIELD_NUMBER: _builtins.int
+    NOT_VOTING_REASON_FIELD_NUMBER: _builtins.int
     controller_id: _builtins.int
     """This controller."""
     active_controller_id: _builtins.int
@@ -1185,6 +1203,13 @@ class DescribeQuorumResponse(_message.Message):
     version: _builtins.int
     """Metadata version applied here."""
     cluster_id: _builtins.bytes
+    last_log_index: _builtins.int
+    """Last Raft index in this controller's log."""
+    directory_id: _builtins.bytes
+    """This controller's data directory (UUID, 16 bytes)."""
+    voter: _builtins.bool
+    """Whether this controller votes; if not, `not_voting_reason` says why, and the mend."""
+    not_voting_reason: _builtins.str
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumMember]: ...
     def __init__(
@@ -1199,10 +1224,14 @@ class DescribeQuorumResponse(_message.Message):
         version: _builtins.int = ...,
         members: _abc.Iterable[Global___QuorumMember] | None = ...,
         cluster_id: _builtins.bytes = ...,
+        last_log_index: _builtins.int = ...,
+        directory_id: _builtins.bytes = ...,
+        voter: _builtins.bool = ...,
+        not_voting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_address", b"active_address", "active_controller_id", b"active_controller_id", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "controller_id", b"controller_id", "members", b"members", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_address", b"active_address", "active_controller_id", b"active_controller_id", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "controller_id", b"controller_id", "directory_id", b"directory_id", "last_log_index", b"last_log_index", "members", b"members", "not_voting_reason", b"not_voting_reason", "term", b"term", "version", b"version", "voter", b"voter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1215,21 +1244,90 @@ class QuorumMember(_message.Message):
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     REACHABLE_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    CONNECTED_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
     controller_id: _builtins.int
     address: _builtins.str
     """Raft address."""
     reachable: _builtins.bool
+    directory_id: _builtins.bytes
+    """Data directory with which it is a voter; empty when none is recorded yet."""
+    connected_directory_id: _builtins.bytes
+    """Data directory that it came with, as it said itself; empty when not connected."""
+    grpc_address: _builtins.str
+    """gRPC address, empty when the controller that answers doesn't know it."""
     def __init__(
         self,
         *,
         controller_id: _builtins.int = ...,
         address: _builtins.str = ...,
         reachable: _builtins.bool = ...,
+        directory_id: _builtins.bytes = ...,
+        connected_directory_id: _builtins.bytes = ...,
+        grpc_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "controller_id", b"controller_id", "reachable", b"reachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connected_directory_id", b"connected_directory_id", "controller_id", b"controller_id", "directory_id", b"directory_id", "grpc_address", b"grpc_address", "reachable", b"reachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QuorumMember: _TypeAlias = QuorumMember  # noqa: Y015
+
+@_typing.final
+class ReplaceControllerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.int
+    directory_id: _builtins.bytes
+    """Directory to admit; empty takes the one with which that controller is connected."""
+    principal: _builtins.str
+    """Who asks, e.g. "User:ANONYMOUS"."""
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.int = ...,
+        directory_id: _builtins.bytes = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "directory_id", b"directory_id", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceControllerRequest: _TypeAlias = ReplaceControllerRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceControllerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    OLD_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    NEW_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    old_directory_id: _builtins.bytes
+    new_directory_id: _builtins.bytes
+    version: _builtins.int
+    """Version that holds the change."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        old_directory_id: _builtins.bytes = ...,
+        new_directory_id: _builtins.bytes = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "new_directory_id", b"new_directory_id", "old_directory_id", b"old_directory_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceControllerResponse: _TypeAlias = ReplaceControllerResponse  # noqa: Y015

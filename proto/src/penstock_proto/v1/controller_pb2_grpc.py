@@ -99,6 +99,11 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.ReplaceController = channel.unary_unary(
+                '/penstock.v1.Controller/ReplaceController',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -195,6 +200,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplaceController(self, request, context):
+        """Lets a controller that has a new data directory become a voter again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -262,6 +274,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.DescribeQuorum,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.SerializeToString,
+            ),
+            'ReplaceController': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceController,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -615,6 +632,33 @@ class Controller:
             '/penstock.v1.Controller/DescribeQuorum',
             penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ReplaceController',
+            penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class ControllerStub:
     """Preferred leader election."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]
     """The Raft quorum as this controller sees it; any controller answers."""
+    ReplaceController: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]
+    """Lets a controller that has a new data directory become a voter again."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -97,6 +99,8 @@ class ControllerAsyncStub(ControllerStub):
     """Preferred leader election."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """The Raft quorum as this controller sees it; any controller answers."""
+    ReplaceController: _aio.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]  # type: ignore[assignment]
+    """Lets a controller that has a new data directory become a voter again."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -204,5 +208,13 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.DescribeQuorumResponse, _abc.Awaitable[_controller_pb2.DescribeQuorumResponse]]:
         """The Raft quorum as this controller sees it; any controller answers."""
+
+    @_abc_1.abstractmethod
+    def ReplaceController(
+        self,
+        request: _controller_pb2.ReplaceControllerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.ReplaceControllerResponse, _abc.Awaitable[_controller_pb2.ReplaceControllerResponse]]:
+        """Lets a controller that has a new data directory become a voter again."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

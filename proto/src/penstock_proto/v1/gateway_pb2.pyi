@@ -349,6 +349,7 @@ class ProduceResponse(_message.Message):
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_APPEND_TIME_MS_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     base_offset: _builtins.int
     """Offset of the batch's first record."""
@@ -357,6 +358,10 @@ class ProduceResponse(_message.Message):
     log_start_offset: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def receipt(self) -> Global___ProduceReceipt:
+        """Not there on an error."""
+
     def __init__(
         self,
         *,
@@ -365,11 +370,45 @@ class ProduceResponse(_message.Message):
         base_offset: _builtins.int = ...,
         log_append_time_ms: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
+        receipt: Global___ProduceReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "error", b"error", "log_append_time_ms", b"log_append_time_ms", "log_start_offset", b"log_start_offset", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "error", b"error", "log_append_time_ms", b"log_append_time_ms", "log_start_offset", b"log_start_offset", "receipt", b"receipt", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProduceResponse: _TypeAlias = ProduceResponse  # noqa: Y015
+
+@_typing.final
+class ProduceReceipt(_message.Message):
+    """Who has a batch at the moment of its ack, as the leader knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    FLUSHED_BY_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    @_builtins.property
+    def held_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Replicas whose log holds it, by node id."""
+
+    @_builtins.property
+    def flushed_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that have flushed it to their disk."""
+
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        held_by: _abc.Iterable[_builtins.int] | None = ...,
+        flushed_by: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_by", b"flushed_by", "held_by", b"held_by", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProduceReceipt: _TypeAlias = ProduceReceipt  # noqa: Y015

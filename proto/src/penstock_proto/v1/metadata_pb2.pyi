@@ -42,6 +42,7 @@ class MetadataRecord(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     FEATURE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cluster(self) -> Global___ClusterRecord: ...
     @_builtins.property
@@ -64,6 +65,8 @@ class MetadataRecord(_message.Message):
     def producer_ids(self) -> Global___ProducerIdsRecord: ...
     @_builtins.property
     def feature(self) -> Global___FeatureRecord: ...
+    @_builtins.property
+    def controller(self) -> Global___ControllerRecord: ...
     def __init__(
         self,
         *,
@@ -78,12 +81,13 @@ class MetadataRecord(_message.Message):
         config: Global___ConfigRecord | None = ...,
         producer_ids: Global___ProducerIdsRecord | None = ...,
         feature: Global___FeatureRecord | None = ...,
+        controller: Global___ControllerRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -128,6 +132,7 @@ class NodeRecord(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: _builtins.int
     HTTP_FIELD_NUMBER: _builtins.int
+    DISK_FAILED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """Node id, >= 1; Kafka clients know it as the broker id."""
     directory_id: _builtins.bytes
@@ -144,6 +149,8 @@ class NodeRecord(_message.Message):
     """
     in_controlled_shutdown: _builtins.bool
     """True while the node drains before it stops."""
+    disk_failed: _builtins.bool
+    """True while the node drains because its disk failed; a registration clears it."""
     @_builtins.property
     def process(self) -> _common_pb2.ProcessInfo:
         """What the process said of itself."""
@@ -178,10 +185,11 @@ class NodeRecord(_message.Message):
         fenced: _builtins.bool = ...,
         in_controlled_shutdown: _builtins.bool = ...,
         http: _common_pb2.Endpoint | None = ...,
+        disk_failed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "disk_failed", b"disk_failed", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,6 +564,34 @@ class FeatureRecord(_message.Message):
 Global___FeatureRecord: _TypeAlias = FeatureRecord  # noqa: Y015
 
 @_typing.final
+class ControllerRecord(_message.Message):
+    """The data directory with which a controller is a voter. Written when it first
+    joins, and again by `penstock controller replace`: a controller of any other
+    directory neither votes nor stands.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    controller_id: _builtins.int
+    directory_id: _builtins.bytes
+    """UUID (16 bytes)."""
+    def __init__(
+        self,
+        *,
+        controller_id: _builtins.int = ...,
+        directory_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "directory_id", b"directory_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControllerRecord: _TypeAlias = ControllerRecord  # noqa: Y015
+
+@_typing.final
 class MetadataCommand(_message.Message):
     """One entry of the controllers' Raft log."""
 
@@ -566,6 +602,8 @@ class MetadataCommand(_message.Message):
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
     COMMAND_ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     base_version: _builtins.int
     """The version that the records were generated against. An entry whose base
     is not the current version when it is applied changes nothing: so a command
@@ -577,6 +615,13 @@ class MetadataCommand(_message.Message):
     """Wall clock of that controller in ms since 1970, for logs."""
     command_id: _builtins.int
     """Random 8 bytes by which the proposer knows its own entry again."""
+    part: _builtins.int
+    """A large command is a run of entries of the same command_id and base_version,
+    numbered from 0. Nothing of it counts until the last one is applied; any other
+    entry in between undoes it (docs/decisions/0014).
+    """
+    more: _builtins.bool
+    """True on every part but the last."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]:
         """Applied all together or not at all; never empty."""
@@ -589,10 +634,12 @@ class MetadataCommand(_message.Message):
         controller_id: _builtins.int = ...,
         time_ms: _builtins.int = ...,
         command_id: _builtins.int = ...,
+        part: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "command_id", b"command_id", "controller_id", b"controller_id", "records", b"records", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "command_id", b"command_id", "controller_id", b"controller_id", "more", b"more", "part", b"part", "records", b"records", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,8 +653,14 @@ class MetadataDelta(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version after these records; the one before is version - 1."""
+    part: _builtins.int
+    """A large delta comes in parts, numbered from 0; the version is reached with the last."""
+    more: _builtins.bool
+    """True on every part but the last."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]: ...
     def __init__(
@@ -615,10 +668,12 @@ class MetadataDelta(_message.Message):
         *,
         version: _builtins.int = ...,
         records: _abc.Iterable[Global___MetadataRecord] | None = ...,
+        part: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "part", b"part", "records", b"records", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -222,6 +222,7 @@ class ReplicaData(_message.Message):
     DIVERGING_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     OUT_OF_RANGE_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     session: _builtins.int
@@ -246,6 +247,10 @@ class ReplicaData(_message.Message):
     def out_of_range(self) -> Global___ReplicaOutOfRange:
         """fetch_offset lies outside the leader's log."""
 
+    @_builtins.property
+    def move(self) -> Global___ReplicaMove:
+        """The session ended: open again on the other of the pair's two streams."""
+
     def __init__(
         self,
         *,
@@ -254,14 +259,15 @@ class ReplicaData(_message.Message):
         diverging: Global___ReplicaDiverging | None = ...,
         error: _common_pb2.Error | None = ...,
         out_of_range: Global___ReplicaOutOfRange | None = ...,
+        move: Global___ReplicaMove | None = ...,
         high_watermark: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "out_of_range", b"out_of_range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "move", b"move", "out_of_range", b"out_of_range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "out_of_range", b"out_of_range", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range", "move"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -310,6 +316,25 @@ class ReplicaDiverging(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaDiverging: _TypeAlias = ReplicaDiverging  # noqa: Y015
+
+@_typing.final
+class ReplicaMove(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    lane: Global___ReplicaHello.Lane.ValueType
+    def __init__(
+        self,
+        *,
+        lane: Global___ReplicaHello.Lane.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaMove: _TypeAlias = ReplicaMove  # noqa: Y015
 
 @_typing.final
 class ReplicaOutOfRange(_message.Message):

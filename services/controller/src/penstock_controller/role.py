@@ -50,6 +50,7 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
             settings.node_session_timeout_ms,
             settings.node_heartbeat_interval_ms,
             settings.leader_rebalance_interval_ms,
+            frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
         ),
         lifecycle,
         monotonic_ms,
@@ -63,7 +64,11 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
     worker = CommandWorker(
         quorum,
         settings.controller_id,
-        Defaults(settings.default_partition_count, settings.default_replication_factor),
+        Defaults(
+            settings.default_partition_count,
+            settings.default_replication_factor,
+            settings.offsets_topic_num_partitions,
+        ),
         rng,
         lambda: time.time_ns() // 1_000_000,
         lambda node_id: _alive(core, node_id),

@@ -35,6 +35,9 @@ class ControllerSettings(RoleSettings):
     default_replication_factor: int = Field(
         -1, ge=-1, le=32, description="replicas of a topic that names none; -1 = min(3, live nodes)"
     )
+    offsets_topic_num_partitions: int = Field(
+        50, ge=1, le=1_000, description="partitions of __consumer_offsets when it is created"
+    )
     leader_rebalance_interval_ms: int = Field(
         5000, ge=0, description="how often leadership goes back to preferred replicas, in ms; 0 = never"
     )

@@ -13,6 +13,7 @@ from penstock_core.kafka import api_versions, codec
 from penstock_core.kafka.apis import PRODUCE_VERSION_MIN, ApiKey
 from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.group_failures import GROUP_TABLE
 from penstock_core.kafka.metadata import decode_metadata
 from penstock_core.kafka.produce import (
     ProduceResult,
@@ -93,6 +94,24 @@ def _list_offsets(header: RequestHeader, frame: Buffer, code: int, message: str 
             name=topic.name,
             partitions=tuple(
                 codec.build(item_type, partition_index=p.partition_index, error_code=code)
+                for p in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+    return _respond(header, topics=topics)
+
+
+def _delete_records(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    topic_type = codec.entity_type(header.api_key, header.api_version, "DeleteRecordsTopicResult")
+    item_type = codec.entity_type(header.api_key, header.api_version, "DeleteRecordsPartitionResult")
+    topics = tuple(
+        codec.build(
+            topic_type,
+            name=topic.name,
+            partitions=tuple(
+                codec.build(item_type, partition_index=p.partition_index, low_watermark=-1, error_code=code)
                 for p in topic.partitions
             ),
         )
@@ -196,9 +215,11 @@ _TABLE: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes
     ApiKey.API_VERSIONS: _api_versions,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
+    ApiKey.DELETE_RECORDS: _delete_records,
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch,
     ApiKey.CREATE_PARTITIONS: _create_partitions,
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
+    **GROUP_TABLE,
 }

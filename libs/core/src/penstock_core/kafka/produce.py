@@ -2,7 +2,9 @@
 
 Versions 3-13; 13 names topics by id (KIP-516). Versions 0-2 are advertised but
 refused with UNSUPPORTED_VERSION (see `apis`); a response to them can be encoded.
-Unknown tagged fields are skipped. KIP-951's leader hints are not sent: through
+Unknown tagged fields are skipped. One is ours (KIP-482 leaves them to extensions): a
+request that carries tag RECEIPT_TAG gets a `Receipt` with each result under the same tag;
+Kafka's clients neither ask nor look. KIP-951's leader hints are not sent: through
 a proxy they would leak node addresses.
 """
 
@@ -17,13 +19,26 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_core.kafka.apis import FLEXIBLE_SINCE, PRODUCE_VERSION_MIN, ApiKey
 from penstock_core.kafka.frames import RequestHeader, request_header, response_header, skip_response_header
-from penstock_core.kafka.wire import INT32, INT64, Buffer, Reader, put_count, put_string
+from penstock_core.kafka.wire import (
+    INT32,
+    INT64,
+    Buffer,
+    Malformed,
+    Reader,
+    put_count,
+    put_string,
+    uvarint,
+)
 
 _FLEXIBLE: Final = FLEXIBLE_SINCE[ApiKey.PRODUCE]
 _TOPIC_IDS: Final = 13
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _RESULT: Final = struct.Struct(">ihq")
 _EMPTY: Final = memoryview(b"")
+RECEIPT_TAG: Final = 20_480
+"""Far above the numbers that Kafka gives out from 0."""
+_WANT_RECEIPT: Final = b"\x01" + uvarint(RECEIPT_TAG) + b"\x00"
+_NODE_MAX: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -47,6 +62,19 @@ class ProduceSkim:
     acks: int
     timeout_ms: int
     partitions: list[ProducePartition]
+    want_receipt: bool = False
+    """Of a flexible version (9 or later)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Who has a batch at the moment of its ack, as its leader knows."""
+
+    leader_epoch: int
+    held_by: tuple[int, ...]
+    """Replicas whose log holds it, by node id."""
+    flushed_by: tuple[int, ...]
+    """Those that have flushed it to their disk."""
 
 
 @dataclass(slots=True)
@@ -62,6 +90,7 @@ class ProduceResult:
     log_start_offset: int = -1
     error_message: str | None = None
     record_errors: Sequence[tuple[int, str | None]] = ()
+    receipt: Receipt | None = None
 
 
 @dataclass(slots=True)
@@ -114,9 +143,22 @@ def _read_body(reader: Reader, version: int) -> ProduceSkim:
             append(ProducePartition(topic, topic_id, index, _EMPTY if records is None else records))
         if flexible:
             reader.skip_tags()
-    if flexible:
-        reader.skip_tags()
-    return ProduceSkim(transactional_id, acks, timeout_ms, partitions)
+    want_receipt = flexible and _find_tag(reader, RECEIPT_TAG) is not None
+    return ProduceSkim(transactional_id, acks, timeout_ms, partitions, want_receipt)
+
+
+def _find_tag(reader: Reader, wanted: int) -> memoryview | None:
+    """As `Reader.skip_tags`, with the bytes of one tagged field if it is there."""
+    found = None
+    count = reader.uvarint()
+    if count > reader.end - reader.pos:
+        raise Malformed(f"{count} tagged fields, but only {reader.end - reader.pos} bytes are left")
+    for _ in range(count):
+        tag, size = reader.uvarint(), reader.uvarint()
+        start = reader.take(size)
+        if tag == wanted:
+            found = reader.view[start : start + size]
+    return found
 
 
 def encode_produce_request(
@@ -151,7 +193,7 @@ def encode_produce_request(
             out.append(partition.records)
             head = [tags]
         head.append(tags)
-    head.append(tags)
+    head.append(_WANT_RECEIPT if flexible and skim.want_receipt else tags)
     out.append(b"".join(head))
     return out
 
@@ -204,7 +246,30 @@ def _put_result(out: list[bytes], item: ProduceResult, version: int, flexible: b
                 out.append(b"\x00")
         out.append(put_string(item.error_message, flexible))
     if flexible:
-        out.append(b"\x00")
+        out.append(b"\x00" if item.receipt is None else _put_receipt(item.receipt))
+
+
+def _put_receipt(receipt: Receipt) -> bytes:
+    """Tagged fields with a receipt alone: leader epoch, then both lists of ids, each after its length."""
+    numbers = [
+        receipt.leader_epoch,
+        *(len(receipt.held_by), *receipt.held_by),
+        *(len(receipt.flushed_by), *receipt.flushed_by),
+    ]
+    data = struct.pack(f">{len(numbers)}i", *numbers)
+    return b"\x01" + uvarint(RECEIPT_TAG) + uvarint(len(data)) + data
+
+
+def _read_receipt(data: memoryview) -> Receipt:
+    reader = Reader(data, 0, flexible=True)
+    leader_epoch = reader.int32()
+    lists: list[tuple[int, ...]] = []
+    for _ in range(2):
+        count = reader.int32()
+        if not 0 <= count <= _NODE_MAX:
+            raise Malformed(f"receipt of {count} replicas")
+        lists.append(tuple(reader.int32() for _ in range(count)))
+    return Receipt(leader_epoch, *lists)
 
 
 def decode_produce_response(frame: Buffer, api_version: int) -> ProduceResponse:
@@ -241,5 +306,7 @@ def _read_result(reader: Reader, topic: str, topic_id: TopicId | None, version: 
             reader.skip_tags()
         result.record_errors = errors
         result.error_message = reader.nullable_string()
-    reader.skip_tags()
+    if reader.flexible:
+        receipt = _find_tag(reader, RECEIPT_TAG)
+        result.receipt = None if receipt is None else _read_receipt(receipt)
     return result

@@ -2,10 +2,11 @@
 
 from penstock_core.metadata.image import (
     GatewayImage,
+    ImageBuilder,
     MetadataImage,
     NodeImage,
     PartitionImage,
     TopicImage,
 )
 
-__all__ = ["GatewayImage", "MetadataImage", "NodeImage", "PartitionImage", "TopicImage"]
+__all__ = ["GatewayImage", "ImageBuilder", "MetadataImage", "NodeImage", "PartitionImage", "TopicImage"]

@@ -124,13 +124,13 @@ def _snappy_into(data: memoryview, target: memoryview) -> int:
     return filled
 
 
-def compress(codec: int, data: Buffer) -> bytes:
-    """`data` as Kafka's clients write it; for tools and tests, not hot."""
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+    """`data` as Kafka's clients write it, at a level of the codec (None: our choice); not hot."""
     data = bytes(data)
     if codec == NONE:
         return data
     if codec == GZIP:
-        return bytes(cramjam.gzip.compress(data, level=6))
+        return bytes(cramjam.gzip.compress(data, level=6 if level is None else level))
     if codec == SNAPPY:
         out = [_XERIAL_MAGIC, _INT32.pack(1), _INT32.pack(1)]
         for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
@@ -139,9 +139,10 @@ def compress(codec: int, data: Buffer) -> bytes:
         return b"".join(out)
     if codec == LZ4:
         # Linked blocks are not understood by every Kafka client (KIP-57).
-        compressor = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
+        level = 1 if level is None else level
+        compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
         compressor.compress(data)
         return bytes(compressor.finish())
     if codec == ZSTD:
-        return bytes(cramjam.zstd.compress(data, level=3))
+        return bytes(cramjam.zstd.compress(data, level=3 if level is None else level))
     raise PenstockError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"unknown compression codec {codec}")

@@ -8,6 +8,7 @@ preferred replicas; all of it goes through the same queue as everybody's request
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,14 +18,17 @@ from penstock_controller.api.watchers import Watchers
 from penstock_controller.api.worker import CommandWorker, NotActive
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
 from penstock_controller.quorum.events import QuorumEvent
-from penstock_controller.state import gateways, nodes
+from penstock_controller.state import controllers, gateways, nodes
+from penstock_controller.state.controllers import Connected, QuorumView
 from penstock_controller.state.generation import Context, Generated
 from penstock_controller.state.sessions import Sessions
 from penstock_core.errors import PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
-from penstock_core.metadata import MetadataImage
+from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
+from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.grpc_tools import Probe, probe
 from penstock_runtime.lifecycle import Lifecycle
 
@@ -35,6 +39,8 @@ PROBE_TIMEOUT_MS = 500
 PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
 REBALANCE_CHANGES_MAX = 500
+REBALANCE_SLICE_CHANGES = 20
+"""Leaders changed by one request: about a millisecond of deciding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class CoreSettings:
     session_timeout_ms: int
     heartbeat_interval_ms: int
     rebalance_interval_ms: int
+    # Ids in raft_peers.
+    member_ids: frozenset[int] = frozenset()
 
 
 class ControllerCore:
@@ -70,10 +78,12 @@ class ControllerCore:
         self._metrics = metrics
         self._on_cluster_id = on_cluster_id
         self._next_rebalance_ms = 0
+        self._rebalancing: asyncio.Task[None] | None = None
         self._suspect_after_ms = max(SUSPECT_MS_MIN, 3 * settings.heartbeat_interval_ms)
         self._suspects: set[tuple[NodeId | str, int]] = set()
         # Node or gateway -> version whose arrival at the others lets it stop.
         self._leaving: dict[NodeId | str, int] = {}
+        self._still_leads: dict[NodeId, tuple[int, bool]] = {}
         self._in_hand: set[tuple[str, NodeId | str, int]] = set()
         self.active_ended = asyncio.Event()
 
@@ -81,14 +91,14 @@ class ControllerCore:
         """Give the core its quorum (made after it, because the quorum reports to it)."""
         self._quorum = quorum
         self.worker = worker
-        self.watchers = Watchers(quorum.leader_contact_age_ms)
+        self.watchers = Watchers(quorum.leader_contact_age_ms, lambda: self.status.term)
 
     @property
     def active(self) -> bool:
         return self.worker.active
 
     def leader_silence_ms(self) -> int:
-        """Time since the active controller was last heard of; 0 on itself."""
+        """Time since the active controller was last heard of; on itself, since a majority was."""
         return self._quorum.leader_contact_age_ms()
 
     # --- events of the quorum -----------------------------------------------------------
@@ -107,6 +117,8 @@ class ControllerCore:
             elif isinstance(event, Reset):
                 self._take_image(event.image)
                 self.watchers.reset(event.image)
+                # A whole image came, and has no cycles: no collection needs to look at it.
+                gc.freeze()
 
     def _take_image(self, image: MetadataImage) -> None:
         if image.cluster_id and not self.image.cluster_id:
@@ -128,12 +140,16 @@ class ControllerCore:
         self._metrics.is_active.set(float(status.active))
         if status.leader_id < 0:
             self._lifecycle.set_not_ready("no active controller is known; a majority of raft_peers must run")
+        elif status.not_voting_reason:
+            self._lifecycle.set_not_ready(status.not_voting_reason)
         elif self.image.cluster_id:
             self._lifecycle.set_ready()
 
     def _begin(self) -> None:
+        hit("controller.active.begin")
         self.active_ended = asyncio.Event()
         self._leaving.clear()
+        self._still_leads.clear()
         now_ms = self.clock_ms()
         self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
         self.sessions.begin(self.image, now_ms)
@@ -145,6 +161,32 @@ class ControllerCore:
         if await self.submit_quietly(lambda ctx: gateways.found_cluster(ctx, FEATURE_LEVEL)):
             self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
         self._lifecycle.set_ready()
+
+    # --- the controllers themselves ---------------------------------------------------------
+
+    def quorum_view(self) -> QuorumView:
+        """The members of the quorum, and which are there."""
+        connected = {p.controller_id: Connected(p.directory_id, p.joined) for p in self.status.peers}
+        return QuorumView(self.settings.controller_id, self.settings.member_ids, connected)
+
+    def log_replaced(
+        self, request: api.ReplaceControllerRequest, reply: api.ReplaceControllerResponse
+    ) -> None:
+        self._lifecycle.log.warning(
+            "controller replaced",
+            controller=request.controller_id,
+            old_directory=reply.old_directory_id.hex(),
+            new_directory=reply.new_directory_id.hex(),
+            by=request.principal,
+        )
+
+    def _record_controllers(self) -> None:
+        if all(p.controller_id in self.image.controllers for p in self.status.peers):
+            return
+        found = controllers.unrecorded(self.image, self.quorum_view())
+        if found and self.image.cluster_id:
+            names = ",".join(str(i) for i in sorted(found))
+            self.once("record controllers", names, 0, lambda ctx: controllers.record_controllers(ctx, found))
 
     # --- requests -------------------------------------------------------------------------
 
@@ -197,6 +239,7 @@ class ControllerCore:
         node = self.image.nodes.get(node_id)
         if node is not None and not node.fenced and node.node_epoch == epoch:
             self._lifecycle.log.info("node lost", node=node_id, reason=reason)
+            hit("controller.fence.before")
             self.once("fence", node_id, epoch, lambda ctx: nodes.fence_node(ctx, node_id, epoch))
 
     def remove_gateway(self, gateway_id: str, epoch: int, reason: str) -> None:
@@ -213,6 +256,16 @@ class ControllerCore:
         version = self._leaving.setdefault(name, self.image.version)
         node_id = None if isinstance(name, str) else name
         return self.sessions.seen_by_others(self.image, node_id, version)
+
+    def still_leads(self, node_id: NodeId) -> bool:
+        """Whether a draining node leads what others could lead; looked up once a version."""
+        known = self._still_leads.get(node_id)
+        if known is None or known[0] != self.image.version:
+            known = self._still_leads[node_id] = (
+                self.image.version,
+                nodes.still_leads(self.image, node_id),
+            )
+        return known[1]
 
     # --- suspicion ------------------------------------------------------------------------
 
@@ -271,28 +324,40 @@ class ControllerCore:
             self._lost(lost.name, lost.epoch, lost.reason)
         for silent in self.sessions.silent(self.image, self._suspect_after_ms, now_ms):
             self.suspect(silent.name, silent.epoch)
+        self._record_controllers()
         interval_ms = self.settings.rebalance_interval_ms
         if interval_ms and now_ms >= self._next_rebalance_ms:
             self._next_rebalance_ms = now_ms + interval_ms
-            self._rebalance(now_ms)
+            if self._rebalancing is None or self._rebalancing.done():
+                self._rebalancing = self._lifecycle.create_task(self._rebalance(), "rebalance")
 
-    def _rebalance(self, now_ms: int) -> None:
+    async def _rebalance(self) -> None:
+        """Give leadership back to preferred replicas; the look at all partitions is in slices."""
         interval_ms = self.settings.rebalance_interval_ms
 
         def steady(node_id: NodeId) -> bool:
-            return self.sessions.steady(node_id, interval_ms, now_ms)
+            return self.sessions.steady(node_id, interval_ms, self.clock_ms())
 
-        def generate(ctx: Context) -> Generated[int]:
-            return nodes.elect_preferred(ctx, None, steady, REBALANCE_CHANGES_MAX)
+        found: list[PartitionImage] = []
+        for partition in nodes.scan_not_preferred(self.image):
+            if partition is None:
+                await asyncio.sleep(0)
+            elif steady(partition.replicas[0]):
+                found.append(partition)
+            if len(found) >= REBALANCE_CHANGES_MAX:
+                break
+        # Decided on what was seen; a look with nothing to do commits no barrier.
+        while found and self.active:
+            some, found = found[:REBALANCE_SLICE_CHANGES], found[REBALANCE_SLICE_CHANGES:]
+            changed = await self.submit_quietly(_electing(some, steady))
+            if changed:
+                self._lifecycle.log.info("leaders rebalanced", partitions=changed)
 
-        # Looked at on the image first: a tick with nothing to do commits no barrier.
-        if generate(Context(self.image, self.worker.rng)).records:
-            self.spawn(self._do_rebalance(generate), "rebalance")
 
-    async def _do_rebalance(self, generate: Callable[[Context], Generated[int]]) -> None:
-        changed = await self.submit_quietly(generate)
-        if changed:
-            self._lifecycle.log.info("leaders rebalanced", partitions=changed)
+def _electing(
+    some: list[PartitionImage], may_lead: Callable[[NodeId], bool]
+) -> Callable[[Context], Generated[int]]:
+    return lambda ctx: nodes.elect_preferred_among(ctx, some, may_lead, len(some))
 
 
 __all__ = ["ControllerCore", "CoreSettings"]

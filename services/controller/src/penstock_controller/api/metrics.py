@@ -5,7 +5,6 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from penstock_controller.quorum import Applied, QuorumMeters
-from penstock_core.ids import NO_NODE, TopicId
 from penstock_core.metadata import MetadataImage
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -46,15 +45,11 @@ class ControllerMetrics:
         """For the quorum's threads; prometheus metrics are thread-safe."""
         return QuorumMeters(self.journal_sync_s.observe, self.snapshot_s.observe, self.bad_frames.inc)
 
-    def applied(self, old: MetadataImage, event: Applied) -> None:
-        """A command was applied to `old`."""
+    def applied(self, _old: MetadataImage, event: Applied) -> None:
+        """A command was applied to `_old`."""
         self.commands.inc()
         self.records.inc(len(event.records))
-        for record in event.records:
-            if record.HasField("partition") and record.partition.leader != NO_NODE:
-                before = old.partition(TopicId(record.partition.topic_id), record.partition.partition)
-                if before is not None and before.leader_epoch != record.partition.leader_epoch:
-                    self.elections.inc()
+        self.elections.inc(event.leader_changes)
 
     def image(self, image: MetadataImage, watchers_count: int) -> None:
         self.version.set(image.version)

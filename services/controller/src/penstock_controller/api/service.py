@@ -18,10 +18,11 @@ from penstock_controller.api.core import ControllerCore
 from penstock_controller.api.watchers import CutOff
 from penstock_controller.api.worker import NotActive
 from penstock_controller.quorum import RaftPeer
-from penstock_controller.state import gateways, isr, nodes, topics
+from penstock_controller.state import controllers, gateways, isr, nodes, topics
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.sessions import Wish
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
@@ -76,6 +77,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         reply = await self._do(context, lambda ctx: nodes.register_node(ctx, request))
         if not reply.error.code:
             core.registered(NodeId(reply.node_id), reply.node_epoch)
+            reply.controller_term = core.status.term
             reply.session_timeout_ms = core.settings.session_timeout_ms
             reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
         return reply
@@ -112,20 +114,22 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         if wish is Wish.UNFENCE:
             core.once("unfence", node_id, epoch, lambda ctx: nodes.unfence_node(ctx, node_id, epoch))
         elif wish is Wish.DRAIN:
-            core.once("drain", node_id, epoch, lambda ctx: nodes.drain_node(ctx, node_id, epoch))
+            core.once(
+                "drain",
+                node_id,
+                epoch,
+                lambda ctx: nodes.drain_node(ctx, node_id, epoch, disk_failed=beat.disk_failed),
+            )
         may_shutdown = beat.want_shutdown and (
             node.fenced
-            or (
-                node.in_controlled_shutdown
-                and core.may_leave(node_id)
-                and not nodes.still_leads(core.image, node_id)
-            )
+            or (node.in_controlled_shutdown and core.may_leave(node_id) and not core.still_leads(node_id))
         )
         return api.NodeHeartbeatReply(fenced=node.fenced, may_shutdown=may_shutdown, controller_term=term)
 
     async def AlterPartitions(
         self, request: api.AlterPartitionsRequest, context: ServicerContext
     ) -> api.AlterPartitionsResponse:
+        hit("controller.isr.before")
         return await self._do(context, lambda ctx: isr.alter_partitions(ctx, request))
 
     # --- gateways ----------------------------------------------------------------------------
@@ -137,6 +141,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         reply = await self._do(context, lambda ctx: gateways.register_gateway(ctx, request))
         if not reply.error.code:
             core.registered(request.gateway_id, reply.gateway_epoch)
+            reply.controller_term = core.status.term
             reply.session_timeout_ms = core.settings.session_timeout_ms
             reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
         return reply
@@ -215,6 +220,17 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
         return await self._do(context, generate)
 
+    async def ReplaceController(
+        self, request: api.ReplaceControllerRequest, context: ServicerContext
+    ) -> api.ReplaceControllerResponse:
+        core = self._core
+        reply = await self._do(
+            context, lambda ctx: controllers.replace_controller(ctx, request, core.quorum_view())
+        )
+        if not reply.error.code:
+            core.log_replaced(request, reply)
+        return reply
+
     # --- answered by every controller --------------------------------------------------------------
 
     async def WatchMetadata(
@@ -246,6 +262,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         core = self._core
         status = core.status
         me = core.settings.controller_id
+        said = {p.controller_id: p.directory_id for p in status.peers}
         # A leader that has not caught up with its own log yet is not active yet.
         active_id = me if core.active else (-1 if status.leader_id == me else status.leader_id)
         return api.DescribeQuorumResponse(
@@ -261,10 +278,17 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                     controller_id=p.controller_id,
                     address=p.address,
                     reachable=p.controller_id == me or p.controller_id in status.reachable,
+                    directory_id=core.image.controllers.get(p.controller_id, b""),
+                    connected_directory_id=said.get(p.controller_id, b""),
+                    grpc_address=self._addresses.get(p.controller_id, ""),
                 )
                 for p in self._peers
             ],
             cluster_id=core.image.cluster_id,
+            last_log_index=max(status.last_log_index, status.applied_index),
+            directory_id=said.get(me, b""),
+            voter=not status.not_voting_reason,
+            not_voting_reason=status.not_voting_reason,
         )
 
 

@@ -66,6 +66,8 @@ class Applied(NamedTuple):
     image: MetadataImage
     records: list[pb.MetadataRecord]
     command_id: int
+    # Partitions that got another leader, for metrics.
+    leader_changes: int = 0
 
 
 class Reset(NamedTuple):
@@ -78,6 +80,8 @@ class Outcome(Enum):
     """What became of a proposal."""
 
     APPLIED = "applied"
+    # A part of a large command is applied; it counts with the last part only.
+    STAGED = "staged"
     # Committed, but its base version was not the current one: it changed nothing.
     STALE = "stale"
     # Not committed as far as this controller knows; it may still be.
@@ -92,6 +96,15 @@ class Proposal:
     outcome: Outcome
 
 
+class PeerSaid(NamedTuple):
+    """Hello of a connected peer."""
+
+    controller_id: int
+    directory_id: bytes
+    # Whether it has been a full member with this directory.
+    joined: bool
+
+
 @dataclass(frozen=True, slots=True)
 class QuorumStatus:
     """The quorum as this controller sees it."""
@@ -103,6 +116,12 @@ class QuorumStatus:
     commit_index: int = 0
     applied_index: int = 0
     reachable: frozenset[int] = frozenset()
+    # What connected peers said of themselves.
+    peers: tuple[PeerSaid, ...] = ()
+    # Last index of the own log, at the time of this status.
+    last_log_index: int = 0
+    # Why this controller neither votes nor stands, "" when it does.
+    not_voting_reason: str = ""
 
 
 QuorumEvent = Applied | Reset | Proposal | QuorumStatus

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock_core.failpoints import hit
+
 
 class DamagedFile(Exception):
     """A file does not hold what was once synced to it. Names the file and the mend."""
@@ -45,5 +47,7 @@ def replace_durably(path: Path, parts: Iterable[bytes]) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+    hit("controller.file.before_rename")
     tmp.replace(path)
+    hit("controller.file.before_directory_sync")
     sync_directory(path.parent)

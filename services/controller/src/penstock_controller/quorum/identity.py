@@ -2,8 +2,13 @@
 
 A controller whose directory was wiped could vote a leader in that lacks acknowledged
 entries. Peers therefore remember directories: the newcomer learns from their hello
-that it is one, and neither votes nor stands until its log has caught up (`raft`). It
-says "joined" from then on, and the peers remember the new directory.
+that it is one, and neither votes nor stands until the quorum has admitted its directory
+(`penstock controller replace`, a ControllerRecord in the log) and its own log has
+reached that record, and so all that was acknowledged before it. It says "joined" from
+then on, and the peers remember the new directory.
+
+A directory that another one has followed never comes back: it may have missed entries
+that were acknowledged with the help of its successor.
 
 In a new cluster nobody remembers anything, so everybody may vote at once.
 """
@@ -32,26 +37,41 @@ class PeerMemory:
         self.joining = False
         """A peer remembers another directory of ours: no votes until we caught up."""
         self._directories: dict[int, bytes] = {}
+        self._former: dict[int, set[bytes]] = {}
         if self._path.exists():
             try:
                 data = json.loads(self._path.read_text())
                 self.joined = bool(data["joined"])
                 self._directories = {int(k): bytes.fromhex(v) for k, v in data["directories"].items()}
+                self._former = {
+                    int(k): {bytes.fromhex(v) for v in values} for k, values in data.get("former", {}).items()
+                }
             except (ValueError, KeyError, AttributeError) as error:
                 raise DamagedFile(f"{self._path}: damaged; wipe the directory to join anew") from error
 
     def directory_of(self, peer_id: int) -> bytes:
         return self._directories.get(peer_id, _NOBODY)
 
+    def is_former(self, peer_id: int, directory_id: bytes) -> bool:
+        """Whether the peer comes with a directory that was replaced by a later one."""
+        return directory_id in self._former.get(peer_id, ())
+
     def on_hello(self, peer_id: int, directory_id: bytes, joined: bool, remembered: bytes) -> None:
         known = self._directories.get(peer_id)
         if known is None or (known != directory_id and joined):
+            if known is not None:
+                self._former.setdefault(peer_id, set()).add(known)
             self._directories[peer_id] = directory_id
             self._store()
         elif known != directory_id:
-            _log.warning("controller %d has a new data directory; it votes once it has caught up", peer_id)
+            _log.warning(
+                "controller %d has a new data directory and does not vote; "
+                "`penstock controller replace %d` admits it",
+                peer_id,
+                peer_id,
+            )
         if not self.joined and not self.joining and remembered not in (_NOBODY, self._directory_id):
-            _log.warning("this controller lost its data directory; it votes once it has caught up")
+            _log.warning("this controller lost its data directory; it does not vote until it is admitted")
             self.joining = True
 
     def mark_joined(self) -> None:
@@ -62,5 +82,6 @@ class PeerMemory:
         data = {
             "joined": self.joined,
             "directories": {str(k): v.hex() for k, v in sorted(self._directories.items())},
+            "former": {str(k): sorted(v.hex() for v in values) for k, values in sorted(self._former.items())},
         }
         replace_durably(self._path, [json.dumps(data).encode()])

@@ -5,6 +5,11 @@ transport calls it before an acknowledgement or a vote leaves, the tick loop bef
 commits are counted (Raft thesis 10.2.1: a leader may send entries before its own disk
 has them, as long as it counts itself only after).
 
+Cutting the head off (after a snapshot) writes the rest anew. With a `spawn` that happens on
+a thread: appends go on to the old file and are remembered, added to the new one once it is
+whole and synced, and then it takes the name. Until then the old file, which only holds
+more, is the log, also for a crash.
+
 Term and vote live in a file of their own that is replaced durably inside
 `setCurrentTerm`. The commit index is not kept: a restarted controller learns it from
 the leader, so nothing can be applied that is not committed.
@@ -15,23 +20,30 @@ Wart: method names are PySyncObj's.
 # ruff: noqa: N802, N803 - names are those of the base class
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pysyncobj.journal import Journal
 
 from penstock_controller.quorum import journal_format as fmt
-from penstock_controller.quorum.files import DamagedFile, replace_durably, write_all
+from penstock_controller.quorum.files import (
+    DamagedFile,
+    replace_durably,
+    sync_directory,
+    write_all,
+)
 from penstock_controller.quorum.journal_format import Entry
+from penstock_core.failpoints import hit, torn
 
 _META = struct.Struct("<8sIQH")
 _META_MAGIC = b"PENSTRMT"
 _META_VERSION = 1
-_REWRITE_BLOCK_BYTES = 1 << 20
+_REWRITE_BLOCK_BYTES = 256 * 1024
 
 JOURNAL_FILE = "raft-journal"
 META_FILE = "raft-meta"
@@ -40,14 +52,28 @@ META_FILE = "raft-meta"
 class DurableJournal(Journal):  # type: ignore[misc]
     """The Raft log of one controller. All methods belong to the tick thread."""
 
-    def __init__(self, directory: Path, on_sync_s: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        on_sync_s: Callable[[float], None] | None = None,
+        spawn: Callable[[Callable[[], None], str], None] | None = None,
+        breathe: Callable[[], Callable[[], None]] = lambda: lambda: None,
+    ) -> None:
         """Open or create the journal of `directory`.
+
+        `spawn(job, name)` runs a job elsewhere, whose steps `breathe()()` parts; without one the
+        head is cut off in one step.
 
         Raises DamagedFile when a file is damaged or one of the two is missing.
         """
         self._path = directory / JOURNAL_FILE
         self._meta_path = directory / META_FILE
         self._on_sync_s = on_sync_s
+        self._spawn, self._breathe = spawn, breathe
+        self._cut: _Cut | None = None
+        self._cut_count = 0
+        for leftover in directory.glob(JOURNAL_FILE + ".cut*"):
+            leftover.unlink()
         has_journal, has_meta = self._path.exists(), self._meta_path.exists()
         self._term, self._vote = 0, ""
         if has_meta:
@@ -86,8 +112,15 @@ class DurableJournal(Journal):  # type: ignore[misc]
             del self._entries[entryFrom:]
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        if entryTo > 0:
+        if entryTo <= 0:
+            return
+        if self._spawn is None:
             self.replace(self._entries[entryTo:])
+            return
+        # All of it is in the old file before the new one is begun.
+        self.sync()
+        del self._entries[:entryTo]
+        self._begin_cut()
 
     def clear(self) -> None:
         self.replace([])
@@ -112,7 +145,9 @@ class DurableJournal(Journal):  # type: ignore[misc]
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
         if (term, votedForNodeId or "") != (self._term, self._vote):
             self._term, self._vote = term, votedForNodeId or ""
+            hit("controller.term.before_store")
             self._store_meta()
+            hit("controller.term.after_store")
 
     def getCurrentTerm(self) -> int:
         return self._term
@@ -126,6 +161,7 @@ class DurableJournal(Journal):  # type: ignore[misc]
     def _destroy(self) -> None:
         if self._fd >= 0:
             self.sync()
+            self._cancel_cut()
             os.close(self._fd)
             self._fd = -1
 
@@ -137,31 +173,38 @@ class DurableJournal(Journal):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Make everything added so far durable. An I/O error is final: never retried."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._sync_pending()
+        if self._cut is not None and self._cut.ended:
+            self._end_cut(self._cut)
+
+    def _sync_pending(self) -> None:
         started = time.perf_counter()
         data = fmt.block(self._sequence, self._pending)
+        hit("controller.journal.before_write")
+        if torn("controller.journal.torn_write"):
+            write_all(self._fd, data[: len(data) // 2], self._end)
+            hit("controller.journal.torn_write")
         write_all(self._fd, data, self._end)
+        hit("controller.journal.before_sync")
         os.fdatasync(self._fd)
+        hit("controller.journal.after_sync")
         self._end += len(data)
         self._sequence += 1
+        if self._cut is not None:
+            self._cut.since += self._pending
         self._pending = bytearray()
         if self._on_sync_s is not None:
             self._on_sync_s(time.perf_counter() - started)
 
     def replace(self, entries: Sequence[Entry]) -> None:
         """Hold exactly `entries` from now on; copy and rename, so a crash leaves either log whole."""
+        self._cancel_cut()
         kept = list(entries)
-        parts = [fmt.file_header()]
-        body = bytearray()
-        for entry in kept:
-            body += fmt.entry_op(*entry)
-            if len(body) >= _REWRITE_BLOCK_BYTES:
-                parts.append(fmt.block(len(parts), body))
-                body = bytearray()
-        if body:
-            parts.append(fmt.block(len(parts), body))
+        parts = list(_file_of(kept))
+        hit("controller.compact.before_replace")
         replace_durably(self._path, parts)
+        hit("controller.compact.after_replace")
         fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         os.close(self._fd)
         self._fd = fd
@@ -190,10 +233,110 @@ class DurableJournal(Journal):  # type: ignore[misc]
             following = entries[at + 1 :]
         self.replace([previous, last, *following])
 
+    # --- cutting on a thread ---------------------------------------------------------
+
+    @property
+    def is_cutting(self) -> bool:
+        """Whether the file still holds entries that were cut off."""
+        return self._cut is not None
+
+    def _begin_cut(self) -> None:
+        self._cancel_cut()
+        self._cut_count += 1
+        cut = self._cut = _Cut(self._path.with_name(f"{JOURNAL_FILE}.cut{self._cut_count}"))
+        kept = list(self._entries)
+        breathe = self._breathe()
+        if self._spawn is not None:
+            self._spawn(lambda: cut.write(kept, breathe), "raft-journal")
+
+    def _end_cut(self, cut: _Cut) -> None:
+        """The new file is whole but for what came since: add that, and let it take the name."""
+        self._cut = None
+        if cut.failed:
+            # No space, say: the old file holds everything; the next snapshot tries again.
+            return
+        fd = os.open(cut.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if cut.since:
+                data = fmt.block(cut.next_sequence, cut.since)
+                write_all(fd, data, cut.end)
+                os.fdatasync(fd)
+                cut.end += len(data)
+                cut.next_sequence += 1
+            hit("controller.compact.before_replace")
+            cut.path.replace(self._path)
+            sync_directory(self._path.parent)
+            hit("controller.compact.after_replace")
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(self._fd)
+        self._fd, self._end, self._sequence = fd, cut.end, cut.next_sequence
+
+    def _cancel_cut(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
+
     def _store_meta(self) -> None:
         vote = self._vote.encode()
         data = _META.pack(_META_MAGIC, _META_VERSION, self._term, len(vote)) + vote
         replace_durably(self._meta_path, [data, struct.pack("<I", zlib.crc32(data))])
+
+
+class _Cut:
+    """A journal without its head, being written beside the one in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.since = bytearray()
+        """Operations synced to the old file meanwhile (tick thread only)."""
+        self.end = 0
+        self.next_sequence = 1
+        self.ended = False
+        self.failed = False
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self.ended:
+            self._remove()
+
+    def write(self, kept: Sequence[Entry], breathe: Callable[[], None]) -> None:
+        """On the thread: everything that is kept, durably. Never raises."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                for count, data in enumerate(_file_of(kept)):
+                    write_all(fd, data, self.end)
+                    self.end += len(data)
+                    self.next_sequence = count + 1
+                    breathe()
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            self.failed = True
+        if self._cancelled or self.failed:
+            self._remove()
+        self.ended = True
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+def _file_of(entries: Sequence[Entry]) -> Iterator[bytes]:
+    """A journal file that holds exactly `entries`: its header, then blocks in sequence from 1."""
+    yield fmt.file_header()
+    sequence, body = 1, bytearray()
+    for entry in entries:
+        body += fmt.entry_op(*entry)
+        if len(body) >= _REWRITE_BLOCK_BYTES:
+            yield fmt.block(sequence, body)
+            sequence, body = sequence + 1, bytearray()
+    if body:
+        yield fmt.block(sequence, body)
 
 
 def _same(a: Entry, b: Entry) -> bool:

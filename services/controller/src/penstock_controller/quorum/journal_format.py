@@ -147,6 +147,9 @@ def _check_torn(data: bytes, offset: int, sequence: int, name: str) -> None:
 def _has_zero_sector(data: bytes, start: int, end: int) -> bool:
     first = -(-start // _SECTOR_BYTES) * _SECTOR_BYTES
     empty = bytes(_SECTOR_BYTES)
+    # The sector that the block shares with the one before it may be the one that never reached the disk.
+    if start < first <= end and not any(data[start:first]):
+        return True
     return any(
         data[at : at + _SECTOR_BYTES] == empty for at in range(first, end - _SECTOR_BYTES + 1, _SECTOR_BYTES)
     )

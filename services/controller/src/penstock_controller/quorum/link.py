@@ -73,6 +73,11 @@ class Link:
                 self._subscribe()
         return not self.closed
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._unsent
+
     def close(self, reason: str) -> None:
         if self.closed:
             return

@@ -26,15 +26,20 @@ _CLASS_NAMES = (
     "_SyncObj__loadDumpFile",
     "_SyncObj__onBecomeLeader",
     "_SyncObj__onMessageReceived",
+    "_SyncObj__sendAppendEntries",
     "_SyncObj__setCurrentTerm",
     "_SyncObj__setState",
     "_applyCommand",
     "_checkCommandsToApply",
     "_onTick",
+    "forceLogCompaction",
+    "transferLeadership",
 )
 _MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "Serializer", "createJournal")
 _INSTANCE_NAMES = (
     "_SyncObj__commandsQueue",
+    "_SyncObj__connectedNodes",
+    "_SyncObj__lastResponseTime",
     "_SyncObj__newAppendEntriesTime",
     "_SyncObj__noopIDx",
     "_SyncObj__pipeNotifier",

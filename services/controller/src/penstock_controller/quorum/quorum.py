@@ -8,25 +8,43 @@ thread ends; a log that failed to sync is never written again by this process.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-
-from pysyncobj.monotonic import monotonic
+from dataclasses import dataclass
 
 from penstock_controller.quorum import pins
+from penstock_controller.quorum import snapshot as snapshot_store
 from penstock_controller.quorum.events import QuorumConfig, QuorumEvent, QuorumMeters, Reset
 from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.raft import COMMAND_BYTES_MAX, RaftNode
-from penstock_controller.quorum.snapshot import SnapshotStore
+from penstock_controller.quorum.snapshot import Slicer, SnapshotStore
+from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata import MetadataImage
 
 _STOP_S = 5.0
 _TRANSFER_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumHooks:
+    """What a simulation may put in the place of the real thing; None leaves that."""
+
+    clock_s: Callable[[], float] | None = None
+    rng: random.Random | None = None
+    # Takes what PeerTransport takes.
+    transport_class: Callable[..., PeerTransport] | None = None
+    # Runs a job of the snapshot store, with a name for the thread.
+    spawn: Callable[[Callable[[], None], str], None] | None = None
+    slicer: Callable[[], Slicer] | None = None
+
+
+_NO_HOOKS = QuorumHooks()
 
 
 class Quorum:
@@ -43,6 +61,7 @@ class Quorum:
         on_fatal: Callable[[BaseException], None],
         on_warning: Callable[[str], None],
         meters: QuorumMeters | None = None,
+        hooks: QuorumHooks = _NO_HOOKS,
     ) -> None:
         """Open the files and bind the port. Raises DamagedFile, WrongLibrary, PenstockError."""
         meters = meters or QuorumMeters()
@@ -54,12 +73,20 @@ class Quorum:
         self._stopping = threading.Event()
         self._calls: deque[Callable[[], None]] = deque()
         config.directory.mkdir(parents=True, exist_ok=True)
-        journal = DurableJournal(config.directory, meters.journal_sync_s)
+        slicer = hooks.slicer or snapshot_store.Slicer
+        journal = DurableJournal(
+            config.directory,
+            meters.journal_sync_s,
+            hooks.spawn or snapshot_store.start_thread,
+            lambda: slicer().breathe,
+        )
         store = SnapshotStore(
             config.directory,
             lambda: self._machine.image,
             lambda error: on_warning(f"snapshot not written: {error}; tried again later"),
             meters.snapshot_s,
+            spawn=hooks.spawn,
+            slicer=hooks.slicer,
         )
         try:
             snapshot = store.load()
@@ -80,6 +107,9 @@ class Quorum:
                 PeerMemory(config.directory, config.directory_id),
                 deliver,
                 meters.bad_frame,
+                clock_s=hooks.clock_s,
+                rng=hooks.rng,
+                transport_class=hooks.transport_class,
             )
         except BaseException:
             journal._destroy()
@@ -113,10 +143,13 @@ class Quorum:
         self._raft.barrier(token)
 
     def leader_contact_age_ms(self) -> int:
-        """Time since the leader was last heard; 0 on the leader, large when there is none."""
-        if self._raft._isLeader():
-            return 0
-        return int((monotonic() - self._raft.transport.last_append_at) * 1000)
+        """Time since the leader was last heard, or on the leader since a majority was.
+
+        A leader that was paused so does not take its own old news for fresh ones.
+        """
+        raft = self._raft
+        heard_at = raft.majority_heard_at if raft._isLeader() else raft.transport.last_append_at
+        return max(0, int((raft.clock_s() - heard_at) * 1000))
 
     def stop(self) -> None:
         """Hand leadership over if we have it, then end the thread. Blocks; call it off the loop."""

@@ -6,16 +6,20 @@
 | `__generateRaftTimeout` | a lost election waits a whole silence timeout; here 150-300 ms |
 | `__doApplyCommand` | unpickles, and repeats one that raises; here `Machine.apply`, which never raises |
 | `__loadDumpFile` | only logs damage and clears the journal; here all was checked before |
-| `__applyLogEntries` | results reach the event loop a turn late |
+| `__sendAppendEntries` | a snapshot chunk that has to wait is asked for in a busy loop |
+| `__applyLogEntries` | all that is committed is applied in one turn; here about 1 ms of it |
 | `_checkCommandsToApply` | a leader that hands over goes on appending |
 | `__onBecomeLeader` | the no-op of a new leader counts before it is synced |
 
 Names are private to PySyncObj and pinned (`pins`). Ticks come from `Quorum`'s thread.
 
 Joining (a controller that lost its disk): a peer that remembers another directory for
-this controller id says so in its hello. Until the log then reaches the commit index
-that the leader told, this controller neither votes nor stands, else two controllers
-could elect a leader without acknowledged entries.
+this controller id says so in its hello, and the log names the directory that was
+admitted (`identity`). Until both agree with ours, this controller neither votes nor
+stands, else two controllers could elect a leader without acknowledged entries.
+
+Everything that depends on time, chance or the network comes in through the constructor
+or through `pysyncobj.syncobj.monotonicTime` and `.random`, so a simulation can own it.
 """
 
 # ruff: noqa: N802, N803 - names are those of the base class
@@ -33,6 +37,7 @@ from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 from penstock_controller.quorum import pins
 from penstock_controller.quorum.events import (
     Outcome,
+    PeerSaid,
     Proposal,
     QuorumConfig,
     QuorumEvent,
@@ -47,6 +52,7 @@ from penstock_controller.quorum.prevote import PreVote, would_vote
 from penstock_controller.quorum.snapshot import Chunk, SnapshotStore
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_controller.quorum.transport import PeerNode, PeerTransport
+from penstock_core.failpoints import hit
 
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
 """Largest command. Below PySyncObj's batch size, above which it splits entries wrongly."""
@@ -54,6 +60,20 @@ _BATCH_BYTES = 8 * 1024 * 1024
 _FIRST_ELECTION_S = (0.02, 0.12)
 _NEXT_ELECTION_S = (0.15, 0.3)
 _NEVER_S = 1e9
+APPLY_SLICE_S = 0.001
+"""Committed entries are applied for this long in a turn; the rest waits for the next one."""
+JOURNAL_BYTES_MAX = 64 * 1024 * 1024
+"""A journal beyond this gets a snapshot however few commands it holds."""
+
+
+class _SystemRandomness(random.Random):
+    """Spreads elections; looks `random` up at each call, where a test may have put its own."""
+
+    def random(self) -> float:
+        return random.random()  # noqa: S311
+
+    def uniform(self, a: float, b: float) -> float:
+        return random.uniform(a, b)  # noqa: S311
 
 
 class RaftNode(SyncObj):  # type: ignore[misc]
@@ -69,7 +89,16 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         memory: PeerMemory,
         deliver: Callable[[list[QuorumEvent]], None],
         on_bad_frame: Callable[[], None] | None = None,
+        *,
+        clock_s: Callable[[], float] | None = None,
+        rng: random.Random | None = None,
+        transport_class: Callable[..., PeerTransport] | None = None,
     ) -> None:
+        """`transport_class` takes what `PeerTransport` takes; it may be another implementation."""
+        self.clock_s = clock_s = clock_s or monotonic
+        self.rng = rng or _SystemRandomness()
+        self.majority_heard_at = clock_s()
+        """On the leader: when a majority, itself included, was last in contact."""
         self.config = config
         self.journal = journal
         self.machine = machine
@@ -79,20 +108,21 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._memory = memory
         self._deliver = deliver
         self._outbox: list[QuorumEvent] = []
+        self._said: dict[int, PeerSaid] = {}
         self._status = QuorumStatus()
         self._standing = False
+        self._waiting_for_chunk: set[PeerNode] = set()
         self.resigning = False
         """This controller is stopping: it still votes, but stands no more."""
-        self._join_index: int | None = None
         nodes = {
             p.controller_id: PeerNode(p) for p in config.peers if p.controller_id != config.controller_id
         }
         me = next(p for p in config.peers if p.controller_id == config.controller_id)
         self._alone = not nodes
-        self._prevote = PreVote(len(nodes), random.random)
+        self._prevote = PreVote(len(nodes), self.rng.random)
 
         def make_transport(raft: RaftNode, _me: PeerNode, _others: set[PeerNode]) -> PeerTransport:
-            self.transport = PeerTransport(raft, config, nodes, on_bad_frame)
+            self.transport = (transport_class or PeerTransport)(raft, config, nodes, on_bad_frame)
             return self.transport
 
         super().__init__(
@@ -102,8 +132,12 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             transportClass=make_transport,
         )
         pins.check_instance(self)
-        self._SyncObj__raftElectionDeadline = monotonic() + (
-            random.uniform(*_FIRST_ELECTION_S) if nodes else 0.0  # noqa: S311
+        store.connect(
+            may_begin=lambda: not machine.is_between_parts,
+            may_send=self.transport.is_idle,
+        )
+        self._SyncObj__raftElectionDeadline = clock_s() + (
+            self.rng.uniform(*_FIRST_ELECTION_S) if nodes else 0.0
         )
         self.addOnTickCallback(self._on_before_poll)
 
@@ -122,17 +156,21 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def tick(self) -> None:
         """One turn: count commits, apply, send, sync, wait for the network."""
         self.journal.sync()
+        self._store.begin_turn()
         self.doTick(self._wait_s())
 
     def _wait_s(self) -> float:
         leads = self._isLeader()
+        if self.raftCommitIndex > self.raftLastApplied:
+            # Applying goes on in the next slice; the network gets its turn in between.
+            return 0.0
         due_at = self._SyncObj__newAppendEntriesTime if leads else self._SyncObj__raftElectionDeadline
         return poll_wait_s(
             self.config,
             is_settled=self.leader_id >= 0 and not self.resigning,
             is_linked=self.transport.is_complete,
             leads=leads,
-            left_s=due_at - monotonic(),
+            left_s=due_at - self.clock_s(),
         )
 
     def _on_before_poll(self) -> None:
@@ -141,6 +179,10 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             # Nobody will answer: what was just synced can be counted at once.
             self._SyncObj__pipeNotifier.notify()
         self.transport.housekeeping()
+        self._install_received()
+        if self.journal.bytes_on_disk > JOURNAL_BYTES_MAX and not self.journal.is_cutting:
+            self.forceLogCompaction()
+        self._note_majority()
         self._post_status()
         self._flush()
 
@@ -153,14 +195,28 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             self.raftCommitIndex,
             self.raftLastApplied,
             self.transport.reachable,
+            self._peers_said(),
         )
         old = self._status
         if status != (
-            old.leader_id, old.term, old.active, old.commit_index, old.applied_index, old.reachable
-        ):  # fmt: skip
-            self._status = QuorumStatus(*status)
-            self._outbox.append(self._status)
+            old.leader_id, old.term, old.active, old.commit_index, old.applied_index, old.reachable, old.peers
+        ) or old.not_voting_reason != self.not_voting_reason:  # fmt: skip
             self._remember_joined()
+            self._status = QuorumStatus(*status, self.journal.entries[-1][1], self.not_voting_reason)
+            self._outbox.append(self._status)
+
+    def _peers_said(self) -> tuple[PeerSaid, ...]:
+        me = PeerSaid(self.config.controller_id, self.config.directory_id, self._memory.joined)
+        said = self.transport.reachable
+        return (me, *(self._said[i] for i in sorted(said) if i in self._said))
+
+    def _note_majority(self) -> None:
+        """How fresh a leader's news are: a majority has answered since then."""
+        if self._alone:
+            self.majority_heard_at = self.clock_s()
+        elif self._isLeader():
+            answered = sorted(self._SyncObj__lastResponseTime.values(), reverse=True)
+            self.majority_heard_at = answered[(len(answered) + 1) // 2 - 1]
 
     def _flush(self) -> None:
         if self._outbox and not self.machine.broken:
@@ -195,13 +251,13 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def _SyncObj__generateRaftTimeout(self) -> float:
         if self._standing:
             self._standing = False
-            return random.uniform(*_NEXT_ELECTION_S)  # noqa: S311
-        return random.uniform(self.config.silence_min_s, self.config.silence_max_s)  # noqa: S311
+            return self.rng.uniform(*_NEXT_ELECTION_S)
+        return self.rng.uniform(self.config.silence_min_s, self.config.silence_max_s)
 
     def _on_state(self, old: int, new: int) -> None:
         """A deposed leader's deadline lies in the past: give the new one time to be elected."""
         if old == _RAFT_STATE.LEADER and new == _RAFT_STATE.FOLLOWER:
-            self._SyncObj__raftElectionDeadline = monotonic() + random.uniform(*_NEXT_ELECTION_S)  # noqa: S311
+            self._SyncObj__raftElectionDeadline = self.clock_s() + self.rng.uniform(*_NEXT_ELECTION_S)
 
     def _SyncObj__connectedToAnyone(self) -> bool:
         """Asked once the election deadline has passed: may this controller stand now?"""
@@ -210,7 +266,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         if self._SyncObj__transferInProgress:
             self._standing = True
             return True
-        won, ask = self._prevote.poll(monotonic())
+        won, ask = self._prevote.poll(self.clock_s())
         if ask:
             question = {
                 "type": "prevote",
@@ -224,16 +280,42 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         return won
 
     def _SyncObj__onBecomeLeader(self) -> None:
+        hit("controller.leader.elected")
         super()._SyncObj__onBecomeLeader()
         self.journal.sync()
 
+    def _SyncObj__sendAppendEntries(self) -> None:
+        """Once a peer's next snapshot chunk has to wait, so does its turn.
+
+        PySyncObj would ask for the chunk again, and send the peer empty messages, for a whole
+        append period. It leaves its loop only for a peer that is not connected.
+        """
+        super()._SyncObj__sendAppendEntries()
+        self._SyncObj__connectedNodes |= self._waiting_for_chunk
+        self._waiting_for_chunk.clear()
+
+    def end_turn_of(self, node: PeerNode) -> None:
+        """The transport has sent this peer all that it may have in this turn."""
+        self._SyncObj__connectedNodes.discard(node)
+        self._waiting_for_chunk.add(node)
+
     def _SyncObj__applyLogEntries(self) -> bool:
-        need_send = bool(super()._SyncObj__applyLogEntries())
+        """For about APPLY_SLICE_S: PySyncObj is shown the commit index entry by entry."""
+        committed = self.raftCommitIndex
+        until = self.clock_s() + APPLY_SLICE_S
+        need_send = False
+        while self.raftLastApplied < committed:
+            self._SyncObj__raftCommitIndex = self.raftLastApplied + 1
+            need_send = bool(super()._SyncObj__applyLogEntries()) or need_send
+            if self.clock_s() >= until or self.machine.broken:
+                break
+        self._SyncObj__raftCommitIndex = committed
         self._flush()
         return need_send
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Outcome:
         if command[0] != _COMMAND_TYPE.REGULAR:
+            self.machine.interrupt()
             return Outcome.APPLIED
         return self.machine.apply(command[1:])
 
@@ -252,8 +334,20 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         return -1 if leader is None else int(leader.controller_id)
 
     @property
+    def not_voting_reason(self) -> str:
+        """Why this controller neither votes nor stands, with the mend; "" when it does."""
+        me = self.config.controller_id
+        admitted = self.machine.image.controllers.get(me)
+        if admitted == self.config.directory_id or (admitted is None and not self._memory.joining):
+            return ""
+        return (
+            f"controller {me} has a data directory that is new to the quorum and does not vote; "
+            f"`penstock controller replace {me}` admits it (if its old directory still exists, start it with that)"
+        )
+
+    @property
     def may_vote(self) -> bool:
-        return not self._memory.joining
+        return not self.not_voting_reason
 
     def would_vote(self, message: Message) -> bool:
         last = self.journal.entries[-1]
@@ -271,7 +365,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
     def hasten(self) -> None:
         """There is no leader, and whoever wants to be it lacks entries of ours: stand soon."""
-        soon = monotonic() + random.uniform(*_FIRST_ELECTION_S)  # noqa: S311
+        soon = self.clock_s() + self.rng.uniform(*_FIRST_ELECTION_S)
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
 
     def after_vote_request(self) -> None:
@@ -281,7 +375,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
     def after_ack(self, message: Message) -> None:
         """A follower told where its log parts from ours: go on from there without a pause."""
-        if message["reset"]:
+        if message["reset"] or self._store.sending:
             self._SyncObj__newAppendEntriesTime = 0.0
 
     def on_prevote_reply(self, peer_id: int, message: Message) -> None:
@@ -293,13 +387,11 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def on_leader_sign(self, message: Message) -> None:
         """An append of a current leader arrived."""
         self._prevote.cancel()
-        if self._memory.joining and self._join_index is None:
-            self._join_index = message["commit_index"]
 
     def on_link_lost(self, node: PeerNode, within_s: float) -> None:
         """A lost link to the leader brings the election forward; pre-vote guards it."""
         if node.controller_id == self.leader_id and not self._isLeader():
-            self._SyncObj__raftElectionDeadline = monotonic() + random.uniform(0, within_s)  # noqa: S311
+            self._SyncObj__raftElectionDeadline = self.clock_s() + self.rng.uniform(0, within_s)
             self._store.abort_receiving()
         self._store.cancelTransmisstion(node)
 
@@ -309,17 +401,28 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
         self._SyncObj__raftLeader = None
 
-    def receive_snapshot(self, chunk: Chunk) -> int | None:
-        """The last index of the leader's snapshot once it is whole and in place, else None."""
-        snapshot = self._store.receive(chunk)
+    @property
+    def installing(self) -> bool:
+        """A snapshot of the leader is being checked; until then its appends are signs of life only."""
+        return self._store.checking
+
+    def receive_snapshot(self, chunk: Chunk) -> None:
+        """Take a part of the leader's snapshot; with the last one a thread begins to check it."""
+        self._store.receive(chunk)
+
+    def _install_received(self) -> None:
+        """Put a snapshot in place that was checked and has its name."""
+        snapshot = self._store.take_received()
         if snapshot is None:
-            return None
+            return
         if snapshot.last_index > self.raftLastApplied:
-            self.journal.replace([snapshot.previous, snapshot.last])
-            self.machine.image = snapshot.image
+            # Keeps what follows it in our own log: that was acknowledged (Raft, 7, step 6).
+            self.journal.align(snapshot.previous, snapshot.last)
+            self.machine.reset(snapshot.image)
             self._take_place(snapshot)
             self._outbox.append(Reset(snapshot.image))
-        return snapshot.last_index
+        if not self._isLeader():
+            self.transport.acknowledge_leader(snapshot.last_index)
 
     def _take_place(self, snapshot: Snapshot) -> None:
         self._SyncObj__raftLastApplied = snapshot.last_index
@@ -347,14 +450,17 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         own, other = self._cluster_id, message["cluster_id"]
         return any(own) and any(other) and own != other
 
+    def is_former(self, peer_id: int, message: Message) -> bool:
+        """Whether the peer comes with a directory that was replaced."""
+        return self._memory.is_former(peer_id, message["directory_id"])
+
     def on_hello(self, peer_id: int, message: Message) -> None:
+        self._said[peer_id] = PeerSaid(peer_id, message["directory_id"], message["joined"])
         self._memory.on_hello(peer_id, message["directory_id"], message["joined"], message["remembered"])
 
     def _remember_joined(self) -> None:
-        """Once the log holds what the leader had committed when we came, we are a full member."""
-        if self._memory.joined or self.raftLastApplied < max(2, self._join_index or 0):
-            return
-        if self._memory.joining and self._join_index is None:
+        """Once the log holds our admission (in a new cluster: anything), we are a full member."""
+        if self._memory.joined or self.raftLastApplied < 2 or self.not_voting_reason:
             return
         self._memory.mark_joined()
         for controller_id in self.transport.reachable:

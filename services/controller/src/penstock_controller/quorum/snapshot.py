@@ -1,9 +1,11 @@
 """Snapshots on disk, in the place of PySyncObj's forking, pickling serializer.
 
-Writing runs on a thread of its own from the immutable image, in small slices with a
-pause between them, so that neither the tick thread nor the event loop waits for it
-(a pure-Python thread that never pauses costs the loop 5 ms a turn). A file gets its
-name only when it is synced, and only when no newer snapshot has taken the name.
+Nothing here takes long on the tick thread. Writing an image, and checking and loading one
+that came from the leader, run on threads of their own, in slices of about a millisecond
+with a pause between them, so that neither the tick thread nor the event loop waits for
+them (a pure-Python thread that never pauses costs the loop 5 ms a turn). Sending reads
+one chunk a turn, and only when the link has taken the one before. A file gets its name
+only when it is synced, and only when no newer snapshot has taken the name.
 
 Wart: the method names of the first section are those of pysyncobj.serializer.Serializer,
 `cancelTransmisstion` included.
@@ -14,10 +16,12 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pysyncobj.config import SERIALIZER_STATE
 
@@ -25,12 +29,13 @@ from penstock_controller.quorum import snapshot_format as fmt
 from penstock_controller.quorum.files import DamagedFile, sync_directory, write_all
 from penstock_controller.quorum.journal_format import Entry
 from penstock_controller.quorum.snapshot_format import Snapshot
+from penstock_core.failpoints import hit
 from penstock_core.metadata import MetadataImage
 
 SNAPSHOT_FILE = "raft-snapshot"
 SNAPSHOT_BYTES_MAX = 1 << 30
 """Largest snapshot taken from a peer: bounds what a broken one can make us write."""
-TRANSFER_CHUNK_BYTES = 256 * 1024
+TRANSFER_CHUNK_BYTES = 128 * 1024
 _RETRY_S = 10.0
 _SLICE_S = 0.001
 _PAUSE_S = 0.002
@@ -48,7 +53,13 @@ class SnapshotStore:
         image: Callable[[], MetadataImage],
         on_error: Callable[[BaseException], None],
         on_written_s: Callable[[float], None] | None = None,
+        *,
+        spawn: Callable[[Callable[[], None], str], None] | None = None,
+        slicer: Callable[[], Slicer] | None = None,
     ) -> None:
+        """`spawn(job, name)` runs a job, on a thread unless a simulation has other ideas."""
+        self._spawn = spawn or start_thread
+        self._slicer = slicer or Slicer
         self.path = directory / SNAPSHOT_FILE
         self._image = image
         self._on_error = on_error
@@ -60,7 +71,12 @@ class SnapshotStore:
         self._retry_at = 0.0
         self._sending: dict[object, io.BufferedReader] = {}
         self._receiving: io.BufferedWriter | None = None
-        self._thread: threading.Thread | None = None
+        self._may_begin: Callable[[], bool] = lambda: True
+        self._may_send: Callable[[Any], bool] = lambda _: True
+        self._sent_this_turn: set[object] = set()
+        self.checking = False
+        """A received snapshot is being checked; `take_received` ends that."""
+        self._checked: queue.SimpleQueue[Snapshot | BaseException | None] = queue.SimpleQueue()
         for leftover in directory.glob(SNAPSHOT_FILE + ".*tmp"):
             leftover.unlink()
 
@@ -71,6 +87,10 @@ class SnapshotStore:
         snapshot = fmt.decode(self.path.read_bytes(), str(self.path))
         self._last_index = snapshot.last_index
         return snapshot
+
+    def connect(self, may_begin: Callable[[], bool], may_send: Callable[[Any], bool]) -> None:
+        """`may_begin`: whether the image is that of the last applied entry; `may_send`: to this peer."""
+        self._may_begin, self._may_send = may_begin, may_send
 
     # --- PySyncObj's interface, on the tick thread ---------------------------------
 
@@ -87,18 +107,22 @@ class SnapshotStore:
         """Start writing the image. `data` is (unused, last entry, the one before, members)."""
         if self._state == SERIALIZER_STATE.SERIALIZING or time.monotonic() < self._retry_at:
             return
+        if not self._may_begin():
+            # Between the parts of a large command: the image lacks entries that are applied.
+            return
         if data[1][1] <= self._last_index:
             # Restarted with a long log that is not known to be committed yet: nothing new.
             return
         self._state = SERIALIZER_STATE.SERIALIZING
         self._current_id = id
         snapshot = Snapshot(previous=data[2], last=data[1], image=self._image())
-        self._thread = threading.Thread(
-            target=self._write, args=(snapshot,), name="raft-snapshot", daemon=True
-        )
-        self._thread.start()
+        self._spawn(lambda: self._write(snapshot), "raft-snapshot")
 
     def getTransmissionData(self, transmissionID: object) -> Chunk | None:
+        """One chunk a turn and peer; None asks PySyncObj to go on another time."""
+        if transmissionID in self._sent_this_turn or not self._may_send(transmissionID):
+            return None
+        self._sent_this_turn.add(transmissionID)
         reader = self._sending.get(transmissionID)
         if reader is None:
             try:
@@ -118,35 +142,49 @@ class SnapshotStore:
 
     # --- ours, on the tick thread ------------------------------------------------
 
-    def receive(self, chunk: Chunk) -> Snapshot | None:
-        """Take one part of the leader's snapshot; the whole one once it is complete and good.
+    def begin_turn(self) -> None:
+        """A tick begins: each peer may be sent one more chunk."""
+        self._sent_this_turn.clear()
 
-        It has the snapshot's name then. A bad one is dropped: the leader sends again.
-        """
+    @property
+    def sending(self) -> bool:
+        """Whether a snapshot is on its way to somebody."""
+        return bool(self._sending)
+
+    def receive(self, chunk: Chunk) -> None:
+        """Take one part of the leader's snapshot; the last one starts the check of the whole."""
         data, first, last = chunk
+        if self.checking:
+            return
         if first:
             self.abort_receiving()
             self._receiving = self._install_path.open("wb")
         if self._receiving is None:
-            return None
+            return
         self._receiving.write(data)
         if self._receiving.tell() > SNAPSHOT_BYTES_MAX:
             self.abort_receiving()
+            return
+        if last:
+            receiving, self._receiving = self._receiving, None
+            receiving.flush()
+            self.checking = True
+            self._spawn(lambda: self._check(receiving), "raft-install")
+
+    def take_received(self) -> Snapshot | None:
+        """A whole and good snapshot of the leader, once; it has the snapshot's name then.
+
+        A damaged one is dropped: the leader sends again. Raises the OSError of a failed disk.
+        """
+        if not self.checking or self._checked.empty():
             return None
-        if not last:
-            return None
-        self._receiving.flush()
-        os.fsync(self._receiving.fileno())
-        self._receiving.close()
-        self._receiving = None
-        try:
-            snapshot = fmt.decode(self._install_path.read_bytes(), "snapshot from the leader")
-        except DamagedFile:
-            self._install_path.unlink()
-            return None
-        self._take_name(self._install_path, snapshot.last_index)
-        self._stop_sending()
-        return snapshot
+        result = self._checked.get()
+        self.checking = False
+        if isinstance(result, BaseException):
+            raise result
+        if result is not None:
+            self._stop_sending()
+        return result
 
     def abort_receiving(self) -> None:
         """The leader or its link is gone."""
@@ -175,20 +213,43 @@ class SnapshotStore:
                 tmp.unlink()
                 return False
             tmp.replace(self.path)
+            hit("controller.snapshot.after_rename")
             sync_directory(self.path.parent)
             self._last_index = last_index
             return True
 
+    def _check(self, received: io.BufferedWriter) -> None:
+        try:
+            os.fsync(received.fileno())
+            received.close()
+            slicer = self._slicer()
+            try:
+                snapshot = fmt.decode(
+                    self._install_path.read_bytes(), "snapshot from the leader", slicer.breathe
+                )
+            except DamagedFile:
+                self._install_path.unlink()
+                self._checked.put(None)
+                return
+            hit("controller.snapshot.received")
+            self._take_name(self._install_path, snapshot.last_index)
+            self._checked.put(snapshot)
+        except Exception as error:  # handed to the tick thread, where it is final
+            self._checked.put(error)
+
     def _write(self, snapshot: Snapshot) -> None:
         started = time.monotonic()
+        hit("controller.snapshot.begin")
         tmp = self.path.with_name(SNAPSHOT_FILE + ".write.tmp")
         try:
             fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                _write_slices(fd, snapshot)
+                _write_slices(fd, snapshot, self._slicer())
+                hit("controller.snapshot.before_sync")
                 os.fsync(fd)
             finally:
                 os.close(fd)
+            hit("controller.snapshot.before_rename")
             named = self._take_name(tmp, snapshot.last_index)
         except OSError as error:
             # No space, say: the log stays whole, so nothing is lost; the next attempt may do.
@@ -201,12 +262,27 @@ class SnapshotStore:
             self._state = SERIALIZER_STATE.SUCCESS if named else SERIALIZER_STATE.FAILED
 
 
-def _write_slices(fd: int, snapshot: Snapshot) -> None:
+class Slicer:
+    """Rests a thread often enough for the others to run."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.monotonic() + _SLICE_S
+
+    def breathe(self) -> None:
+        """To be called between steps of well under a millisecond."""
+        if time.monotonic() > self._ends_at:
+            time.sleep(_PAUSE_S)
+            self._ends_at = time.monotonic() + _SLICE_S
+
+
+def start_thread(job: Callable[[], None], name: str) -> None:
+    """Run a job beside the tick; the process does not wait for it at its end."""
+    threading.Thread(target=job, name=name, daemon=True).start()
+
+
+def _write_slices(fd: int, snapshot: Snapshot, slicer: Slicer) -> None:
     offset = 0
-    slice_end = time.monotonic() + _SLICE_S
     for part in fmt.encode(snapshot):
         write_all(fd, part, offset)
         offset += len(part)
-        if time.monotonic() > slice_end:
-            time.sleep(_PAUSE_S)
-            slice_end = time.monotonic() + _SLICE_S
+        slicer.breathe()

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.journal_format import Entry
-from penstock_core.metadata import MetadataImage
+from penstock_core.metadata import ImageBuilder, MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 
 _MAGIC = b"PENSTSNP"
@@ -28,7 +28,7 @@ _START = struct.Struct("<8sI")
 _CHUNK = struct.Struct("<II")
 _HEAD = struct.Struct("<QQQQQII")
 
-CHUNK_RECORDS = 100
+CHUNK_RECORDS = 50
 """Records encoded between two chances for other threads to run (well under 1 ms)."""
 
 
@@ -70,14 +70,17 @@ def encode(snapshot: Snapshot) -> Iterator[bytes]:
     yield _CHUNK.pack(0, running)
 
 
-def decode(data: bytes, name: str) -> Snapshot:
-    """The snapshot that a whole file holds; raises DamagedFile otherwise."""
+def decode(data: bytes, name: str, breathe: Callable[[], None] = lambda: None) -> Snapshot:
+    """The snapshot that a whole file holds; raises DamagedFile otherwise.
+
+    `breathe` is called between steps of well under a millisecond.
+    """
     mend = "restore this controller's data directory, or wipe it so that it copies its peers"
     if len(data) < _START.size or _START.unpack_from(data)[0] != _MAGIC:
         raise DamagedFile(f"{name}: not a Penstock snapshot; {mend}")
     if _START.unpack_from(data)[1] != _VERSION:
         raise DamagedFile(f"{name}: snapshot of another format version; start the version that wrote it")
-    bodies = _chunks(data, name, mend)
+    bodies = _chunks(data, name, mend, breathe)
     if not bodies:
         raise DamagedFile(f"{name}: snapshot has no head; {mend}")
     head = bodies[0]
@@ -85,16 +88,16 @@ def decode(data: bytes, name: str) -> Snapshot:
     at = _HEAD.size
     command0 = bytes(head[at : at + length0])
     command1 = bytes(head[at + length0 : at + length0 + length1])
-    image = MetadataImage.from_records(_records(bodies[1:]), version)
+    builder = ImageBuilder(MetadataImage())
+    for body in bodies[1:]:
+        for record in pb.MetadataSnapshotChunk.FromString(bytes(body)).records:
+            builder.replay(record)
+        breathe()
+    image = builder.finish(version)
     return Snapshot((command0, index0, term0), (command1, index1, term1), image)
 
 
-def _records(bodies: list[memoryview]) -> Iterator[pb.MetadataRecord]:
-    for body in bodies:
-        yield from pb.MetadataSnapshotChunk.FromString(bytes(body)).records
-
-
-def _chunks(data: bytes, name: str, mend: str) -> list[memoryview]:
+def _chunks(data: bytes, name: str, mend: str, breathe: Callable[[], None]) -> list[memoryview]:
     view = memoryview(data)
     bodies: list[memoryview] = []
     offset, running = _START.size, 0
@@ -113,3 +116,4 @@ def _chunks(data: bytes, name: str, mend: str) -> list[memoryview]:
         running = zlib.crc32(struct.pack("<I", crc), running)
         bodies.append(body)
         offset += length
+        breathe()

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pysyncobj.monotonic import monotonic
 from pysyncobj.node import Node
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
@@ -44,6 +43,8 @@ LINK_SILENCE_S = 5.0
 HELLO_S = 2.0
 UNKNOWN_LINKS_MAX = 16
 LEADER_LOST_S = 0.05
+_REFUSALS_LOGGED_MAX = 100
+_SOMETHING = object()
 _SYNCED_FIRST = frozenset({"request_vote", "response_vote", "next_node_idx"})
 
 
@@ -86,7 +87,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._next_housekeeping = 0.0
         self._server: socket.socket | None = None
         # A fresh controller counts as just in contact, so that watchers may come early.
-        self.last_append_at = monotonic()
+        self._clock_s = raft.clock_s
+        self.last_append_at = self._clock_s()
         self._listen()
 
     # --- PySyncObj's interface -------------------------------------------------------
@@ -100,6 +102,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
             self._raft.journal.sync()
             if kind == "next_node_idx":
                 message = dict(message, term=self._raft.raftCurrentTerm)
+        elif message.get("serialized", _SOMETHING) is None:
+            self._raft.end_turn_of(node)
         try:
             return link.send(encode(message))
         except BadMessage:
@@ -122,6 +126,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def reachable(self) -> frozenset[int]:
         return frozenset(self._links)
 
+    def is_idle(self, node: PeerNode) -> bool:
+        """Whether the peer is linked and the system has taken all that was sent to it."""
+        link = self._links.get(node.controller_id)
+        return link is not None and link.is_idle
+
     @property
     def is_complete(self) -> bool:
         """Whether every peer is linked, so that nobody is to be dialled."""
@@ -141,11 +150,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if raft._isLeader():
             return True
         leader = raft.leader_id
-        return leader in self._links and monotonic() - self.last_append_at < self._config.silence_min_s
+        return leader in self._links and self._clock_s() - self.last_append_at < self._config.silence_min_s
 
     def housekeeping(self) -> None:
         """Each tick: dial, keep alive, give up."""
-        now = monotonic()
+        now = self._clock_s()
         if now < self._next_housekeeping:
             return
         self._next_housekeeping = now + HOUSEKEEPING_S
@@ -244,7 +253,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Link(
-            self._raft._poller, sock, self._on_frame, self._on_closed, monotonic, connecting=connecting
+            self._raft._poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
         )
 
     def _on_closed(self, link: Link, reason: str) -> None:
@@ -266,6 +275,12 @@ class PeerTransport(Transport):  # type: ignore[misc]
         node = self._nodes[link.peer_id]
         self._raft.on_link_lost(node, LEADER_LOST_S)
         self._onNodeDisconnected(node)
+
+    def _log_once(self, line: str) -> None:
+        """A peer that is refused dials again ten times a second."""
+        if line not in self._refusals_logged and len(self._refusals_logged) < _REFUSALS_LOGGED_MAX:
+            self._refusals_logged.add(line)
+            _log.warning("%s", line)
 
     def _bad_frame(self, line: str) -> None:
         _log.warning("%s", line)
@@ -297,6 +312,14 @@ class PeerTransport(Transport):  # type: ignore[misc]
             return
         if self._raft.is_stranger(message):
             link.close(f"bad frame: controller {peer_id} is of another cluster; check raft_peers")
+            return
+        if self._raft.is_former(peer_id, message):
+            reason = (
+                f"controller {peer_id} came with a data directory that was replaced; wipe that, "
+                f"start it again, then `penstock controller replace {peer_id}`"
+            )
+            self._log_once(reason)
+            link.close(reason)
             return
         dialled = self._dialling.pop(peer_id, None)
         if dialled is not None and dialled is not link:
@@ -358,20 +381,32 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if message["term"] < term:
             self.send(node, {"type": "term_notice", "term": term})
             return
-        self.last_append_at = monotonic()
+        self.last_append_at = self._clock_s()
         raft = self._raft
         raft.on_leader_sign(message)
         if "serialized" in message:
-            installed = raft.receive_snapshot(message["serialized"])
-            self._onMessageReceived(node, bare(message, installed or 1))
-            self._acknowledge(node, installed)
+            if not raft.installing:
+                raft.receive_snapshot(message["serialized"])
+            self._onMessageReceived(node, bare(message, 1))
+            self.acknowledge(node, None)
+            return
+        if raft.installing:
+            # The log is about to be replaced: what comes now is sent again once it is.
+            self._onMessageReceived(node, bare(message, 1))
+            self.acknowledge(node, None)
             return
         filtered = filter_append(message, raft.journal.entries[0][1], raft.journal.entries)
         self._onMessageReceived(node, filtered.message)
         if filtered.acknowledge is not None:
-            self._acknowledge(node, filtered.acknowledge)
+            self.acknowledge(node, filtered.acknowledge)
 
-    def _acknowledge(self, node: PeerNode, index: int | None) -> None:
+    def acknowledge_leader(self, index: int) -> None:
+        """Acknowledge the log through `index` to the leader, if one is known and linked."""
+        node = self._nodes.get(self._raft.leader_id)
+        if node is not None:
+            self.acknowledge(node, index)
+
+    def acknowledge(self, node: PeerNode, index: int | None) -> None:
         """Acknowledge the log through `index`; None says only "alive"."""
         ack = {
             "type": "next_node_idx",

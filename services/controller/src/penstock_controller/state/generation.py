@@ -8,7 +8,7 @@ before it make, and all get the command's one version.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -33,6 +33,8 @@ class Defaults:
     partition_count: int = 1
     # -1: min(3, live nodes).
     replication_factor: int = -1
+    # Of `__consumer_offsets`; can't be changed once groups have used it.
+    offsets_partition_count: int = 50
 
 
 def _nobody(_node_id: NodeId) -> bool:
@@ -69,6 +71,14 @@ class Generated(Generic[R_co]):
 
     reply: R_co
     records: list[pb.MetadataRecord] = field(default_factory=list)
+    # Further records, made one at a time as they are taken, because there may be as many as
+    # partitions. None among them only gives others a chance to run. They must depend on
+    # nothing but the context; whoever takes them does so in slices.
+    further: Iterator[pb.MetadataRecord | None] | None = None
+
+    def all_records(self) -> list[pb.MetadataRecord]:
+        """Everything at once. Takes `further`."""
+        return [*self.records, *(r for r in self.further or () if r is not None)]
 
 
 def error_pb(error: PenstockError) -> common.Error:

@@ -9,7 +9,7 @@ Source: ClusterControlManager and ReplicationControlManager of Apache Kafka 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock_controller.state.generation import (
@@ -46,12 +46,53 @@ def rules_for(
     )
 
 
+Records = Iterator[pb.MetadataRecord | None]
+"""Records one at a time, None where there is nothing but a while has passed; see Generated."""
+
+SCAN_COUNT = 256
+"""Partitions looked at between two chances for others to run (about 0.1 ms)."""
+
+
 def partitions_of(image: MetadataImage, node_id: NodeId) -> Iterator[tuple[TopicImage, PartitionImage]]:
     """Every partition that is assigned to the node."""
+    for found in scan_partitions_of(image, node_id):
+        if found is not None:
+            yield found
+
+
+def scan_partitions_of(
+    image: MetadataImage, node_id: NodeId
+) -> Iterator[tuple[TopicImage, PartitionImage] | None]:
+    """The same, with a None after every SCAN_COUNT partitions."""
+    seen = 0
     for topic in image.topics.values():
         for partition in topic.partitions.values():
             if node_id in partition.replicas:
                 yield topic, partition
+            seen += 1
+            if seen % SCAN_COUNT == 0:
+                yield None
+
+
+def _changes(
+    image: MetadataImage,
+    node_id: NodeId,
+    active: Callable[[NodeId], bool],
+    change: Callable[[TopicImage, PartitionImage, Rules], PartitionImage | None],
+) -> Records:
+    """Records of `change` over the node's partitions; None of it leaves one as it is."""
+    rules: tuple[TopicImage | None, Rules | None] = (None, None)
+    for found in scan_partitions_of(image, node_id):
+        if found is None:
+            yield None
+            continue
+        topic, partition = found
+        if rules[0] is not topic or rules[1] is None:
+            # Once a topic: its settings are parsed for it.
+            rules = (topic, rules_for(image, topic, active))
+        new = change(topic, partition, rules[1])  # type: ignore[arg-type]
+        if new is not None:
+            yield partition_record(new)
 
 
 # --- registration ------------------------------------------------------------------
@@ -80,13 +121,11 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         fenced=True,
         http=request.http,
     )
-    records = [pb.MetadataRecord(node=node)]
-    if old is not None:
-        records += _after_return(image, node_id, _lost_by(image, old, request))
     reply = api.RegisterNodeResponse(
         node_id=node_id, node_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
     )
-    return Generated(reply, records)
+    further = None if old is None else _after_return(image, node_id, _lost_by(image, old, request))
+    return Generated(reply, [pb.MetadataRecord(node=node)], further)
 
 
 def _check_cluster(image: MetadataImage, cluster_id: bytes) -> None:
@@ -155,26 +194,23 @@ def _lost_by(
 
 def _after_return(
     image: MetadataImage, node_id: NodeId, lost: Callable[[TopicImage, PartitionImage], bool]
-) -> list[pb.MetadataRecord]:
+) -> Records:
     """Changes when a new process of a known node registers: fenced, less what it lost."""
 
     def active(other: NodeId) -> bool:
         return other != node_id and is_active(image, other)
 
-    records = []
-    for topic, partition in partitions_of(image, node_id):
-        gone = (node_id,) if lost(topic, partition) else ()
+    def change(topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
         if node_id not in partition.isr and node_id not in partition.elr:
-            continue
-        new = change_partition(
+            return None
+        return change_partition(
             partition,
-            rules_for(image, topic, active),
+            rules,
             isr=[n for n in partition.isr if n != node_id],
-            lost=gone,
+            lost=(node_id,) if lost(topic, partition) else (),
         )
-        if new is not None:
-            records.append(partition_record(new))
-    return records
+
+    return _changes(image, node_id, active, change)
 
 
 # --- sessions ------------------------------------------------------------------------
@@ -187,7 +223,7 @@ def fence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool
         return Generated(False)
     fenced = replace(node, fenced=True, in_controlled_shutdown=False)
     records = [pb.MetadataRecord(node=fenced.to_pb())]
-    return Generated(True, records + _without(ctx.image, node_id, keep_last=False))
+    return Generated(True, records, _without(ctx.image, node_id, keep_last=False))
 
 
 def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
@@ -200,42 +236,40 @@ def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bo
     def active(other: NodeId) -> bool:
         return other == node_id or is_active(ctx.image, other)
 
+    def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
+        return change_partition(partition, rules) if partition.leader == NO_NODE else None
+
     records = [pb.MetadataRecord(node=up.to_pb())]
-    for topic, partition in partitions_of(ctx.image, node_id):
-        if partition.leader == NO_NODE:
-            new = change_partition(partition, rules_for(ctx.image, topic, active))
-            if new is not None:
-                records.append(partition_record(new))
-    return Generated(True, records)
+    return Generated(True, records, _changes(ctx.image, node_id, active, change))
 
 
-def drain_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
+def drain_node(
+    ctx: Context, node_id: NodeId, node_epoch: int, *, disk_failed: bool = False
+) -> Generated[bool]:
     """Begin a controlled shutdown: leadership and ISR membership go where others can take them."""
     node = ctx.image.nodes.get(node_id)
     if node is None or node.node_epoch != node_epoch or node.fenced or node.in_controlled_shutdown:
         return Generated(False)
-    draining = replace(node, in_controlled_shutdown=True)
+    draining = replace(node, in_controlled_shutdown=True, disk_failed=disk_failed)
     records = [pb.MetadataRecord(node=draining.to_pb())]
-    return Generated(True, records + _without(ctx.image, node_id, keep_last=True))
+    return Generated(True, records, _without(ctx.image, node_id, keep_last=True))
 
 
-def _without(image: MetadataImage, node_id: NodeId, *, keep_last: bool) -> list[pb.MetadataRecord]:
+def _without(image: MetadataImage, node_id: NodeId, *, keep_last: bool) -> Records:
     """Partition changes that take the node out; `keep_last` leaves those that nobody else can lead."""
 
     def active(other: NodeId) -> bool:
         return other != node_id and is_active(image, other)
 
-    records = []
-    for topic, partition in partitions_of(image, node_id):
+    def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
         if node_id not in partition.isr:
-            continue
+            return None
         others = [n for n in partition.isr if n != node_id]
         if keep_last and not any(active(n) for n in others):
-            continue
-        new = change_partition(partition, rules_for(image, topic, active), isr=others)
-        if new is not None:
-            records.append(partition_record(new))
-    return records
+            return None
+        return change_partition(partition, rules, isr=others)
+
+    return _changes(image, node_id, active, change)
 
 
 def still_leads(image: MetadataImage, node_id: NodeId) -> bool:
@@ -259,17 +293,47 @@ def elect_preferred(
 
     `wanted` None means every partition. The reply counts the changes, at most `changes_max`.
     """
+    chosen = None if wanted is None else (_partition_of(ctx.image, key) for key in wanted)
+    return elect_preferred_among(ctx, chosen or scan_not_preferred(ctx.image), may_lead, changes_max)
+
+
+def elect_preferred_among(
+    ctx: Context,
+    partitions: Iterable[PartitionImage | None],
+    may_lead: Callable[[NodeId], bool],
+    changes_max: int,
+) -> Generated[int]:
+    """The same among these partitions, as they are in the context's image."""
     records: list[pb.MetadataRecord] = []
-    for topic in ctx.image.topics.values():
-        for partition in topic.partitions.values():
-            first = partition.replicas[0]
-            if partition.leader == first or first not in partition.isr or not may_lead(first):
-                continue
-            if wanted is not None and partition.key not in wanted:
-                continue
-            new = change_partition(partition, rules_for(ctx.image, topic), prefer_first=True)
-            if new is not None:
-                records.append(partition_record(new))
-            if len(records) >= changes_max:
-                return Generated(len(records), records)
+    for named in partitions:
+        partition = None if named is None else _partition_of(ctx.image, named.key)
+        if partition is None or not _is_misled(partition) or not may_lead(partition.replicas[0]):
+            continue
+        topic = ctx.image.topics[partition.topic_id]
+        new = change_partition(partition, rules_for(ctx.image, topic), prefer_first=True)
+        if new is not None:
+            records.append(partition_record(new))
+        if len(records) >= changes_max:
+            break
     return Generated(len(records), records)
+
+
+def scan_not_preferred(image: MetadataImage) -> Iterator[PartitionImage | None]:
+    """Partitions that their first replica could lead and does not; None once in a while."""
+    seen = 0
+    for topic in image.topics.values():
+        for partition in topic.partitions.values():
+            if _is_misled(partition):
+                yield partition
+            seen += 1
+            if seen % SCAN_COUNT == 0:
+                yield None
+
+
+def _is_misled(partition: PartitionImage) -> bool:
+    first = partition.replicas[0]
+    return partition.leader != first and first in partition.isr
+
+
+def _partition_of(image: MetadataImage, key: TopicPartition) -> PartitionImage | None:
+    return image.partition(key.topic_id, key.partition)

@@ -23,6 +23,7 @@ from penstock_controller.state.partitions import change_partition
 from penstock_controller.state.placement import Load, place
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
+from penstock_core.kafka.groups import OFFSETS_TOPIC
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
 from penstock_core.topic_settings import validate_topic_config
@@ -32,6 +33,8 @@ from penstock_proto.v1 import metadata_pb2 as pb
 
 CLUSTER_DEFAULT = -1
 _DEFAULT_REPLICAS = 3
+
+_OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)}
 
 Assignment = list[list[NodeId]]
 
@@ -44,7 +47,8 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
     records: list[pb.MetadataRecord] = []
     collisions = {collision_key(name): name for name in ctx.image.topic_ids}
     budget = PARTITIONS_PER_REQUEST_MAX
-    for wanted in request.topics:
+    for asked in request.topics:
+        wanted = _with_offsets_defaults(ctx, asked) if asked.name == OFFSETS_TOPIC else asked
         result = reply.topics.add(name=wanted.name)
         try:
             if wanted.name in doubled:
@@ -74,6 +78,25 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
             _config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
         ]
     return Generated(reply, records)
+
+
+def _with_offsets_defaults(ctx: Context, asked: api.NewTopic) -> api.NewTopic:
+    """What `__consumer_offsets` gets where its creator asks for nothing (Kafka: offsets.topic.*).
+
+    Replicas are counted by registered nodes, not live ones: whoever comes first while a cluster
+    starts must not leave it with a single copy for ever.
+    """
+    wanted = api.NewTopic()
+    wanted.CopyFrom(asked)
+    if not wanted.assignments:
+        if wanted.partition_count == CLUSTER_DEFAULT:
+            wanted.partition_count = ctx.defaults.offsets_partition_count
+        if wanted.replication_factor == CLUSTER_DEFAULT:
+            wanted.replication_factor = max(1, min(_DEFAULT_REPLICAS, len(ctx.image.nodes)))
+    for key, value in _OFFSETS_SETTINGS.items():
+        if key not in wanted.configs:
+            wanted.configs[key] = value
+    return wanted
 
 
 def _doubled(names: object) -> set[str]:

@@ -1,0 +1,128 @@
+"""Arming failpoints from the environment: for crash tests, and nothing else.
+
+    PENSTOCK_FAILPOINTS="log.append.after_write=kill@3;controller.apply.before=pause:500"
+
+An entry is `name=action[:argument][@n]`: at the nth hit only, or at every hit without
+`@n`. Actions: `kill` (SIGKILL to itself), `exit` (at once, code 71), `eio` and `enospc`
+(the OSError that the disk would give), `pause:MS` (the thread that hit it sleeps) and
+`torn` (half of the write, then SIGKILL; only for the names that end in `torn_write`).
+
+An armed process says so loudly at start, and names each failpoint that fires on
+stderr, before it does what it was told.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock_core import failpoints
+from penstock_core.failpoints import FAILPOINTS
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.logs import get_log
+
+VARIABLE = "PENSTOCK_FAILPOINTS"
+EXIT_CODE = 71
+PAUSE_MS_MAX = 600_000
+
+_ERRORS = {"eio": errno.EIO, "enospc": errno.ENOSPC}
+_FAILING = ("log.append.", "log.flush.", "log.roll.", "log.index.", "log.file.", "controller.journal.")
+"""Where an OSError is one that the disk may give: the code around must bear it."""
+_ENTRY = re.compile(r"([a-z_.]+)=(kill|exit|eio|enospc|pause|torn)(?::(\d+))?(?:@(\d+))?\Z")
+
+
+@dataclass(slots=True)
+class Armed:
+    """What one failpoint does. `at_hit` 0 means every hit."""
+
+    action: str
+    pause_ms: int
+    at_hit: int
+    hits: int = 0
+
+    def is_due(self) -> bool:
+        """Count a hit; True when it is the one."""
+        self.hits += 1
+        return self.at_hit in (0, self.hits)
+
+
+def parse(text: str) -> dict[str, Armed]:
+    """Failpoints by name. Raises StartupError that names the bad entry."""
+    armed: dict[str, Armed] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        match = _ENTRY.match(entry)
+        if match is None:
+            raise StartupError(f"{VARIABLE}: {entry!r} is not name=action[:argument][@n]")
+        name, action, argument, at_hit = match.groups()
+        if name not in FAILPOINTS:
+            raise StartupError(f"{VARIABLE}: there is no failpoint {name}")
+        if (action == "torn") != name.endswith(".torn_write"):
+            raise StartupError(
+                f"{VARIABLE}: {entry!r}: torn is for names that end in torn_write, and they for it"
+            )
+        if action in _ERRORS and not name.startswith(_FAILING):
+            raise StartupError(f"{VARIABLE}: {entry!r}: no disk error can come up there")
+        if (action == "pause") != (argument is not None) or int(argument or 0) > PAUSE_MS_MAX:
+            raise StartupError(f"{VARIABLE}: {entry!r}: pause, and only it, takes milliseconds")
+        armed[name] = Armed(action, int(argument or 0), int(at_hit or 0))
+    return armed
+
+
+class _Failpoints:
+    """The armed ones. Hits come from any thread."""
+
+    def __init__(self, armed: Mapping[str, Armed]) -> None:
+        self._armed = armed
+        self._lock = threading.Lock()
+        self._torn: set[str] = set()
+
+    def on_torn(self, name: str) -> bool:
+        armed = self._armed.get(name)
+        if armed is None:
+            return False
+        with self._lock:
+            is_due = armed.is_due()
+            if is_due:
+                self._torn.add(name)
+        return is_due
+
+    def on_hit(self, name: str) -> None:
+        armed = self._armed.get(name)
+        if armed is None:
+            return
+        with self._lock:
+            if name not in self._torn and (armed.action == "torn" or not armed.is_due()):
+                return
+        os.write(2, f"failpoint {name}: {armed.action}\n".encode())
+        if armed.action in ("kill", "torn"):
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(PAUSE_MS_MAX)  # the signal is on its way; nothing may happen any more
+        elif armed.action == "exit":
+            os._exit(EXIT_CODE)
+        elif armed.action == "pause":
+            time.sleep(armed.pause_ms / 1000)
+        else:
+            number = _ERRORS[armed.action]
+            raise OSError(number, f"{os.strerror(number)} (failpoint {name})")
+
+
+def arm_from_environment() -> None:
+    """Arm this process if the environment says so. Raises StartupError."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return
+    armed = parse(text)
+    if not armed:
+        return
+    points = _Failpoints(armed)
+    failpoints.install(points.on_hit, points.on_torn)
+    get_log().warning(
+        "FAILPOINTS ARE ARMED: this process will crash or fail on purpose; never in production",
+        failpoints=text,
+    )
