@@ -62,3 +62,22 @@ clean: ## remove what make made, the environment included
 .PHONY: bench
 bench: setup ## Penstock beside Apache Kafka (needs java, mvn and kcat)
 	$(BIN)/python -m bench.compare
+
+.PHONY: chaos
+chaos: setup ## every way to hurt a cluster of real processes, and what it lost: nothing (root; CHAOS="--help")
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
+
+.PHONY: failpoints kill-all power-cut
+CRASH := PYTHONPATH=tests $(BIN)/python -m crash
+ROUNDS ?=
+SEED ?=
+ROUNDS_AND_SEED = $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+
+failpoints: setup ## a process dies at every named failpoint, under load; ONLY="words" chooses some
+	@$(CRASH) failpoints $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+kill-all: setup ## kill -9 of every process at once under load; ROUNDS=100 SEED=n
+	@$(CRASH) kill-all $(ROUNDS_AND_SEED) $(ARGS)
+
+power-cut: setup ## the same, and what was not synced is gone (needs gcc); ROUNDS=20 SEED=n
+	@$(CRASH) power-cut $(ROUNDS_AND_SEED) $(ARGS)

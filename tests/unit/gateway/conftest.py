@@ -18,7 +18,7 @@ from penstock_core.errors import ErrorCode
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_core.kafka.frames import RequestHeader, parse_request_header
-from penstock_core.kafka.produce import ProduceResult, encode_produce_response, skim_produce
+from penstock_core.kafka.produce import ProduceResult, Receipt, encode_produce_response, skim_produce
 from penstock_gateway.kafka.queries import ListOffsetsQuery
 from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
 from penstock_gateway.kafka.requests import Outcome, Relayed
@@ -108,7 +108,10 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                 stale = stale or code is not ErrorCode.NONE
                 if code is ErrorCode.NONE:
                     log.append(bytes(p.records))
-                results.append(ProduceResult(p.topic, p.topic_id, p.partition, code, len(log) - 1))
+                receipt = Receipt(3, (1, 2), (2,)) if skim.want_receipt else None
+                results.append(
+                    ProduceResult(p.topic, p.topic_id, p.partition, code, len(log) - 1, receipt=receipt)
+                )
             if skim.acks == 0:
                 frame = storage_pb2.ForwardResponseFrame(
                     request_id=request_id, last=True, none=not stale, close_connection=stale

@@ -101,6 +101,9 @@ async def test_produce_is_acknowledged_in_order(rig: Rig, stub: Stub) -> None:
     assert [(r.request_id, r.error.code) for r in got] == [*((i, 0) for i in range(1, 7)), (7, 3), (8, 21)]
     assert [r.base_offset for r in got] == [0, 0, 0, 1, 1, 1, -1, -1]
     assert rig.nodes[2].logs == {("t", 1): [b"\x01", b"\x04"]}
+    receipt = pb.ProduceReceipt(leader_epoch=3, held_by=[1, 2], flushed_by=[2])
+    assert [r.receipt for r in got[:6]] == [receipt] * 6
+    assert not any(r.HasField("receipt") for r in got[6:])
 
 
 async def test_a_range_passes_by_as_bytes(rig: Rig, stub: Stub) -> None:

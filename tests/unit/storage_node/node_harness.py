@@ -43,10 +43,12 @@ from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.api.fetch_range import FetchRangeService
 from penstock_storage_node.api.forward import ForwardService
 from penstock_storage_node.api.kafka import DataApis
+from penstock_storage_node.api.lanes import LaneLimits
 from penstock_storage_node.api.link import ReplicaLinks
 from penstock_storage_node.api.replicate import ReplicaStreams
 from penstock_storage_node.api.service import add_storage_service
 from penstock_storage_node.disk import DiskPool
+from penstock_storage_node.group_commit import GroupFlush
 from penstock_storage_node.housekeeping import Housekeeping
 from penstock_storage_node.log import FileSystem, LogDirectory
 from penstock_storage_node.metrics import NodeMetrics
@@ -89,8 +91,17 @@ class MiniNode:
     """Everything of a node but its membership."""
 
     def __init__(
-        self, node: int, path: Path, *, lag_max_ms: int = 10_000, fs: FileSystem | None = None
+        self,
+        node: int,
+        path: Path,
+        *,
+        lag_max_ms: int = 10_000,
+        fs: FileSystem | None = None,
+        lanes: LaneLimits | None = None,
+        group_flush: bool = False,
     ) -> None:
+        self.lanes = lanes
+        self.group_flush = group_flush
         self.node_id = NodeId(node)
         self.path = path
         self.fs = fs or FileSystem()
@@ -102,9 +113,12 @@ class MiniNode:
         self.lifecycle = Lifecycle("storage-node", str(self.node_id))
         self.pool = DiskPool(2)
         self.directory = await self.pool.run(lambda: LogDirectory.open(self.fs, self.path, clock_ms=wall_ms))
+        self.metrics = NodeMetrics()
+        self.pool.on_flush = self.metrics.observe_flush
+        if self.group_flush:
+            self.pool.use_group_flush(GroupFlush(self.fs, str(self.path)))
         found = await self.pool.run(self.directory.scan)
         logs = [await self.pool.run(lambda f=f: self.directory.open_log(f, TopicSettings())) for f in found]  # type: ignore[misc]
-        self.metrics = NodeMetrics()
         self.manager = ReplicaManager(
             directory=self.directory,
             pool=self.pool,
@@ -115,8 +129,8 @@ class MiniNode:
         )
         self.manager.adopt(zip(found, logs, strict=True))
         self.channels = ChannelPool()
-        self.links = self.manager.links = ReplicaLinks(self.manager, self.channels)
-        self.manager.streams = streams = ReplicaStreams(self.manager)
+        self.links = self.manager.links = ReplicaLinks(self.manager, self.channels, self.lanes)
+        self.manager.streams = streams = ReplicaStreams(self.manager, self.lanes)
         self.manager.propose = self._propose
         self.data = DataApis(self.manager, AllowAll())
         forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
@@ -164,9 +178,16 @@ class MiniNode:
         return await self.produce_batch(make_batch(*values, **batch), acks=acks, timeout_ms=timeout_ms)
 
     async def produce_batch(
-        self, records: bytes, *, acks: int = -1, timeout_ms: int = 10_000, topic: str = TOPIC
+        self,
+        records: bytes,
+        *,
+        acks: int = -1,
+        timeout_ms: int = 10_000,
+        topic: str = TOPIC,
+        receipt: bool = False,
     ) -> ProduceResult:
-        skim = ProduceSkim(None, acks, timeout_ms, [ProducePartition(topic, None, 0, memoryview(records))])
+        item = ProducePartition(topic, None, 0, memoryview(records))
+        skim = ProduceSkim(None, acks, timeout_ms, [item], want_receipt=receipt)
         frame = bytearray().join(encode_produce_request(9, 7, "test", skim))
         response = await self.ask(frame)
         return decode_produce_response(response, 9).results[0]

@@ -51,7 +51,9 @@ class ModelLog:
         found = self.entries[offset : offset + count]
         return offset, offset + len(found), [_ENTRY.pack(*e) for e in found], len(found) * ENTRY_BYTES
 
-    def append_as_follower(self, records: bytes | memoryview, leader_epoch: int) -> int:
+    def append_as_follower(
+        self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
+    ) -> int:
         for position in range(0, len(records), ENTRY_BYTES):
             epoch, value = _ENTRY.unpack_from(records, position)
             if epoch > leader_epoch:

@@ -11,6 +11,7 @@ from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.records.batch import is_crc_valid, iter_batches, read_header
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob
+from penstock_storage_node.log.simulated_fs import SimulatedFileSystem, keep_synced
 from unit.storage_node.log_model import (
     NOW_MS,
     Model,
@@ -591,3 +592,31 @@ def test_few_descriptors_serve_many_segments() -> None:
     assert fs.open_count <= 4 + 1  # and the directory's lock
     log.close(clean=False)
     assert fs.open_count == 1
+
+
+def test_a_log_knows_whether_acks_may_lack_a_flush() -> None:
+    """Whatever the topic's setting says when it is opened again (rule 9)."""
+
+    def may_lack(disk: SimulatedFileSystem) -> bool:
+        return reopen(disk)[1].may_lack_acked
+
+    fs = new_disk()
+    directory, log = new_log(fs, REPLICATED)
+    assert not may_lack(fs.crash())
+    append(log, make_batch(2))
+    run_job(log)
+    # From the first written byte on; the switch alone changes nothing.
+    log.update_settings(SMALL)
+    assert may_lack(fs.crash(keep_synced, keep_names=lambda _: 0))
+    # A flush of everything does.
+    append(log, make_batch(2))
+    run_job(log)
+    assert log.flushed_offset == log.log_end_offset
+    assert not may_lack(fs.crash(keep_synced, keep_names=lambda _: 0))
+    log.update_settings(REPLICATED)
+    append(log, make_batch(2))
+    run_job(log)
+    assert may_lack(fs.crash())
+    log.close(clean=True)
+    directory.close(clean=True)
+    assert not may_lack(fs.crash(keep_synced, keep_names=lambda _: 0))

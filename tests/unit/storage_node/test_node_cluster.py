@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_core.kafka.produce import Receipt
 from penstock_proto.v1 import metadata_pb2 as pb
 from unit.storage_node.node_harness import (
     KEY,
@@ -215,3 +216,71 @@ def cluster_state(topic_id: bytes) -> pb.PartitionRecord:
     return pb.PartitionRecord(
         topic_id=topic_id, partition=0, replicas=[1, 2, 3], isr=[1, 2, 3], leader=1, leader_epoch=0
     )
+
+
+async def test_receipts_tell_who_holds_and_who_has_flushed(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    got = await leader.produce_batch(make_batch(b"all"), receipt=True)
+    assert got.receipt == Receipt(0, (1, 2, 3), (1, 2, 3))
+    assert (await leader.produce(b"plain")).receipt is None
+    one = await leader.produce_batch(make_batch(b"one"), acks=1, receipt=True)
+    assert one.receipt is not None
+    assert 1 in one.receipt.flushed_by
+    # Not acknowledged, no receipt.
+    cluster.set_isr(1)
+    refused = await leader.produce_batch(make_batch(b"refused"), receipt=True)
+    assert refused.error
+    assert refused.receipt is None
+
+
+async def test_receipts_of_a_replicated_topic_promise_no_flush(cluster: MiniCluster) -> None:
+    cluster.make_topic(penstock_durability="replicated")
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    got = await leader.produce_batch(make_batch(b"all"), receipt=True)
+    assert got.receipt == Receipt(0, (1, 2, 3), ())
+    assert leader.partition.replica.leadership is not None
+    assert leader.partition.replica.leadership.acked_unflushed() == (0, 1)
+    assert leader.partition.log.bytes_between(0, 1) == len(stored(leader))
+    # A switch flushes what there is, everywhere, then acks mean the flush.
+    cluster.change(
+        pb.MetadataRecord(
+            config=pb.ConfigRecord(
+                resource_type="topic", resource_name="events", key="penstock.durability", value="fsync"
+            )
+        )
+    )
+    await eventually(lambda: leader.partition.replica.fsync, 30)
+    assert all(n.partition.log.flushed_offset == 1 for n in cluster.nodes.values())
+    got = await leader.produce_batch(make_batch(b"safe"), receipt=True)
+    assert got.receipt == Receipt(0, (1, 2, 3), (1, 2, 3))
+    low, high = leader.partition.replica.leadership.acked_unflushed()
+    assert low == high
+
+
+async def test_flush_metrics(cluster: MiniCluster) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    for index in range(3):
+        assert (await leader.produce(b"%d" % index)).error == ErrorCode.NONE
+    families = {family.name: family for family in leader.metrics.families()}
+    flushes = {
+        (s.labels["kind"], s.labels["result"]): s.value for s in families["penstock_node_flushes"].samples
+    }
+    assert flushes["file", "ok"] >= 3
+    assert flushes["file", "failed"] == flushes["filesystem", "ok"] == 0
+    counts = {
+        s.labels["kind"]: s.value
+        for s in families["penstock_node_flush_bytes"].samples
+        if s.name.endswith("_count")
+    }
+    assert counts["file"] == flushes["file", "ok"]
+    total = next(
+        s.value
+        for s in families["penstock_node_flush_bytes"].samples
+        if s.name.endswith("_sum") and s.labels["kind"] == "file"
+    )
+    assert total == len(stored(leader))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.topic_settings import TopicSettings
+from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.log import FileSystem, LogState
-from unit.storage_node.node_harness import MiniCluster, eventually
+from penstock_storage_node.partition import Partition
+from unit.storage_node.node_harness import TOPIC_ID, MiniCluster, eventually, make_batch
 from unit.storage_node.test_node_cluster import hosted, stored
 
 
@@ -22,11 +27,33 @@ class FaultyFileSystem(FileSystem):
         super().__init__()
         self.fsync_error = 0
         self.write_error = 0
+        self.create_error = 0
+        self.read_error = 0
 
     def fdatasync(self, fd: int) -> None:
         if self.fsync_error:
             raise OSError(self.fsync_error, "injected")
         super().fdatasync(fd)
+
+    def create(self, path: str) -> int:
+        if self.create_error:
+            raise OSError(self.create_error, "injected")
+        return super().create(path)
+
+    def make_directory(self, path: str) -> None:
+        if self.create_error:
+            raise OSError(self.create_error, "injected")
+        super().make_directory(path)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        if self.read_error:
+            raise OSError(self.read_error, "injected")
+        return super().pread(fd, size, position)
+
+    def preadv_nowait(self, fd: int, buffer: bytearray, position: int) -> int:
+        if self.read_error:
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+        return super().preadv_nowait(fd, buffer, position)
 
     def pwritev(self, fd: int, buffers: object, position: int) -> int:
         if self.write_error:
@@ -107,3 +134,127 @@ async def test_a_full_follower_catches_up_once_there_is_space(cluster: MiniClust
     disk_of(cluster, 3).write_error = 0
     assert [r.error for r in await asyncio.gather(*waiting)] == [0] * 5
     await eventually(lambda: stored(cluster.nodes[3]) == stored(cluster.nodes[1]))
+
+
+OTHER_ID = TopicId(b"O" * 16)
+
+
+def make_other_topic(cluster: MiniCluster) -> Callable[[int], Partition]:
+    """A second topic with the same replicas, led by node 1; its partition by node."""
+    state = replace(cluster.state, topic_id=OTHER_ID)
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=OTHER_ID, name="other")),
+        pb.MetadataRecord(partition=state.to_pb()),
+    )
+    return lambda number: cluster.nodes[number].manager.partitions[TopicPartition(OTHER_ID, 0)]
+
+
+async def test_a_failed_disk_takes_the_whole_node_out_and_says_why(cluster: MiniCluster) -> None:
+    """Another partition's file is on the same disk: its acks are worth as little."""
+    other = make_other_topic(cluster)
+    await eventually(lambda: TopicPartition(OTHER_ID, 0) in cluster.nodes[1].manager.partitions)
+    await eventually(lambda: other(1).replica.leadership is not None)
+    leader = cluster.nodes[1]
+    told: list[bool] = []
+    leader.manager.health.listeners.append(lambda: told.append(leader.manager.disk_failed))
+    disk_of(cluster, 1).fsync_error = errno.EIO
+    assert (await leader.produce(b"unsafe")).error == ErrorCode.REQUEST_TIMED_OUT
+    disk_of(cluster, 1).fsync_error = 0
+    assert told == [True]
+    assert other(1).log.state is LogState.OK
+    assert other(1).replica.leadership is None
+    refused = await leader.produce_batch(make_batch(b"x"), topic="other")
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    reason = leader.lifecycle.ready_reason()
+    assert reason is not None
+    assert "events-0" in reason
+    assert "injected" in reason
+    # No role is taken any more, whatever the metadata say.
+    cluster.elect(1, [1, 2, 3])
+    await asyncio.sleep(0)
+    assert leader.partition.replica.leadership is None
+    assert not leader.manager.leading
+    assert (await leader.produce(b"more")).error == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_no_space_at_a_flush_is_no_full_disk_but_a_failed_one(cluster: MiniCluster) -> None:
+    leader = cluster.nodes[1]
+    await leader.produce(b"safe")
+    disk_of(cluster, 1).fsync_error = errno.ENOSPC
+    assert (await leader.produce(b"unsafe")).error == ErrorCode.REQUEST_TIMED_OUT
+    assert leader.partition.log.state is LogState.FAILED
+    assert leader.manager.disk_failed
+
+
+async def test_an_unreadable_disk_gives_up_its_roles(cluster: MiniCluster) -> None:
+    leader = cluster.nodes[1]
+    await leader.produce(b"safe")
+    disk_of(cluster, 1).read_error = errno.EIO
+    assert (await leader.fetch(0)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert leader.manager.disk_failed
+    assert leader.partition.replica.leadership is None
+
+
+async def test_checkpoints_that_cannot_be_flushed_count_as_a_failed_disk(cluster: MiniCluster) -> None:
+    disk_of(cluster, 2).fsync_error = errno.EIO
+    await eventually(lambda: cluster.nodes[2].manager.disk_failed, 30)
+
+
+async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
+    for number in (1, 2, 3):
+        disk_of(cluster, number).create_error = errno.ENOSPC
+    other = make_other_topic(cluster)
+    await asyncio.sleep(0.05)
+    assert not any(node.manager.disk_failed for node in cluster.nodes.values())
+    for number in (1, 2, 3):
+        disk_of(cluster, number).create_error = 0
+    key = TopicPartition(OTHER_ID, 0)
+    await eventually(lambda: all(key in n.manager.partitions for n in cluster.nodes.values()), 30)
+    await eventually(lambda: other(1).replica.leadership is not None)
+    result = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="other", timeout_ms=30_000)
+    assert result.error == ErrorCode.NONE
+
+
+async def test_a_topic_can_be_deleted_on_a_full_disk(cluster: MiniCluster) -> None:
+    leader = cluster.nodes[1]
+    await leader.produce(b"x")
+    await leader.pool.run(lambda: leader.directory.write_checkpoints([(leader.partition.log, 1)]))
+    directory = leader.partition.log.directory
+    disk_of(cluster, 1).write_error = disk_of(cluster, 1).create_error = errno.ENOSPC
+    cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
+    await eventually(lambda: not list(directory.parent.glob("events-0*")))
+    assert not leader.manager.disk_failed
+    # A new topic of that name begins at 0, for the old one's offsets are forgotten by then.
+    disk_of(cluster, 1).write_error = disk_of(cluster, 1).create_error = 0
+    rows = (directory.parent / "recovery-point-offset-checkpoint").read_text()
+    assert "events 0 1" in rows
+    made = await leader.pool.run(lambda: leader.directory.create_log("events", 0, OTHER_ID, TopicSettings()))
+    assert made.log_end_offset == 0
+    rows = (directory.parent / "recovery-point-offset-checkpoint").read_text()
+    assert "events 0 1" not in rows
+    await leader.pool.run(lambda: made.close(clean=False))
+
+
+async def test_a_truncation_waits_for_space(cluster: MiniCluster) -> None:
+    """Nothing is cut before what needs space is done; then the leader asks again."""
+    for index in range(3):
+        assert (await cluster.nodes[1].produce(b"%d" % index)).error == 0
+    follower = cluster.nodes[3]
+    # Node 3 leads for a moment, alone, and writes what nobody else gets.
+    cluster.elect(3, [3], only=[3])
+    await eventually(lambda: follower.partition.replica.leadership is not None)
+    asyncio.ensure_future(follower.produce(b"lost", acks=1))  # noqa: RUF006
+    log = follower.partition.log
+    await eventually(lambda: log.flushed_offset == 4)
+    # The recovery point is on disk, so that it has to be lowered first.
+    await follower.pool.run(lambda: follower.directory.write_checkpoints([(log, 3)]))
+    disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = errno.ENOSPC
+    cluster.elect(1, [1, 2])
+    assert (await cluster.nodes[1].produce(b"kept", acks=1)).error == 0
+    failures = follower.metrics.write_failures
+    await eventually(lambda: follower.metrics.write_failures > failures + 1)
+    assert not follower.manager.disk_failed
+    assert (log.log_end_offset, log.flushed_offset, log.state) == (4, 4, LogState.OK)
+    disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = 0
+    await eventually(lambda: stored(follower) == stored(cluster.nodes[1]), 30)
+    assert b"lost" not in stored(follower)

@@ -23,6 +23,7 @@ COMMANDS = {
     "consume": ("penstock.cli.consume", "Read records of a topic."),
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),
     "node": ("penstock.cli.node", "Storage nodes."),
+    "controller": ("penstock.cli.controller", "Controllers: who votes, and a new disk for one of them."),
 }
 
 

@@ -2,16 +2,18 @@
 
 Rules: idempotent and acks=all always: a line that was counted as sent is on every
 in-sync replica, once. Lines that could not be delivered are counted, the first failure
-is told, and the exit code is 1. Ctrl-C delivers what was read so far.
+is told, and the exit code is 1. Ctrl-C delivers what was read so far. With `--receipt`
+lines go through the gateway's gRPC API instead: one receipt per batch, nothing sent twice.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,12 +23,14 @@ from penstock.cli.kafka import bootstrap_option, check_reachable, client_config,
 from penstock.cli.output import console, note, print_json
 from penstock.errors import CommandError, ExitCode
 from penstock.interrupts import one_interrupt
+from penstock.receipts import Record, produce_with_receipts
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 POLL_EVERY_RECORDS = 512
 QUEUE_RECORDS_MAX = 200_000
+GATEWAY_DEFAULT = "127.0.0.1:9094"
 
 Advance = Callable[[int], None]
 
@@ -76,8 +80,28 @@ class Tally:
     show_default=True,
     help="Seconds until a record that no broker acknowledges counts as failed.",
 )
+@click.option(
+    "--receipt",
+    is_flag=True,
+    help="Say for each batch which replicas hold it and which have flushed it (by gRPC).",
+)
+@click.option(
+    "--gateway",
+    default=GATEWAY_DEFAULT,
+    envvar="PENSTOCK_GATEWAY",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="gRPC address of a gateway, for --receipt. Also PENSTOCK_GATEWAY.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1"]),
+    default="all",
+    show_default=True,
+    help="With --receipt: whose ack counts, every in-sync replica's or the leader's alone.",
+)
 @bootstrap_option
-@click.option("--json", "as_json", is_flag=True, help="Print the tally as JSON on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print the tally, or each receipt, as JSON on stdout.")
 def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     topic: str,
     file: Path | None,
@@ -85,6 +109,9 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     partition: int | None,
     compression: str,
     timeout_s: int,
+    receipt: bool,
+    gateway: str,
+    acks: str,
     bootstrap: str,
     as_json: bool,
 ) -> int:
@@ -95,11 +122,34 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
       seq 1000 | penstock produce numbers
       penstock produce flights --file flights.jsonl
       printf 'AA|first\\nUA|second\\n' | penstock produce flights --key-separator '|'
+      echo 'paid' | penstock produce orders --receipt
     """
-    from confluent_kafka import Producer
-
     if key_separator == "":
         raise CommandError("--key-separator is empty: give the text between key and value", ExitCode.USAGE)
+    if receipt:
+        if compression != "none":
+            raise CommandError("--receipt takes no --compression: batches go as they are", ExitCode.USAGE)
+        with _source(file) as source:
+            lines = _records(source, key_separator)
+            _tell_receipts(gateway, topic, partition or 0, lines, acks, timeout_s, as_json)
+        return ExitCode.OK
+    if acks != "all":
+        raise CommandError("--acks 1 goes with --receipt; without it, acks is all", ExitCode.USAGE)
+    return _send_all(topic, file, key_separator, partition, compression, timeout_s, bootstrap, as_json)
+
+
+def _send_all(
+    topic: str,
+    file: Path | None,
+    key_separator: str | None,
+    partition: int | None,
+    compression: str,
+    timeout_s: int,
+    bootstrap: str,
+    as_json: bool,
+) -> int:
+    from confluent_kafka import Producer
+
     check_reachable(bootstrap)
     producer = Producer(
         client_config(
@@ -175,6 +225,47 @@ def _sender(
             producer.poll(0)
 
     return send
+
+
+def _records(source: BinaryIO, key_separator: str | None) -> Iterator[Record]:
+    separator = key_separator.encode() if key_separator is not None else None
+    for number, line in enumerate(source, 1):
+        value = line.removesuffix(b"\n")
+        if separator is None:
+            yield None, value
+            continue
+        key, found, value = value.partition(separator)
+        if not found:
+            raise CommandError(f"line {number} has no separator {key_separator!r}")
+        yield key, value
+
+
+def _tell_receipts(
+    gateway: str,
+    topic: str,
+    partition: int,
+    lines: Iterator[Record],
+    acks: str,
+    timeout_s: int,
+    as_json: bool,
+) -> None:
+    acks_number = -1 if acks == "all" else 1
+    for got in produce_with_receipts(
+        gateway, topic, partition, lines, acks=acks_number, timeout_ms=timeout_s * 1000
+    ):
+        if as_json:
+            click.echo(json.dumps(asdict(got)))
+            continue
+        last = got.base_offset + got.records - 1
+        offsets = f"offset {last}" if got.records == 1 else f"offsets {got.base_offset}-{last}"
+        click.echo(
+            f"{topic}-{partition} {offsets}, leader epoch {got.leader_epoch}:"
+            f" held by {_nodes(got.held_by)}, flushed by {_nodes(got.flushed_by)}"
+        )
+
+
+def _nodes(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids)) or "nobody"
 
 
 def _check_partition(producer: Producer, bootstrap: str, topic: str, partition: int | None) -> None:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+FAILPOINTS = "PENSTOCK_FAILPOINTS"
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -34,9 +36,14 @@ class ProcessState(StrEnum):
 def child_environment() -> dict[str, str]:
     """This environment without variables named PENSTOCK_*.
 
-    They would win over the settings file that the local cluster wrote for a process.
+    They would win over the settings file that the local cluster wrote for a process. The one
+    that arms failpoints is no setting; crash tests pass it on.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PENSTOCK_") or name == FAILPOINTS
+    }
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 

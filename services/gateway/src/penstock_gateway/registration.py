@@ -78,6 +78,7 @@ class Registration:
         )
         if response.error.code:
             raise PenstockError(_code(response.error.code), response.error.message)
+        self._controllers.note_term(response.controller_term)
         self._epoch = response.gateway_epoch
         self._interval_s = max(response.heartbeat_interval_ms, 10) / 1000
         self._timeout_s = max(response.session_timeout_ms, 100) / 1000
@@ -117,6 +118,12 @@ class Registration:
                 raise PenstockError(
                     ErrorCode.REQUEST_TIMED_OUT, f"controller {stream.address} is silent"
                 ) from None
+            if not self._controllers.note_term(reply.controller_term):
+                raise PenstockError(
+                    ErrorCode.STALE_CONTROLLER_EPOCH,
+                    f"controller {stream.address} of term {reply.controller_term}, "
+                    f"heard of {self._controllers.heard_term}",
+                )
             if reply.error.code:
                 # Whatever it is, a new registration mends it.
                 self._epoch = -1

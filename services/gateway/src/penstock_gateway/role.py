@@ -56,12 +56,16 @@ from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.producer_ids import ProducerIdAllocator
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.suspicions import Suspicions
 
 _WATCH_S: Final = 0.5
 _WAIT_METADATA_MS: Final = 1_000
+_CATCH_UP_MS: Final = 5_000
+"""How long a start waits for the newest metadata when no quorum answers."""
 _LEAVE_MS: Final = 1_000
 _LISTENER_STOP_MS: Final = 3_000
 _GRPC_STOP_S: Final = 2.0
+_RELAYED_ROUTES: Final = frozenset({Route.PARTITION_LEADER, Route.GROUP_COORDINATOR, Route.SCATTER})
 _ROUTE_TABLE: Final = Path("/proc/net/route")
 
 
@@ -100,7 +104,7 @@ def advertised_apis(image: MetadataImage) -> dict[int, tuple[int, int]]:
     APIs addressed to a node that only the connection names are left out (rule 3).
     """
     own = {key: versions for key, versions in SUPPORTED.items() if ROUTES[key] is not Route.NODE}
-    relayed = {k: v for k, v in own.items() if ROUTES[k] is Route.PARTITION_LEADER}
+    relayed = {k: v for k, v in own.items() if ROUTES[k] in _RELAYED_ROUTES}
     # A node that said nothing of its APIs takes nothing away.
     nodes = [n.apis for n in image.nodes.values() if n.apis]
     common = intersect([relayed, *nodes])
@@ -141,6 +145,8 @@ class Gateway:
             lifecycle,
             monotonic_ms,
         )
+        suspicions = Suspicions(self._metadata, monotonic_ms)
+        self._relay.on_stream_lost = suspicions.suspect
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
         book = AddressBook(settings.gateway_id, self._own, _host_gateways())
         self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
@@ -155,6 +161,7 @@ class Gateway:
                 authorizer,
                 kafka_metrics,
                 controller_id=_named_controller,
+                suspicions=suspicions,
             )
             for addresses in (self._addresses, apart)
         )
@@ -219,8 +226,25 @@ class Gateway:
         """Wait for metadata; False when told to stop before any came."""
         while not self._lifecycle.stopping.is_set():
             if await self._metadata.wait_for_version(1, _WAIT_METADATA_MS):
+                await self._catch_up()
                 return True
         return False
+
+    async def _catch_up(self) -> None:
+        """Wait for all that is committed, for a while; what is known by then has to do without a quorum.
+
+        Controllers that have just started show their past while they replay it, and clients
+        would be told that topics do not exist which they saw created.
+        """
+        request = controller_pb2.AlterConfigsRequest()  # changes nothing: answered after a committed no-op
+        try:
+            response: controller_pb2.AlterConfigsResponse = await self._controllers.call(
+                "AlterConfigs", request, timeout_ms=_CATCH_UP_MS
+            )
+        except PenstockError as e:
+            self._lifecycle.log.warning("serving metadata that may be old", reason=e.message)
+            return
+        await self._metadata.wait_for_version(response.version, _CATCH_UP_MS)
 
     def _image_changed(self, old: MetadataImage, new: MetadataImage) -> None:
         before = self._addresses.apis(old)

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from penstock_runtime.memory import trim_allocator
+from penstock_storage_node.disk_health import is_full
 from penstock_storage_node.log import LogDirectory
 from penstock_storage_node.replicas import TICK_MS, ReplicaManager
 from penstock_storage_node.settings import StorageNodeSettings
@@ -53,14 +54,17 @@ class Housekeeping:
             if everything:
                 last_flush_s = time.monotonic()
             for partition in self._manager.partitions.values():
-                if not partition.replica.fsync:
-                    partition.flush(everything=everything)
+                # What was written before a switch to fsync is flushed without delay.
+                partition.flush(everything=everything or partition.replica.wants_fsync)
             await self._trim()
             try:
                 await self.write_checkpoints()
             except OSError as e:
-                # Not fatal: the next start scans more than it would have to.
-                self._manager.lifecycle.log.error("checkpoints not written", reason=str(e))
+                if is_full(e):
+                    # Not fatal: the next start scans more than it would have to.
+                    self._manager.health.note_full("checkpoints")
+                else:
+                    self._manager.health.fail("checkpoints", e)
 
     async def _trim(self) -> None:
         metrics = self._manager.metrics
@@ -77,10 +81,11 @@ class Housekeeping:
             for number, partition in enumerate(list(self._manager.partitions.values())):
                 if number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
-                if partition.closed or partition.busy:
+                if partition.closed or partition.busy or partition.compacting:
                     continue
                 now_ms = time.time_ns() // 1_000_000
                 remove = partition.log.delete_old_segments(partition.replica.high_watermark, now_ms)
+                partition.kick()  # it may have closed the active segment, and no append comes
                 if remove is not None:
                     try:
                         await self._manager.pool.run(remove)

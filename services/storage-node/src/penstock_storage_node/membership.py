@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.kafka.apis import SUPPORTED
 from penstock_core.metadata.image import Endpoint
@@ -66,7 +67,6 @@ class Membership:
         self._disk_failed = disk_failed
         self._node_id = announcement.node_id if announcement.node_id >= 0 else directory.node_id
         self._node_epoch = -1
-        self._term = 0
         self._interval_ms = 250
         self._registered_before = False
         self._wake = asyncio.Event()
@@ -94,7 +94,10 @@ class Membership:
 
     async def register(self) -> None:
         """Get a node id and an epoch. Raises StartupError when this node cannot be let in."""
+        hit("node.register.before_call")
         response = await self._ask()
+        hit("node.register.after_answer")
+        self._controllers.note_term(response.controller_term)
         node_id = NodeId(response.node_id)
         directory, cluster_id = self._directory, response.cluster_id
         try:
@@ -103,6 +106,7 @@ class Membership:
             raise StartupError(e.message) from None
         except OSError as e:
             raise StartupError(f"data directory {directory.path} cannot be written: {e}") from None
+        hit("node.register.after_identity")
         self._node_id, self._node_epoch = node_id, response.node_epoch
         self.registration_version = response.version
         self._interval_ms = response.heartbeat_interval_ms or self._interval_ms
@@ -187,12 +191,11 @@ class Membership:
         beats = asyncio.ensure_future(self._beat(stream))
         try:
             async for reply in stream:
-                if reply.controller_term < self._term:
+                if not self._controllers.note_term(reply.controller_term):
                     raise PenstockError(
                         ErrorCode.STALE_CONTROLLER_EPOCH,
-                        f"controller of term {reply.controller_term}, heard of {self._term}",
+                        f"controller of term {reply.controller_term}, heard of {self._controllers.heard_term}",
                     )
-                self._term = reply.controller_term
                 self._heard_s = asyncio.get_running_loop().time()
                 if reply.error.code:
                     self._lifecycle.log.warning("session refused", reason=reply.error.message)
@@ -220,6 +223,7 @@ class Membership:
     async def _beat(self, stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply]) -> None:
         while True:
             self._wake.clear()
+            hit("node.session.before_beat")
             await stream.write(
                 pb.NodeHeartbeat(
                     node_id=self._node_id,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from penstock_storage_node.disk import FlushDone
+
+FLUSH_BYTES_BOUNDS = tuple(1024 * 4**power for power in range(9))
+"""1 KiB to 64 MiB."""
 FLUSH_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _COUNTERS = {
@@ -17,6 +22,7 @@ _COUNTERS = {
     "fetched_bytes": "Bytes of record batches sent to consumers.",
     "replicated_in_bytes": "Bytes of record batches taken over as follower.",
     "replicated_out_bytes": "Bytes of record batches sent to followers.",
+    "catch_up_out_bytes": "Those of them that went to replicas being rebuilt, by the catch-up lane.",
     "rejected_batches": "Produced batches that were refused.",
     "duplicate_batches": "Batches that an idempotent producer sent again.",
     "write_jobs": "Write jobs done.",
@@ -30,6 +36,29 @@ _COUNTERS = {
 }
 
 
+FLUSH_KINDS = ("file", "filesystem")
+
+
+class _Histogram:
+    """Counts by upper bound."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus wants them: each with all that is below it."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+
+
 class NodeMetrics:
     """Counters by attribute; gauges by function, set by whoever knows."""
 
@@ -40,6 +69,7 @@ class NodeMetrics:
         self.fetched_bytes = 0
         self.replicated_in_bytes = 0
         self.replicated_out_bytes = 0
+        self.catch_up_out_bytes = 0
         self.rejected_batches = 0
         self.duplicate_batches = 0
         self.write_jobs = 0
@@ -50,8 +80,10 @@ class NodeMetrics:
         self.forward_streams = 0
         self.forward_requests = 0
         self.range_bytes = 0
-        self._flush_counts = [0] * (len(FLUSH_BOUNDS_S) + 1)
-        self._flush_sum_s = 0.0
+        self._write_job_s = _Histogram(FLUSH_BOUNDS_S)
+        self._flush_s = {kind: _Histogram(FLUSH_BOUNDS_S) for kind in FLUSH_KINDS}
+        self._flush_bytes = {kind: _Histogram(FLUSH_BYTES_BOUNDS) for kind in FLUSH_KINDS}
+        self._flushes = {(kind, result): 0 for kind in FLUSH_KINDS for result in ("ok", "failed")}
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         """name -> (help, value)."""
         self.counters: dict[str, tuple[str, Callable[[], float]]] = {}
@@ -59,8 +91,14 @@ class NodeMetrics:
     def observe_write_job(self, seconds: float) -> None:
         """A write job (write and, where asked for, flush) took that long."""
         self.write_jobs += 1
-        self._flush_counts[bisect_left(FLUSH_BOUNDS_S, seconds)] += 1
-        self._flush_sum_s += seconds
+        self._write_job_s.observe(seconds)
+
+    def observe_flush(self, flush: FlushDone) -> None:
+        """A flush of one job's file or, grouped, of many jobs at once has ended."""
+        kind = FLUSH_KINDS[flush.grouped]
+        self._flushes[kind, "failed" if flush.failed else "ok"] += 1
+        self._flush_s[kind].observe(flush.seconds)
+        self._flush_bytes[kind].observe(flush.size_bytes)
 
     def register(self, registry: CollectorRegistry) -> None:
         """Show up in /metrics."""
@@ -74,17 +112,28 @@ class NodeMetrics:
             yield CounterMetricFamily(f"penstock_node_{name}", text, value=value())
         for name, (text, value) in self.gauges.items():
             yield GaugeMetricFamily(f"penstock_node_{name}", text, value=value())
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip((*FLUSH_BOUNDS_S, float("inf")), self._flush_counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
         yield HistogramMetricFamily(
             "penstock_node_write_job_seconds",
             "Time of a write job in the disk pool, from hand-in to result.",
-            buckets=buckets,
-            sum_value=self._flush_sum_s,
+            buckets=self._write_job_s.buckets(),
+            sum_value=self._write_job_s.sum,
         )
+        flushes = CounterMetricFamily(
+            "penstock_node_flushes",
+            "Flushes of appended data: of one job's file, or of all that waited on the filesystem.",
+            labels=("kind", "result"),
+        )
+        for labels, number in self._flushes.items():
+            flushes.add_metric(labels, float(number))
+        yield flushes
+        for name, help_text, by_kind in (
+            ("penstock_node_flush_seconds", "Time of a flush.", self._flush_s),
+            ("penstock_node_flush_bytes", "Appended bytes that a flush was for.", self._flush_bytes),
+        ):
+            family = HistogramMetricFamily(name, help_text, labels=("kind",))
+            for kind, histogram in by_kind.items():
+                family.add_metric((kind,), histogram.buckets(), histogram.sum)
+            yield family
 
 
 class _Collector(Collector):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
 from penstock_core.records.batch import BatchInfo
+from penstock_storage_node.disk_health import is_unreadable
 from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob, WriteJob
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, SenderSession
@@ -35,17 +36,22 @@ class Partition:
     __slots__ = (
         "_exclusive",
         "_exclusive_out",
+        "_flush_begun_ms",
         "_flush_out",
         "_job_out",
         "_manager",
         "_reads_out",
         "_retry_at_ms",
+        "_start_change",
+        "_swapping",
         "closed",
+        "compacting",
         "key",
         "log",
         "name",
         "readers",
         "replica",
+        "saved_log_start_offset",
         "sessions",
     )
 
@@ -62,10 +68,19 @@ class Partition:
         self._manager = manager
         self._job_out = False
         self._flush_out = False
+        self._flush_begun_ms = 0
         self._reads_out = 0
-        self._exclusive: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._exclusive: deque[
+            tuple[Callable[[], Any], asyncio.Future[Any], Callable[[Any], None] | None]
+        ] = deque()
         self._exclusive_out = False
         self._retry_at_ms = 0
+        self._swapping: asyncio.Future[None] | None = None
+        self._start_change: asyncio.Future[None] | None = None
+        self.saved_log_start_offset = log.log_start_offset
+        """Log start that is on disk."""
+        self.compacting = False
+        """A compaction reads closed segments: retention leaves them alone meanwhile."""
 
     # -- writing ------------------------------------------------------------------
 
@@ -108,7 +123,7 @@ class Partition:
         if job is not None:
             self._job_out = True
             started_s = perf_counter()
-            self._manager.pool.write(job.run, lambda _, error: self._on_written(job, error, started_s))
+            self._manager.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
 
     def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
         self._job_out = False
@@ -117,6 +132,9 @@ class Partition:
             self.log.complete(job)
             self._manager.metrics.observe_write_job(perf_counter() - started_s)
             self._manager.on_written(self, job, now_ms)
+            log = self.log
+            if not job.fsync and log.written_offset - log.flushed_offset >= log.settings.flush_messages:
+                self.flush(everything=True)
         else:
             self.log.fail(job, error)
             self._retry_at_ms = now_ms + FULL_RETRY_MS
@@ -131,6 +149,7 @@ class Partition:
         if job is None:
             return
         self._flush_out = True
+        self._flush_begun_ms = self._manager.clock_ms()
 
         def done(_: object, error: BaseException | None) -> None:
             self._flush_out = False
@@ -144,18 +163,47 @@ class Partition:
 
         self._manager.pool.write(job.run, done)
 
+    def flush_if_due(self, now_ms: int) -> None:
+        """flush.ms, where a log does not flush with each write."""
+        log = self.log
+        if log.flushed_offset < log.written_offset and now_ms - self._flush_begun_ms >= log.settings.flush_ms:
+            self.flush(everything=True)
+
     def exclusive(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run `run` in the pool while nothing else touches the log; in order of the calls."""
+        return self._enqueue(run, None)
+
+    def _enqueue(self, run: Callable[[], Any], apply: Callable[[Any], None] | None) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._exclusive.append((run, future))
+        self._exclusive.append((run, future, apply))
         self.kick()
         return future
 
+    async def swap(self, run: Callable[[], Any], apply: Callable[[Any], None]) -> None:
+        """Exchange files of closed segments: `run` alone in the pool, then `apply` (with its result) on the loop.
+
+        Unlike during `exclusive` the partition serves all the while: reads of files wait a moment.
+        """
+        over = self._swapping = asyncio.get_running_loop().create_future()
+        swapped = self._enqueue(run, apply)
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            done.exception()  # whoever waits for `swap` hears of it, if anybody does
+            self._swapping = None
+            over.set_result(None)
+
+        swapped.add_done_callback(finish)
+        await asyncio.shield(swapped)
+
     def _start_exclusive(self) -> None:
-        run, future = self._exclusive.popleft()
+        run, future, apply = self._exclusive.popleft()
         self._exclusive_out = True
+        self.log.is_swapping = apply is not None
 
         def done(result: Any, error: BaseException | None) -> None:
+            if error is None and apply is not None:
+                apply(result)
+            self.log.is_swapping = False
             self._exclusive_out = False
             if error is None:
                 if not future.done():
@@ -173,7 +221,9 @@ class Partition:
     @property
     def busy(self) -> bool:
         """True while the log belongs to an exclusive operation, or one waits."""
-        return self._exclusive_out or bool(self._exclusive)
+        if self._exclusive_out and not self.log.is_swapping:
+            return True
+        return bool(self._exclusive) and any(apply is None for _, _, apply in self._exclusive)
 
     # -- reading ------------------------------------------------------------------
 
@@ -183,16 +233,28 @@ class Partition:
         """As `PartitionLog.read`; a ReadJob goes to `run_read`."""
         if self.busy or self.closed:
             raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} changes its role just now")
-        return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
+        try:
+            return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
+        except PenstockError as e:
+            self._note_unreadable(e)
+            raise
+
+    def _note_unreadable(self, error: BaseException | None) -> None:
+        if error is not None and is_unreadable(error):
+            self._manager.on_read_failed(self, error)
 
     def start_read(self, job: ReadJob, done: Callable[[ReadData, BaseException | None], None]) -> None:
         """Run a read in the pool."""
+        if self._swapping is not None:
+            self._swapping.add_done_callback(lambda _: self.start_read(job, done))
+            return
         self._reads_out += 1
 
         def finish(result: ReadData, error: BaseException | None) -> None:
             self._reads_out -= 1
             if self._exclusive:
                 self.kick()
+            self._note_unreadable(error)
             done(result, error)
 
         self._manager.pool.read(job.run, finish)
@@ -204,13 +266,48 @@ class Partition:
 
     async def look_up(self, run: Callable[[], Any]) -> Any:
         """Run anything that only reads this log in the pool."""
+        while self._swapping is not None:
+            await asyncio.shield(self._swapping)
         self._reads_out += 1
         try:
             return await self._manager.pool.run_read(run)
+        except (PenstockError, OSError) as e:
+            self._note_unreadable(e)
+            raise
         finally:
             self._reads_out -= 1
             if self._exclusive:
                 self.kick()
+
+    # -- log start ----------------------------------------------------------------
+
+    def raise_log_start(self, offset: int) -> None:
+        """As leader: hide what lies before `offset`, here and on the followers."""
+        if offset <= self.log.log_start_offset:
+            return
+        self.log.raise_log_start(offset)
+        for session in self.sessions:
+            session.sender.mark(session)
+        self._manager.schedule()
+
+    async def save_log_start(self) -> None:
+        """Put the log start on disk. Raises OSError."""
+        log, manager = self.log, self._manager
+        offset = log.log_start_offset
+        await manager.pool.run(lambda: manager.directory.write_log_start(log))
+        self.saved_log_start_offset = max(self.saved_log_start_offset, offset)
+
+    async def log_start_change(self) -> None:
+        """Wait until a replica's log start has changed, or the leadership has."""
+        if self._start_change is None:
+            self._start_change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._start_change)
+
+    def wake_log_start(self) -> None:
+        """A replica's log start has changed: whoever waits looks again."""
+        change, self._start_change = self._start_change, None
+        if change is not None:
+            change.set_result(None)
 
     # -- roles --------------------------------------------------------------------
 

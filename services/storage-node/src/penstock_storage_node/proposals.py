@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.metadata.image import PartitionImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
@@ -70,6 +71,7 @@ class IsrProposer:
                 item.new_isr.add(
                     node_id=node, node_epoch=manager.node_epoch if node == manager.node_id else epoch
                 )
+        hit("isr.before_propose")
         try:
             response: pb.AlterPartitionsResponse = await self._controllers.call(
                 "AlterPartitions", request, timeout_ms=CALL_TIMEOUT_MS
@@ -84,6 +86,7 @@ class IsrProposer:
             )
             self._unknown(sent)
             return False
+        hit("isr.after_propose")
         now_ms = manager.clock_ms()
         for (replica, leadership, proposal), result in zip(sent, response.results, strict=True):
             if replica.leadership is not leadership:

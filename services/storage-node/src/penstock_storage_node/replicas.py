@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topic_settings import TopicSettings
+from penstock_core.topic_settings import LONG_MAX, TopicSettings
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node import trimming
 from penstock_storage_node.disk import DiskPool
+from penstock_storage_node.disk_health import DiskHealth, is_full
 from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.partition import Partition
@@ -31,8 +34,8 @@ T = TypeVar("T")
 STAGED_BYTES_LOW = 8 * 1024 * 1024
 """Whoever waits for the disk goes on when no more than that is staged."""
 
-FULL_LOG_INTERVAL_MS = 10_000
-"""A full disk is said that often."""
+FULL_RETRY_MS = 1000
+"""How often what needs space tries again on a full disk."""
 
 TICK_MS = 100
 """How often waits expire."""
@@ -69,6 +72,16 @@ class LeaderStreams(Protocol):
         """The high watermark rose: tell soon, along with data if any go out meanwhile."""
 
 
+class LeadershipWatcher(Protocol):
+    """Whoever lives in partitions that this node leads (see `coordinator.host`)."""
+
+    def on_lead(self, partition: Partition) -> None:
+        """Leadership of `partition` has begun."""
+
+    def on_stop(self, partition: Partition) -> None:
+        """Its role ends, whatever it was; before waiting writes are answered."""
+
+
 class ReplicaManager:
     """All partitions of the node. Lives on the event loop."""
 
@@ -90,13 +103,17 @@ class ReplicaManager:
         self.node_id = NO_NODE
         self.node_epoch = -1
         self.image = MetadataImage()
+        self.on_link_lost: Callable[[NodeId], None] = lambda _: None
+        """Told of a leader whose replication stream broke."""
         self.partitions: dict[TopicPartition, Partition] = {}
         self.leading: dict[Partition, None] = {}
         self.effects = Effects()
         self.links: FollowerLinks
         self.streams: LeaderStreams
+        self.watchers: list[LeadershipWatcher] = []
         self.propose: Callable[[Iterable[PartitionReplica]], None]
-        self.disk_failed = False
+        self.health = DiskHealth(lifecycle, clock_ms)
+        self.health.listeners.append(self._give_up_roles)
         self.staged_bytes = 0
         """Appended and not yet written, all logs together."""
         self._lag_max_ms = lag_max_ms
@@ -108,7 +125,6 @@ class ReplicaManager:
         self._loop = asyncio.get_running_loop()
         self._tick_count = 0
         self._settings: dict[tuple[str, int], TopicSettings] = {}
-        self._full_quiet_until_ms = 0
         self._when_written: list[tuple[asyncio.Future[Any], Any]] = []
 
     # -- looking up ---------------------------------------------------------------
@@ -244,6 +260,10 @@ class ReplicaManager:
                 if settings != partition.replica.settings:
                     partition.log.update_settings(settings)
                     partition.replica.update_settings(settings, self.clock_ms())
+                    trimming.mark_compacted(self, partition)
+                    if partition.replica.wants_fsync:
+                        partition.flush(everything=True)  # what was written while it was not
+                    self.schedule()
 
     def _ensure(self, topic: TopicImage, state: PartitionImage) -> None:
         key = state.key
@@ -278,7 +298,11 @@ class ReplicaManager:
                 lambda: self.directory.create_log(name, index, topic.topic_id, settings)
             )
         except (PenstockError, OSError) as e:
-            self._report_disk_failure(f"{name}-{index}", e)
+            if not is_full(e):
+                self.health.fail(f"{name}-{index}", e)
+                return
+            self.health.note_full(f"{name}-{index}")
+            self._loop.call_later(FULL_RETRY_MS / 1000, self._create_again, key)
             return
         finally:
             self._creating.discard(key)
@@ -293,6 +317,13 @@ class ReplicaManager:
         self._install(newest_topic, newest, log, 0)
         self.links.settle()
         self.schedule()
+
+    def _create_again(self, key: TopicPartition) -> None:
+        """The disk was full; see what the metadata want by now."""
+        topic = self.image.topics.get(key.topic_id)
+        state = topic.partitions.get(key.partition) if topic is not None else None
+        if topic is not None and state is not None and not self.lifecycle.stopping.is_set():
+            self._ensure(topic, state)
 
     def _install(
         self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int
@@ -310,6 +341,7 @@ class ReplicaManager:
         )
         partition = Partition(self, replica, log)
         self.partitions[state.key] = partition
+        trimming.mark_compacted(self, partition)
         self._assign(partition, state)
 
     def _eligible(self, node: NodeId, node_epoch: int) -> bool:
@@ -334,13 +366,15 @@ class ReplicaManager:
             future.set_result(None)
             error = done.exception()
             if error is None:
-                self.pool.write(done.result(), self._removed)
+                self.pool.write(done.result(), self.on_removed)
+            elif is_full(error):
+                self.lifecycle.log.warning("a deleted log stays until the next start", reason=str(error))
             else:
-                self._report_disk_failure(partition.name, error)
+                self.health.fail(partition.name, error)
 
         deleted.add_done_callback(renamed)
 
-    def _removed(self, _: object, error: BaseException | None) -> None:
+    def on_removed(self, _: object, error: BaseException | None) -> None:
         if error is not None:
             self.lifecycle.log.warning("files of a deleted log remain", reason=str(error))
 
@@ -352,9 +386,11 @@ class ReplicaManager:
         if change is Change.NONE:
             return
         self._stop_role(partition, f"leader epoch {state.leader_epoch} began")
-        if partition.log.state is LogState.FAILED:
+        if partition.log.state is LogState.FAILED or self.health.failed:
+            replica.step_down()
             return
         if change is Change.LEAD:
+            hit("replica.become_leader.before")
             if partition.busy:
                 # An earlier cut of the log is still going on.
                 epoch = state.leader_epoch
@@ -364,12 +400,15 @@ class ReplicaManager:
                 partition.log.start_epoch(state.leader_epoch)
                 self._lead(partition, state)
         elif change is Change.FOLLOW:
+            hit("replica.become_follower.before")
             self.links.follow(partition, NodeId(state.leader))
 
     def _lead_now(self, partition: Partition, started: asyncio.Future[None]) -> None:
         error = started.exception()
         if error is not None:
-            self._report_disk_failure(partition.name, error)
+            self.health.fail(partition.name, error)
+            return
+        if self.health.failed:
             return
         state = self.image.partition(partition.key.topic_id, partition.key.partition)
         if state is not None:
@@ -379,17 +418,24 @@ class ReplicaManager:
         partition.replica.lead(state, self.clock_ms())
         if partition.replica.leadership is not None:
             self.leading[partition] = None
+            for watcher in self.watchers:
+                watcher.on_lead(partition)
+            hit("replica.become_leader.after")
         self.schedule()
 
     def _stop_role(self, partition: Partition, why: str) -> None:
         self.leading.pop(partition, None)
+        for watcher in self.watchers:
+            watcher.on_stop(partition)
         self.links.unfollow(partition)
         if partition.sessions:
             partition.end_sessions(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{partition.name}: {why}")
         partition.wake_readers()
+        self._loop.call_soon(partition.wake_log_start)  # once the role has ended
 
     def truncate(self, partition: Partition, cut: Truncation) -> None:
         """Cut a follower's log as its leader asks, then open a session anew."""
+        hit("replication.truncate.received")
         log = partition.log
         before, staged = log.log_end_offset, log.staged_bytes
 
@@ -402,7 +448,9 @@ class ReplicaManager:
         def done(result: asyncio.Future[None]) -> None:
             error = result.exception()
             if error is not None:
-                self._report_disk_failure(partition.name, error)
+                if is_full(error) and log.state is not LogState.FAILED:
+                    # Nothing was cut yet; the leader will ask for it again.
+                    self.links.reopen(partition, pause=True)
                 return
             self.staged_bytes += log.staged_bytes - staged
             self.metrics.truncations += 1
@@ -449,12 +497,14 @@ class ReplicaManager:
             for sender in sending:
                 self.streams.wake(sender)
         if effects.advanced:
+            hit("replication.watermark.advanced")
             advanced, effects.advanced = effects.advanced, {}
             for replica in advanced:
                 partition_ = self.partitions.get(replica.key)
                 if partition_ is not None:
                     self._on_advanced(partition_)
         if effects.answers:
+            hit("produce.before_answer")
             answers, effects.answers = effects.answers, []
             for waiter, error in answers:
                 waiter.acknowledge(error)
@@ -509,25 +559,27 @@ class ReplicaManager:
     def on_write_failed(self, partition: Partition, error: BaseException) -> None:
         """A write, a flush or a change of `partition`'s files failed."""
         self.metrics.write_failures += 1
-        if partition.log.state is LogState.FULL:
-            now_ms = self.clock_ms()
-            if now_ms >= self._full_quiet_until_ms:
-                self._full_quiet_until_ms = now_ms + FULL_LOG_INTERVAL_MS
-                self.lifecycle.log.error(
-                    "disk full: producers are refused until space is freed", partition=partition.name
-                )
-            return
-        self._report_disk_failure(partition.name, error)
-        if not partition.closed:
-            self._stop_role(partition, "its disk failed")
-            partition.replica.step_down()
-            self.schedule()
+        if partition.log.state is not LogState.FAILED and is_full(error):
+            self.health.note_full(partition.name)
+        else:
+            self.health.fail(partition.name, error)
 
-    def _report_disk_failure(self, name: str, error: BaseException) -> None:
-        if not self.disk_failed:
-            self.disk_failed = True
-            self.lifecycle.set_not_ready("the disk failed; mend it and restart this node")
-        self.lifecycle.log.error("disk failed", partition=name, reason=str(error))
+    def on_read_failed(self, partition: Partition, error: BaseException) -> None:
+        """A read met an error of the disk itself: others must serve what this one can't."""
+        self.health.fail(partition.name, error)
+
+    @property
+    def disk_failed(self) -> bool:
+        """This node must not write, lead or acknowledge any more."""
+        return self.health.failed
+
+    def _give_up_roles(self) -> None:
+        """The disk failed. Waiting producers hear "timed out": their records may be kept elsewhere."""
+        for partition in list(self.partitions.values()):
+            self._stop_role(partition, "the disk under its leader failed")
+            partition.replica.step_down()
+        self.links.settle()
+        self.schedule()
 
     # -- time ---------------------------------------------------------------------
 
@@ -548,5 +600,7 @@ class ReplicaManager:
             for partition in self.partitions.values():
                 if partition.log.state is LogState.FULL:
                     partition.kick()
+                elif partition.log.settings.flush_ms < LONG_MAX:
+                    partition.flush_if_due(now_ms)
         if not self.effects.empty:
             self.schedule()

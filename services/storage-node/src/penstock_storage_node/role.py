@@ -31,13 +31,18 @@ from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.producer_ids import ProducerIdAllocator
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.suspicions import Suspicions
 from penstock_storage_node.api.fetch_range import FetchRangeService
 from penstock_storage_node.api.forward import ForwardService
 from penstock_storage_node.api.kafka import DataApis, DirectAddresses, DirectHandler
+from penstock_storage_node.api.lanes import LaneLimits
 from penstock_storage_node.api.link import REPLICA_CHANNEL_OPTIONS, ReplicaLinks
 from penstock_storage_node.api.replicate import ReplicaStreams
 from penstock_storage_node.api.service import add_storage_service
+from penstock_storage_node.compaction import Compaction
+from penstock_storage_node.coordinator.host import GroupHost
 from penstock_storage_node.disk import DiskPool
+from penstock_storage_node.group_commit import open_group_flush
 from penstock_storage_node.housekeeping import Housekeeping
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.membership import Announcement, Membership
@@ -100,6 +105,7 @@ class StorageNode:
         try:
             self._directory = await self._pool.run(self._open_directory)
             opened = True
+            await self._choose_flush()
             logs = await self._open_logs()
             self._build(logs)
             refused: StartupError | None = None
@@ -134,6 +140,22 @@ class StorageNode:
             raise StartupError(e.message) from None
         except OSError as e:
             raise StartupError(f"data_dir = {settings.data_dir}: {e.strerror}: {e.filename}") from None
+
+    async def _choose_flush(self) -> None:
+        """Have commits share flushes where the filesystem allows it."""
+        self._pool.on_flush = self._metrics.observe_flush
+        if not self._settings.group_flush:
+            return
+        path = str(self._directory.path)
+        group, why_not = await self._pool.run(lambda: open_group_flush(FileSystem(), path))
+        self._pool.use_group_flush(group)
+        if group is None:
+            self._lifecycle.log.info("each log is flushed by itself", reason=why_not)
+        elif group.earlier_error:
+            self._lifecycle.log.warning(
+                "the disk lost writes before this start; logs are checked as they are opened",
+                reason=group.earlier_error,
+            )
 
     async def _open_logs(self) -> list[tuple[PartitionDirectory, PartitionLog]]:
         """Open and repair all logs, several at a time."""
@@ -182,17 +204,38 @@ class StorageNode:
         self._controllers = controllers
         self._metadata = MetadataClient(controllers, owner, monotonic_ms, log=lifecycle.log)
         self._metadata.on_change(manager.on_metadata)
-        self._links = manager.links = ReplicaLinks(manager, self._replica_channels)
-        self._streams = manager.streams = ReplicaStreams(manager)
+        limits = LaneLimits(
+            credit_bytes=settings.catch_up_credit_bytes, bytes_per_s=settings.catch_up_bytes_per_s_max
+        )
+        self._links = manager.links = ReplicaLinks(manager, self._replica_channels, limits)
+        self._streams = manager.streams = ReplicaStreams(manager, limits)
         self._proposer = IsrProposer(manager, controllers)
         manager.propose = self._proposer.propose
         self._housekeeping = Housekeeping(manager, self._directory, settings)
+        self._compaction = Compaction(manager, self._directory, settings, wall_ms)
         authorizer = AllowAll()
-        self._data = DataApis(manager, authorizer)
+        self._groups = GroupHost(
+            manager,
+            lifecycle,
+            settings.group_settings(),
+            expiry_interval_ms=settings.offsets_retention_check_interval_ms,
+            wall_ms=wall_ms,
+        )
+        manager.watchers.append(self._groups)
+        self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
+        self._data = DataApis(manager, authorizer, self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
         kafka_metrics = KafkaMetrics.of(lifecycle)
+        suspicions = Suspicions(self._metadata, monotonic_ms)
+        manager.on_link_lost = suspicions.suspect
         cluster = ClusterApis(
-            self._metadata, controllers, self._producer_ids, DirectAddresses(), authorizer, kafka_metrics
+            self._metadata,
+            controllers,
+            self._producer_ids,
+            DirectAddresses(),
+            authorizer,
+            kafka_metrics,
+            suspicions=suspicions,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         self._listeners = [KafkaListener(each, handler, lifecycle, LIMITS) for each in settings.listeners]
@@ -221,7 +264,7 @@ class StorageNode:
             [
                 TopicPartition(found.topic_id, found.partition)
                 for found, log in logs
-                if log.log_end_offset < log.flush_point
+                if log.log_end_offset < log.flush_point or log.may_lack_acked
             ],
         )
         lifecycle.log.info(
@@ -241,11 +284,14 @@ class StorageNode:
             self._on_epoch,
             lambda: manager.disk_failed,
         )
+        manager.health.listeners.append(self._membership.wake)
         lifecycle.create_task(self._metadata.run(), "metadata")
         await self._unless_stopping(self._membership.register())
         manager.set_aside_strays()
         lifecycle.create_task(self._proposer.run(), "isr proposals")
         self._housekeeping.start()
+        self._compaction.start()
+        self._groups.start()
         lifecycle.create_task(self._membership.run(), "session")
         self._metadata.on_change(lambda *_: self._hasten())
 
@@ -353,6 +399,23 @@ class StorageNode:
                     led.waiting_count for p in manager.leading if (led := p.replica.leadership) is not None
                 ),
             ),
+            "acked_unflushed_bytes": (
+                "Bytes acknowledged and not yet flushed on as many disks as the ack speaks of"
+                " (min.insync.replicas, or the leader's for acks=1); about.",
+                lambda: sum(
+                    p.log.bytes_between(*led.acked_unflushed())
+                    for p in manager.leading
+                    if (led := p.replica.leadership) is not None
+                ),
+            ),
+            "dirty_logs": (
+                "Logs with data that no flush covers.",
+                lambda: sum(p.log.has_unflushed for p in manager.partitions.values()),
+            ),
+            "catching_up_replicas": (
+                "Replicas of this node that are being rebuilt.",
+                lambda: self._links.catching_up_count,
+            ),
             "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
             "disk_failed": ("1 when the disk failed.", lambda: float(manager.disk_failed)),
             "metadata_age_seconds": (
@@ -360,7 +423,30 @@ class StorageNode:
                 lambda: self._metadata.contact_age_ms() / 1000,
             ),
         }
+        groups = self._groups
+        metrics.gauges |= {
+            "groups": (
+                "Consumer groups that this node coordinates.",
+                lambda: sum(len(shard.groups) for shard in groups.shards()),
+            ),
+            "group_partitions": (
+                "Partitions of __consumer_offsets that this node coordinates.",
+                lambda: sum(1 for _ in groups.shards()),
+            ),
+            "group_partitions_loading": (
+                "Such partitions that are still being read.",
+                lambda: groups.loading_count,
+            ),
+        }
         metrics.counters |= {
+            "group_records_loaded": (
+                "Records of __consumer_offsets read to take over groups.",
+                lambda: groups.loaded_records,
+            ),
+            "group_records_bad": (
+                "Records of __consumer_offsets that could not be read.",
+                lambda: groups.bad_records,
+            ),
             "isr_shrinks": ("ISR shrinks proposed.", lambda: effects.isr_shrink_count),
             "isr_expands": ("ISR expansions proposed.", lambda: effects.isr_expand_count),
             "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),

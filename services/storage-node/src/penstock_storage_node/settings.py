@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from penstock_runtime.settings import ListenerSettings, RoleSettings
+from penstock_storage_node.coordinator.base import GroupSettings
 
 
 class StorageNodeSettings(RoleSettings):
@@ -28,8 +29,18 @@ class StorageNodeSettings(RoleSettings):
         None, description="claim the first free slot-N in this directory, in place of data_dir"
     )
     disk_threads: int = Field(4, ge=1, le=64, description="writes and flushes at the same time")
+    group_flush: bool = Field(
+        True,
+        description="let busy partitions share one flush of the filesystem, where that is safe and cheaper",
+    )
     replica_lag_time_max_ms: int = Field(
         10_000, ge=100, description="a follower behind for that long leaves the ISR, in ms"
+    )
+    catch_up_credit_bytes: int = Field(
+        1024 * 1024, ge=64 * 1024, description="bytes under way to a replica of this node that is rebuilt"
+    )
+    catch_up_bytes_per_s_max: int = Field(
+        64 * 1024 * 1024, ge=0, description="how fast this node feeds another one's rebuild; 0 = no limit"
     )
     controlled_shutdown_max_ms: int = Field(
         6_000, ge=0, description="most time after TERM for leadership to move away, in ms"
@@ -40,9 +51,61 @@ class StorageNodeSettings(RoleSettings):
     flush_interval_ms: int = Field(
         60_000, ge=1_000, description="how often topics of durability replicated are flushed, in ms"
     )
+    compaction_interval_ms: int = Field(
+        15_000, ge=100, description="how often logs to compact are looked for, in ms"
+    )
+    compaction_map_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1024,
+        description="memory of the compaction worker for keys, 24 bytes each; more keys take more runs",
+    )
+    compaction_bytes_per_second: int = Field(
+        50 * 1024 * 1024,
+        ge=0,
+        description="most bytes per second that compaction reads and writes; 0 = no bound",
+    )
     retention_check_interval_ms: int = Field(
         60_000, ge=100, description="how often old segments are looked for, in ms"
     )
+
+    group_initial_rebalance_delay_ms: int = Field(
+        3_000, ge=0, description="how long a new consumer group waits for more members, in ms"
+    )
+    group_min_session_timeout_ms: int = Field(
+        6_000, ge=1, description="least session.timeout.ms that a group member may ask for, in ms"
+    )
+    group_max_session_timeout_ms: int = Field(
+        1_800_000, ge=1, description="most session.timeout.ms that a group member may ask for, in ms"
+    )
+    group_max_size: int = Field(2**31 - 1, ge=1, description="most members of one consumer group")
+    offsets_retention_minutes: int = Field(
+        10_080, ge=1, description="how long offsets of a group without members are kept, in minutes"
+    )
+    offsets_retention_check_interval_ms: int = Field(
+        600_000, ge=100, description="how often offsets past their retention are looked for, in ms"
+    )
+    offset_metadata_max_bytes: int = Field(
+        4_096, ge=0, description="most characters of metadata beside a committed offset"
+    )
+    group_consumer_session_timeout_ms: int = Field(
+        45_000, ge=1, description="session timeout of members that use group.protocol=consumer, in ms"
+    )
+    group_consumer_heartbeat_interval_ms: int = Field(
+        5_000, ge=1, description="heartbeat interval of members that use group.protocol=consumer, in ms"
+    )
+
+    def group_settings(self) -> GroupSettings:
+        """Those of the group coordinator."""
+        return GroupSettings(
+            session_min_ms=self.group_min_session_timeout_ms,
+            session_max_ms=self.group_max_session_timeout_ms,
+            initial_rebalance_delay_ms=self.group_initial_rebalance_delay_ms,
+            group_size_max=self.group_max_size,
+            offsets_retention_ms=self.offsets_retention_minutes * 60_000,
+            offset_metadata_bytes_max=self.offset_metadata_max_bytes,
+            consumer_session_ms=self.group_consumer_session_timeout_ms,
+            consumer_heartbeat_ms=self.group_consumer_heartbeat_interval_ms,
+        )
 
     @field_validator("listeners")
     @classmethod

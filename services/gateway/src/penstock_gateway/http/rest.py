@@ -29,7 +29,7 @@ def cluster_document(image: MetadataImage, contact_age_ms: int) -> Json:
         "nodes": [
             {
                 "node_id": n.node_id,
-                "state": _node_state(n.fenced, n.in_controlled_shutdown),
+                "state": _node_state(n.fenced, n.in_controlled_shutdown, n.disk_failed),
                 "rack": n.rack,
                 "version": n.version,
                 "grpc": n.grpc.address,
@@ -106,7 +106,9 @@ def _partition(p: PartitionImage) -> Json:
     }
 
 
-def _node_state(fenced: bool, draining: bool) -> str:
+def _node_state(fenced: bool, draining: bool, disk_failed: bool) -> str:
+    if disk_failed:
+        return "disk failed"
     if fenced:
         return "fenced"
     return "draining" if draining else "live"

@@ -2,33 +2,38 @@
 
 The route of every API stands in `penstock_core.kafka.apis.ROUTES` (rule 3). Cluster
 APIs are answered from metadata or handed to the controller by the runtime's
-`ClusterApis`; requests for partition leaders go through this connection's relay
-session. APIs for coordinators and single nodes are not advertised; who sends one
+`ClusterApis`; requests for partition leaders and group coordinators go through this
+connection's relay session. APIs for single nodes are not advertised; who sends one
 nevertheless is disconnected, as by Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.frames import RequestHeader
 from penstock_core.kafka.metadata import decode_metadata
 from penstock_core.kafka.wire import Malformed
-from penstock_gateway.kafka.queries import LeaderEpochQuery, ListOffsetsQuery
+from penstock_gateway.kafka.group_calls import GROUP_CALLS
+from penstock_gateway.kafka.queries import DeleteRecordsQuery, LeaderEpochQuery, ListOffsetsQuery
 from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
 from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
 from penstock_gateway.routing.spelling import needs_distinct_names
 from penstock_runtime.cluster_apis import ClusterApis, admit
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Connection, Response
 
-_RELAYED: Final[dict[int, type[Relayed]]] = {
+_RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed]
+
+_RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.PRODUCE: Produce,
     ApiKey.FETCH: Fetch,
     ApiKey.LIST_OFFSETS: ListOffsetsQuery,
+    ApiKey.DELETE_RECORDS: DeleteRecordsQuery,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
+    **GROUP_CALLS,
 }
 _SESSION: Final = "relay"
 _NAMED_TOPICS: Final = "named_topics"
@@ -61,7 +66,7 @@ class GatewayHandler:
         return connection.refuse("api", f"api key {header.api_key} is not answered here")
 
     def _submit(
-        self, connection: Connection, header: RequestHeader, frame: bytearray, kind: type[Relayed]
+        self, connection: Connection, header: RequestHeader, frame: bytearray, kind: _RelayedMaker
     ) -> Response | Awaitable[Response]:
         session = self._session(connection)
         waiting = Waiting(session)

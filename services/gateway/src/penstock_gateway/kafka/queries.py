@@ -24,7 +24,7 @@ from penstock_core.kafka.frames import (
     skip_response_header,
 )
 from penstock_core.kafka.wire import INT32, Buffer, Reader, check_decoded_size, put_count, put_string
-from penstock_gateway.kafka.requests import Outcome, Relayed
+from penstock_gateway.kafka.requests import SLACK_MS, Outcome, Relayed
 from penstock_gateway.routing.flights import Kind
 from penstock_runtime.authorizer import Operation
 
@@ -193,6 +193,40 @@ class LeaderEpochQuery(Query):
 
     def failed_values(self, partition: int, code: ErrorCode) -> tuple[int, ...]:
         return (code, partition, -1, -1)
+
+
+class DeleteRecordsQuery(Query):
+    """DeleteRecords 0-2: partition, offset; answers partition, low watermark, error.
+
+    It changes something, but asked again it changes nothing more: a question all the same.
+    """
+
+    api_key = ApiKey.DELETE_RECORDS
+    error_first = False
+    operation = Operation.DELETE
+
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(header, frame, finish)
+        timeout_ms: int = INT32.unpack(self._tail)[0]
+        self.deadline_ms = max(0, timeout_ms)
+        self.answer_ms = self.deadline_ms + SLACK_MS
+
+    @classmethod
+    def layout_of(cls, version: int) -> Layout:
+        return Layout(
+            head_bytes=0,
+            question=struct.Struct(">iq"),
+            tail_bytes=4,
+            answer=struct.Struct(">iqh"),
+            has_throttle=True,
+        )
+
+    def failed_values(self, partition: int, code: ErrorCode) -> tuple[int, ...]:
+        return (partition, -1, code)
+
+    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+        answers = read_answers(data, self.header.flexible, self.layout)
+        return [(None, a.topic, a.values[0], a.values[2], a) for a in answers]
 
 
 NATIVE_VERSION: Final = 7

@@ -71,6 +71,8 @@ class Relay:
         self.on_bug = lifecycle.fail_with
         self.clock_ms = clock_ms
         self.sessions: set[Session] = set()
+        self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
+        """Told of a node whose stream broke."""
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         metrics.in_flight = lambda: sum(s.waiting_count for s in self.sessions)
@@ -201,6 +203,7 @@ class Session:
         self._metrics.streams_lost += 1
         self._failures[node_id] = self._failures.get(node_id, 0) + 1
         self._relay.log.debug("stream to node ended", node=node_id, reason=reason)
+        self._relay.on_stream_lost(node_id)
         self._table.broken(node_id)
         self._carry_out()
 

@@ -320,7 +320,11 @@ class Produce(Relayed):
     def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
         skim, header = self.skim, self.header
         some = ProduceSkim(
-            skim.transactional_id, skim.acks, skim.timeout_ms, [skim.partitions[i] for i in indices]
+            skim.transactional_id,
+            skim.acks,
+            skim.timeout_ms,
+            [skim.partitions[i] for i in indices],
+            skim.want_receipt,
         )
         return encode_produce_request(header.api_version, header.correlation_id, header.client_id, some)
 

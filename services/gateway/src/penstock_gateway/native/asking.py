@@ -110,9 +110,10 @@ async def wait_for_records(session: Session, at: Sequence[tuple[str, int, int]],
 def produce(
     session: Session, topic: str, partition: int, records: bytes, acks: int, timeout_ms: int
 ) -> asyncio.Future[Buffer]:
-    """Append a batch; the future has the raw response for `produce_result`."""
+    """Append a batch; the future has the raw response, with a receipt, for `produce_result`."""
     one = ProducePartition(topic, None, partition, memoryview(records))
-    buffers = encode_produce_request(PRODUCE_VERSION, 0, None, ProduceSkim(None, acks, timeout_ms, [one]))
+    skim = ProduceSkim(None, acks, timeout_ms, [one], want_receipt=True)
+    buffers = encode_produce_request(PRODUCE_VERSION, 0, None, skim)
     return submit(session, Produce, b"".join(buffers))
 
 

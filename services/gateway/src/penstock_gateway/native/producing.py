@@ -101,6 +101,10 @@ async def _response(request: pb.ProduceRequest, future: asyncio.Future[Buffer]) 
     response.base_offset = result.base_offset
     response.log_append_time_ms = result.log_append_time_ms
     response.log_start_offset = result.log_start_offset
+    if result.receipt is not None:
+        response.receipt.leader_epoch = result.receipt.leader_epoch
+        response.receipt.held_by.extend(result.receipt.held_by)
+        response.receipt.flushed_by.extend(result.receipt.flushed_by)
     if result.error:
         where = f"{request.topic}-{request.partition}"
         response.error.code = result.error

@@ -23,11 +23,17 @@ STALE_METADATA = frozenset(
 class Caller:
     """One per request."""
 
-    __slots__ = ("client_id", "peer", "principal", "stale_metadata")
+    __slots__ = ("client_id", "host", "peer", "principal", "stale_metadata")
 
     def __init__(
-        self, principal: Principal = ANONYMOUS, client_id: str | None = None, peer: str = ""
+        self,
+        principal: Principal = ANONYMOUS,
+        client_id: str | None = None,
+        peer: str = "",
+        host: str | None = None,
     ) -> None:
+        """`peer` is for logs; `host` the client's address alone, when `peer` has a port too."""
+        self.host = peer if host is None else host
         self.principal = principal
         self.client_id = client_id
         self.peer = peer

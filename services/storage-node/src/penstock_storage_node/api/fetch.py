@@ -155,7 +155,7 @@ class _Look:
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED,
                 f"{self._caller.principal} may not read {replica.topic}",
             )
-        if log.state is LogState.FAILED:
+        if log.state is LogState.FAILED or self._manager.disk_failed:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
         replica.require_leader(item.current_leader_epoch)
         high_watermark, offset = replica.high_watermark, item.fetch_offset

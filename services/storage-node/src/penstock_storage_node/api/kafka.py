@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from penstock_core.kafka.apis import SUPPORTED, ApiKey
 from penstock_core.kafka.frames import RequestHeader
@@ -12,25 +12,36 @@ from penstock_runtime.cluster_apis import ClusterApis, admit
 from penstock_runtime.kafka_listener import Buffer, Connection, Response
 from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.api.delete_records import DeleteRecordsHandler
 from penstock_storage_node.api.fetch import FetchHandler
+from penstock_storage_node.api.groups import GroupHandler
 from penstock_storage_node.api.offsets import OffsetsHandler
 from penstock_storage_node.api.produce import ProduceHandler
+from penstock_storage_node.coordinator.host import GroupHost
 from penstock_storage_node.replicas import ReplicaManager
 
 
 class DataApis:
-    """The Kafka APIs that go to a partition's leader."""
+    """The Kafka APIs that go to a partition's leader, a group's coordinator among them."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+    def __init__(
+        self, manager: ReplicaManager, authorizer: Authorizer, groups: GroupHost | None = None
+    ) -> None:
         produce = ProduceHandler(manager, authorizer)
         fetch = FetchHandler(manager, authorizer)
         offsets = OffsetsHandler(manager, authorizer)
-        self._handlers = {
+        self._handlers: dict[
+            int, Callable[[Caller, RequestHeader, Buffer], Response | Awaitable[Response]]
+        ] = {
             int(ApiKey.PRODUCE): produce.handle,
             int(ApiKey.FETCH): fetch.handle,
             int(ApiKey.LIST_OFFSETS): offsets.list_offsets,
             int(ApiKey.OFFSET_FOR_LEADER_EPOCH): offsets.offset_for_leader_epoch,
+            int(ApiKey.DELETE_RECORDS): DeleteRecordsHandler(manager, authorizer).handle,
         }
+        if groups is not None:
+            group_handler = GroupHandler(groups, authorizer)
+            self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
 
     def handles(self, api_key: int) -> bool:
         """Whether `handle` knows the API."""
@@ -72,6 +83,6 @@ class DirectHandler:
         if not isinstance(header, RequestHeader):
             return header
         if self._data.handles(header.api_key):
-            caller = Caller(connection.principal, header.client_id, connection.peer)
+            caller = Caller(connection.principal, header.client_id, connection.peer, connection.peer_host)
             return self._data.handle(caller, header, frame)
         return self._cluster.answer(connection, header, frame)

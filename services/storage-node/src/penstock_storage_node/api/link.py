@@ -8,26 +8,30 @@ partition then opens a new session from where its log ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_core.metadata.image import NodeImage
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_storage_node.api.lanes import CATCH_UP, LIVE, Lane, LaneLimits
 from penstock_storage_node.api.wire import ReceivedData, decode_replica_data
 from penstock_storage_node.partition import Partition
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.trimming import follow_log_start
 
 METHOD = "/penstock.v1.Storage/Replicate"
-LANE = "replica"
-"""The channel of replication is a connection of its own: relayed requests never hold it up."""
+CHANNELS = {LIVE: "replica", CATCH_UP: "catch-up"}
+"""Each lane is a connection of its own: neither relayed requests nor a rebuild hold up live batches."""
 
 REPLICA_CHANNEL_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512 * 1024))
 """A fixed window: left to itself it grows to megabytes that only lie in memory, beside those that
@@ -40,10 +44,21 @@ GOOD_STREAM_MS = 1000
 
 
 class ReplicaLink:
-    """The stream to one leader node."""
+    """One of the two streams to one leader node."""
 
-    def __init__(self, manager: ReplicaManager, leader: NodeId, channels: ChannelPool) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        leader: NodeId,
+        lane: Lane,
+        channels: ChannelPool,
+        credit_bytes: int,
+        move: Callable[[PartitionReplica, int], None],
+    ) -> None:
         self.receiver = FollowerReceiver()
+        self._lane = lane
+        self._credit_bytes = credit_bytes
+        self._move = move
         self._manager = manager
         self._leader = leader
         self._channels = channels
@@ -83,6 +98,7 @@ class ReplicaLink:
                 finally:
                     self.receiver.disconnected()
                 log.info("replication stream ended", reason=reason)
+                self._manager.on_link_lost(self._leader)
             if self._manager.clock_ms() - started_ms >= GOOD_STREAM_MS:
                 pause_ms = 0
             else:
@@ -91,14 +107,15 @@ class ReplicaLink:
 
     async def _session(self, node: NodeImage) -> None:
         manager = self._manager
-        channel = self._channels.get(node.grpc.address, LANE)
+        channel = self._channels.get(node.grpc.address, CHANNELS[self._lane])
         call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
         hello = pb.ReplicaHello(
             node_id=manager.node_id,
             node_epoch=manager.node_epoch,
             leader_node_id=self._leader,
             cluster_id=manager.image.cluster_id,
-            credit_bytes=REPLICA_CREDIT_BYTES,
+            lane=self._lane,
+            credit_bytes=self._credit_bytes,
         )
         reader: asyncio.Future[None] | None = None
         try:
@@ -109,6 +126,8 @@ class ReplicaLink:
                 self._wake.clear()
                 out = self.receiver.take(manager.clock_ms())
                 if not out.empty:
+                    if out.acks:
+                        hit("replication.ack.before_send")
                     await call.write(_encode(out))
                 elif self.receiver.waiting:
                     await self._wait_ms(REOPEN_PAUSE_MS_MIN)
@@ -156,6 +175,8 @@ class ReplicaLink:
         following = replica.following
         if data.error is not None:
             self._on_error(replica, *data.error)
+        elif data.move is not None:
+            self._move(replica, data.move)
         elif data.diverging is not None:
             receiver.hold(replica)
             manager.truncate(partition, following.on_diverging(*data.diverging))
@@ -165,7 +186,10 @@ class ReplicaLink:
         else:
             if data.records is not None and not self._append(partition, data.base_offset, data.records):
                 return
+            log_start_offset = partition.log.log_start_offset
             following.on_watermarks(data.high_watermark, data.log_start_offset)
+            if partition.log.log_start_offset > log_start_offset:
+                follow_log_start(manager, partition)
             receiver.on_data(replica)
 
     def _append(self, partition: Partition, base_offset: int, records: memoryview) -> bool:
@@ -174,6 +198,7 @@ class ReplicaLink:
         if following is None:
             return False
         staged = partition.log.staged_bytes
+        hit("replication.append.before_stage")
         try:
             fits = following.on_batches(base_offset, records)
         except PenstockError as e:
@@ -190,6 +215,7 @@ class ReplicaLink:
             self.receiver.reopen(replica, manager.clock_ms(), pause=True)
             return False
         manager.metrics.replicated_in_bytes += len(records)
+        hit("replication.append.after_stage")
         manager.touch(partition)
         return True
 
@@ -240,29 +266,52 @@ def _encode(out: Outgoing) -> bytes:
 class ReplicaLinks:
     """All streams to leaders."""
 
-    def __init__(self, manager: ReplicaManager, channels: ChannelPool) -> None:
+    def __init__(
+        self, manager: ReplicaManager, channels: ChannelPool, limits: LaneLimits | None = None
+    ) -> None:
         self._manager = manager
         self._channels = channels
-        self._links: dict[NodeId, ReplicaLink] = {}
+        catch_up = (limits or LaneLimits()).credit_bytes
+        self._credits = {LIVE: REPLICA_CREDIT_BYTES, CATCH_UP: catch_up}
+        self._links: dict[tuple[NodeId, Lane], ReplicaLink] = {}
         self._link_of: dict[PartitionReplica, ReplicaLink] = {}
 
     def follow(self, partition: Partition, leader: NodeId) -> None:
         """Replicate `partition` from `leader` from now on."""
-        self.unfollow(partition)
-        link = self._links.get(leader)
+        self._follow(partition.replica, leader, LIVE)
+
+    def _follow(self, replica: PartitionReplica, leader: NodeId, lane: Lane) -> None:
+        self._unfollow(replica)
+        link = self._links.get((leader, lane))
         if link is None:
-            link = self._links[leader] = ReplicaLink(self._manager, leader, self._channels)
-        link.receiver.follow(partition.replica)
-        self._link_of[partition.replica] = link
+            link = self._links[leader, lane] = ReplicaLink(
+                self._manager, leader, lane, self._channels, self._credits[lane], self._move
+            )
+        link.receiver.follow(replica)
+        self._link_of[replica] = link
         link.start()
         link.wake()
 
+    def _move(self, replica: PartitionReplica, lane: int) -> None:
+        """The leader wants a replica on the other lane."""
+        following = replica.following
+        if following is not None:
+            self._follow(replica, following.leader, CATCH_UP if lane == CATCH_UP else LIVE)
+
     def unfollow(self, partition: Partition) -> None:
         """Replicate it no more."""
-        link = self._link_of.pop(partition.replica, None)
+        self._unfollow(partition.replica)
+
+    def _unfollow(self, replica: PartitionReplica) -> None:
+        link = self._link_of.pop(replica, None)
         if link is not None:
-            link.receiver.unfollow(partition.replica)
+            link.receiver.unfollow(replica)
             link.wake()
+
+    @property
+    def catching_up_count(self) -> int:
+        """Replicas that are fed by a catch-up lane."""
+        return sum(len(link.receiver) for (_, lane), link in self._links.items() if lane == CATCH_UP)
 
     def on_progress(self, partition: Partition) -> None:
         """The log of `partition` was written further."""
@@ -280,10 +329,10 @@ class ReplicaLinks:
 
     def settle(self) -> None:
         """End streams that carry nothing any more."""
-        for leader, link in list(self._links.items()):
+        for key, link in list(self._links.items()):
             if not len(link.receiver):
                 link.close()
-                del self._links[leader]
+                del self._links[key]
 
     def restart(self) -> None:
         """This node has a new epoch: say hello anew."""

@@ -12,9 +12,12 @@ import time
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.metadata import INTERNAL_TOPICS
 from penstock_core.kafka.produce import (
     ProducePartition,
     ProduceResult,
+    ProduceSkim,
+    Receipt,
     encode_produce_response,
     skim_produce,
 )
@@ -22,11 +25,15 @@ from penstock_core.records.check import InvalidRecords, accept_produced
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.api.convert import Conversions, Turn
+from penstock_storage_node.api.refusals import Refusals
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.leadership import Leadership
 
 ACKS_ALL = -1
+ADMIN_CLIENT_ID = "__admin_client"
+"""Kafka's own tools may write to internal topics under that name."""
 TIMEOUT_MS_MAX = 600_000
 STAGED_BYTES_SOFT_MAX = 16 * 1024 * 1024
 """Above that many bytes in memory even acks=0 requests count as unanswered until the disk has
@@ -52,14 +59,22 @@ class _Pending:
 
 
 class _Wait:
-    """One partition of a request, waiting for its acks."""
+    """One partition of a request, waiting for its acks. With `led`, (leadership, offset after the
+    batch), the result gets a receipt."""
 
-    __slots__ = ("_caller", "_pending", "_result")
+    __slots__ = ("_caller", "_led", "_pending", "_result")
 
-    def __init__(self, caller: Caller, pending: _Pending, result: ProduceResult) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        pending: _Pending,
+        result: ProduceResult,
+        led: tuple[Leadership, int] | None = None,
+    ) -> None:
         self._caller = caller
         self._pending = pending
         self._result = result
+        self._led = led
 
     def acknowledge(self, error: ErrorCode) -> None:
         if error:
@@ -68,6 +83,10 @@ class _Wait:
             result.base_offset = result.log_append_time_ms = -1
             result.error_message = _MESSAGES.get(error)
             self._caller.note(error)
+        elif self._led is not None:
+            leadership, end_offset = self._led
+            held, flushed = leadership.holders(end_offset)
+            self._result.receipt = Receipt(leadership.epoch, tuple(held), tuple(flushed))
         self._pending.one_done()
 
 
@@ -83,14 +102,35 @@ class ProduceHandler:
     def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
         self._manager = manager
         self._authorizer = authorizer
+        self._refusals = Refusals()
+        self._conversions = Conversions(manager)
 
     def handle(
         self, caller: Caller, header: RequestHeader, frame: Buffer
     ) -> Response | asyncio.Future[Response]:
         """Answer one request. `frame` must stay as it is until it is written to disk."""
-        manager = self._manager
-        manager.metrics.produce_requests += 1
+        self._manager.metrics.produce_requests += 1
         skim = skim_produce(frame, header)
+        turn = self._conversions.take_turn(skim.partitions)
+        if turn is not None:
+            return asyncio.ensure_future(self._handle_in_turn(turn, caller, header, skim))
+        return self._handle_now(caller, header, skim)
+
+    async def _handle_in_turn(
+        self, turn: Turn, caller: Caller, header: RequestHeader, skim: ProduceSkim
+    ) -> Response:
+        """Batches are in another codec than the topic's, or come after such: appended a little later."""
+        try:
+            await turn.come()
+            result = self._handle_now(caller, header, skim)
+        finally:
+            turn.end()
+        return await result if isinstance(result, asyncio.Future) else result
+
+    def _handle_now(
+        self, caller: Caller, header: RequestHeader, skim: ProduceSkim
+    ) -> Response | asyncio.Future[Response]:
+        manager = self._manager
         results: list[ProduceResult] = []
         pending = _Pending(header, results)
         now_ms, wall_ms = manager.clock_ms(), time.time_ns() // 1_000_000
@@ -106,6 +146,7 @@ class ProduceHandler:
                 manager.metrics.rejected_batches += 1
                 result.error, result.error_message = e.code, e.message
                 caller.note(e.code)
+                self._refusals.note(item, e.code, now_ms)
                 if isinstance(e, InvalidRecords):
                     result.record_errors = e.record_errors
                 continue
@@ -113,7 +154,8 @@ class ProduceHandler:
                 continue
             pending.left += 1
             wait = leadership.wait_all if skim.acks == ACKS_ALL else leadership.wait_one
-            wait(required, deadline_ms, _Wait(caller, pending, result))
+            led = (leadership, required) if skim.want_receipt else None
+            wait(required, deadline_ms, _Wait(caller, pending, result, led))
         if not manager.effects.empty:
             manager.schedule()
         if skim.acks == 0:
@@ -146,7 +188,11 @@ class ProduceHandler:
             raise PenstockError(
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not write to {replica.topic}"
             )
-        if log.state is LogState.FAILED:
+        if replica.topic in INTERNAL_TOPICS and caller.client_id != ADMIN_CLIENT_ID:
+            raise PenstockError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by the cluster alone"
+            )
+        if log.state is LogState.FAILED or manager.disk_failed:
             raise PenstockError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"the disk under {replica.name} failed on node {manager.node_id}",
@@ -160,6 +206,8 @@ class ProduceHandler:
                 f" min.insync.replicas is {settings.min_insync_replicas}",
             )
         batch, info = accept_produced(item.records, settings, wall_ms, produce_version=version)
+        if self._refusals and info.producer_id >= 0:
+            self._refusals.check(item, info, log.is_next_of_producer(info), now_ms)
         appended = partition.append(batch, info, now_ms)
         if isinstance(appended, Appended):
             manager.metrics.produced_bytes += appended.size_bytes

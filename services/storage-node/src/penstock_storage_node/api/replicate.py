@@ -15,19 +15,24 @@ import grpc
 import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
 from penstock_storage_node.api.both_ways import run_both_ways
+from penstock_storage_node.api.lanes import LIVE, Lane, LaneLimits
 from penstock_storage_node.api.wire import encode_replica_data
 from penstock_storage_node.log import ReadData, ReadJob
 from penstock_storage_node.partition import Partition
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.following import OpenRequest
-from penstock_storage_node.replication.sender import DataFrame, LeaderSender, SenderSession
+from penstock_storage_node.replication.leadership import Leadership
+from penstock_storage_node.replication.sender import READ_BYTES_MAX, DataFrame, LeaderSender, SenderSession
 
 MESSAGE_BYTES = 1024 * 1024
+CATCH_UP_READ_BYTES = 256 * 1024
+"""Most bytes of one read for a replica that is rebuilt: short turns of the event loop."""
 TELL_LATER_MS = 5
 HELLO_TIMEOUT_MS = 5000
 
@@ -37,9 +42,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class _Stream:
     """One follower's stream."""
 
-    def __init__(self, manager: ReplicaManager, hello: pb.ReplicaHello, context: Context) -> None:
+    def __init__(
+        self, manager: ReplicaManager, hello: pb.ReplicaHello, context: Context, limits: LaneLimits
+    ) -> None:
         credit = min(max(hello.credit_bytes, 64 * 1024), 4 * REPLICA_CREDIT_BYTES)
-        self.sender = LeaderSender(NodeId(hello.node_id), hello.node_epoch, credit, manager.effects)
+        self.lane = hello.lane
+        self._limits = limits
+        self.sender = LeaderSender(
+            NodeId(hello.node_id),
+            hello.node_epoch,
+            credit,
+            manager.effects,
+            catch_up=self.lane != LIVE,
+            read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
+        )
         self._manager = manager
         self._context = context
         self._wake = asyncio.Event()
@@ -103,15 +119,25 @@ class _Stream:
             now_ms = manager.clock_ms()
             for number in request.closes:
                 self._close(number)
+            if request.acks:
+                hit("replication.ack.received")
             for ack in request.acks:
                 session = self.sender.on_ack(ack.session, ack.log_end_offset)
                 if session is not None and (leadership := session.replica.leadership) is not None:
                     leadership.on_follower_ack(
                         self.sender.node, ack.log_end_offset, ack.flushed_offset, now_ms
                     )
+                    self._note_log_start(session.replica.key, leadership, ack.log_start_offset)
+            if request.opens:
+                hit("replication.open.received")
             for asked in request.opens:
                 self._open(asked, now_ms)
             manager.schedule()
+
+    def _note_log_start(self, key: TopicPartition, leadership: Leadership, offset: int) -> None:
+        partition = self._manager.partitions.get(key)
+        if leadership.on_follower_log_start(self.sender.node, offset) and partition is not None:
+            partition.wake_log_start()
 
     def _open(self, asked: pb.ReplicaOpen, now_ms: int) -> None:
         partition = self._manager.partitions.get(TopicPartition(TopicId(asked.topic_id), asked.partition))
@@ -140,7 +166,19 @@ class _Stream:
             for session in [s for s in partition.sessions if s.sender.node == sender.node]:
                 session.sender.close(session.number)
                 del partition.sessions[session]
+            leadership = partition.replica.leadership
+            if leadership is not None:
+                self._note_log_start(partition.key, leadership, asked.log_start_offset)
+            lane = self._lane_of(partition, asked.fetch_offset)
+            if lane != self.lane:
+                sender.tell(DataFrame(asked.session, move=lane))
+                self._note_closed(partition)
+                return
             partition.sessions[sender.open(asked.session, partition.replica, asked.fetch_offset)] = None
+
+    def _lane_of(self, partition: Partition, offset: int) -> Lane:
+        log = partition.log
+        return self._limits.lane_after(self.lane, log.bytes_between(offset, log.log_end_offset))
 
     # -- leader to follower -------------------------------------------------------
 
@@ -154,16 +192,28 @@ class _Stream:
             if not frames:
                 await self._wake.wait()
                 continue
-            for frame in frames:
-                metrics.replicated_out_bytes += frame.size_bytes
+            size = sum(frame.size_bytes for frame in frames)
+            metrics.replicated_out_bytes += size
+            if self.lane != LIVE:
+                metrics.catch_up_out_bytes += size
             message = encode_replica_data(frames)
             del frames  # what is written by now is freed while the message is under way
+            hit("replication.send.before_frame")
             await self._context.write(message)
+            pause_s = self._limits.pause_s(self.lane, size)
+            if pause_s:
+                await asyncio.sleep(pause_s)
 
     def _start_read(self, session: SenderSession, max_bytes: int) -> None:
         partition = self._manager.partitions.get(session.replica.key)
         if partition is None:
             self.sender.end(session, ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here any more")
+            return
+        lane = self._lane_of(partition, session.next_offset)
+        if lane != self.lane:
+            self.sender.move(session, lane)
+            partition.sessions.pop(session, None)
+            self._note_closed(partition)
             return
         try:
             found = partition.read(session.next_offset, max_bytes, partition.log.log_end_offset)
@@ -195,9 +245,10 @@ class _Stream:
 class ReplicaStreams:
     """All streams of this node's followers."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
+    def __init__(self, manager: ReplicaManager, limits: LaneLimits | None = None) -> None:
         self._manager = manager
-        self._by_node: dict[NodeId, _Stream] = {}
+        self._limits = limits or LaneLimits()
+        self._by_node: dict[tuple[NodeId, Lane], _Stream] = {}
         self._by_sender: dict[LeaderSender, _Stream] = {}
 
     def wake(self, sender: LeaderSender) -> None:
@@ -220,8 +271,8 @@ class ReplicaStreams:
             return
         request = pb.ReplicateRequest.FromString(message)
         await self._check(request.hello, context)
-        stream = _Stream(self._manager, request.hello, context)
-        node = stream.sender.node
+        stream = _Stream(self._manager, request.hello, context, self._limits)
+        node = (stream.sender.node, stream.lane)
         older = self._by_node.get(node)
         if older is not None:
             older.end()  # half open, from before the follower's restart or reconnect

@@ -100,6 +100,9 @@ def encode_replica_data(frames: Sequence[DataFrame]) -> bytes:
             event = _message(
                 b"\x2a", storage_pb2.ReplicaOutOfRange(log_start_offset=start, log_end_offset=end)
             )
+        elif frame.move is not None:
+            lane = storage_pb2.ReplicaHello.CATCH_UP if frame.move else storage_pb2.ReplicaHello.LIVE
+            event = _message(b"\x42", storage_pb2.ReplicaMove(lane=lane))
         elif frame.error is not None:
             event = _message(b"\x22", common_pb2.Error(code=frame.error[0], message=frame.error[1]))
         else:
@@ -114,7 +117,11 @@ def encode_replica_data(frames: Sequence[DataFrame]) -> bytes:
 
 
 def _message(
-    tag: bytes, message: storage_pb2.ReplicaDiverging | storage_pb2.ReplicaOutOfRange | common_pb2.Error
+    tag: bytes,
+    message: storage_pb2.ReplicaDiverging
+    | storage_pb2.ReplicaOutOfRange
+    | storage_pb2.ReplicaMove
+    | common_pb2.Error,
 ) -> bytes:
     body = message.SerializeToString()
     return tag + varint(len(body)) + body
@@ -132,6 +139,8 @@ class ReceivedData:
     diverging: tuple[int, int] | None = None
     out_of_range: tuple[int, int] | None = None
     error: tuple[int, str] | None = None
+    move: int | None = None
+    """Lane to open again on."""
 
 
 def decode_replica_data(message: bytes) -> Iterator[ReceivedData]:
@@ -168,6 +177,8 @@ def _replica_data(message: bytes, view: memoryview, start: int, end: int) -> Rec
         elif field == 5:
             found = storage_pb2.ReplicaOutOfRange.FromString(message[value:stop])
             data.out_of_range = (found.log_start_offset, found.log_end_offset)
+        elif field == 8:
+            data.move = storage_pb2.ReplicaMove.FromString(message[value:stop]).lane
     return data
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
 from penstock_core.topic_settings import TopicSettings
 from penstock_core.topics import check_topic_name
@@ -38,6 +39,7 @@ from penstock_storage_node.log.fs import (
     remove_tree,
     write_file_atomically,
 )
+from penstock_storage_node.log.jobs import FULL_ERRORS
 from penstock_storage_node.log.partition_log import PartitionLog
 
 SLOTS_MAX = 1000
@@ -87,6 +89,7 @@ class LogDirectory:
         self._recovery_points: dict[PartitionKey, int] = {}
         self._high_watermarks: dict[PartitionKey, int] = {}
         self._log_starts: dict[PartitionKey, int] = {}
+        self._cleaned: dict[PartitionKey, int] = {}
 
     # ------------------------------------------------------------------ opening
 
@@ -142,6 +145,7 @@ class LogDirectory:
         self._recovery_points = self._load_offsets(checkpoints.RECOVERY_POINT_FILE)
         self._high_watermarks = self._load_offsets(checkpoints.HIGH_WATERMARK_FILE)
         self._log_starts = self._load_offsets(checkpoints.LOG_START_FILE)
+        self._cleaned = self._load_offsets(checkpoints.CLEANER_FILE)
 
     def _load_offsets(self, name: str) -> dict[PartitionKey, int]:
         """A checkpoint file; a damaged one counts as missing (recovery then scans more)."""
@@ -265,6 +269,7 @@ class LogDirectory:
                 recovery_point=found.recovery_point,
                 clean=self.was_clean,
                 log_start_offset=found.log_start_offset,
+                may_have_gaps=key in self._cleaned,
                 lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
             )
         except OSError as error:
@@ -289,10 +294,14 @@ class LogDirectory:
             if old is not None:
                 self.set_aside(old, "another topic id")
         self._forget(key)
+        if settings.is_compacted:
+            self.mark_compacted(topic, partition)
         fs.make_directory(path)
+        hit("log.directory.after_make")
         metadata = checkpoints.encode_partition_metadata(topic_id)
         write_file_atomically(fs, f"{path}/{checkpoints.PARTITION_METADATA_FILE}", metadata)
         fs.sync_directory(self._root)
+        hit("log.directory.after_metadata")
         return PartitionLog.create(
             fs,
             Path(path),
@@ -319,8 +328,14 @@ class LogDirectory:
         The function returned removes the files. No job of the log may be out.
         """
         log.close(clean=False)
-        self._forget((log.topic, log.partition))
+        try:
+            self._forget((log.topic, log.partition))
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise
+            # Deleting must free space on a full disk. A new log of that name forgets first.
         path = self._rename_away(str(log.directory), "delete")
+        hit("log.delete.after_rename")
         return lambda: remove_tree(self._fs, path)
 
     def _rename_away(self, path: str, suffix: str) -> str:
@@ -333,21 +348,73 @@ class LogDirectory:
 
     # ------------------------------------------------------------------ checkpoints
 
+    @property
+    def fs(self) -> FileSystem:
+        """The disk that the directory is on."""
+        return self._fs
+
+    def cleaned_until(self, log: PartitionLog) -> int:
+        """Where the compacted part of a log ends, 0 when it never was (never blocks)."""
+        return self._cleaned.get((log.topic, log.partition), 0)
+
+    def is_marked_compacted(self, log: PartitionLog) -> bool:
+        """Whether recovery will know that a log may have gaps (never blocks)."""
+        return (log.topic, log.partition) in self._cleaned
+
+    def mark_compacted(self, topic: str, partition: int) -> None:
+        """Note, durably, that a log may have gaps from now on: at its next start nobody else can tell.
+
+        A row of the cleaner's checkpoint says it, be its offset 0.
+        """
+        with self._mutex:
+            if (topic, partition) not in self._cleaned:
+                self._cleaned[topic, partition] = 0
+                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+
+    def set_cleaned(self, log: PartitionLog, offset: int) -> None:
+        """Note, durably, that a log is compacted up to `offset`."""
+        with self._mutex:
+            self._cleaned[log.topic, log.partition] = offset
+            self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+
+    def write_log_start(self, log: PartitionLog) -> None:
+        """Note a log's start durably now, not with the next round: deleted records stay deleted."""
+        with self._mutex:
+            self._log_starts[log.topic, log.partition] = log.log_start_offset
+            self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
+
     def _lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
         with self._mutex:
-            if self._recovery_points.get(key, 0) > offset:
+            if self._cleaned.get(key, 0) > offset:
+                # What comes in place of the cut part was never compacted. (Should the file not
+                # hear of it, some records stay longer than they need.)
+                self._cleaned[key] = offset
+            old = self._recovery_points.get(key, 0)
+            if old > offset:
                 self._recovery_points[key] = offset
-                self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
+                try:
+                    self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
+                except OSError:
+                    self._recovery_points[key] = old  # as on disk: the next try must not skip it
+                    raise
 
     def _forget(self, key: PartitionKey) -> None:
         """Drop a partition's offsets, durably where a new log of that name could be harmed."""
         self._lower_recovery_point(key, 0)
         with self._mutex:
+            for name, offsets in (
+                (checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks),
+                (checkpoints.LOG_START_FILE, self._log_starts),
+                (checkpoints.CLEANER_FILE, self._cleaned),
+            ):
+                old = offsets.pop(key, None)
+                if old:
+                    try:
+                        self._save_offsets(name, offsets)
+                    except OSError:
+                        offsets[key] = old
+                        raise
             self._recovery_points.pop(key, None)
-            if self._high_watermarks.pop(key, None):
-                self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)
-            if self._log_starts.pop(key, None):
-                self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
 
     def _save_offsets(self, name: str, offsets: dict[PartitionKey, int]) -> None:
         write_file_atomically(self._fs, f"{self._root}/{name}", checkpoints.encode_offsets(offsets))
@@ -357,6 +424,7 @@ class LogDirectory:
 
         Partitions that aren't named keep what they had.
         """
+        hit("log.checkpoint.before_write")
         with self._mutex:
             for log, high_watermark in logs:
                 key = (log.topic, log.partition)
@@ -367,6 +435,7 @@ class LogDirectory:
                 else:
                     self._log_starts.pop(key, None)
             self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
+            hit("log.checkpoint.between_files")
             self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)
             self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
 

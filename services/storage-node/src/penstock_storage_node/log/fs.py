@@ -19,6 +19,7 @@ write to flush, so this concerns durability "replicated" only.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -27,6 +28,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock_core.failpoints import hit
 from penstock_core.records.batch import Buffer
 from penstock_storage_node.log.index import IndexHeads
 
@@ -37,6 +39,7 @@ OPEN_FILES_MAX = 1024
 """Data files that one process keeps open when nothing else is said."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class OpenFile:
@@ -166,6 +169,24 @@ class FileSystem:
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)
 
+    def sync_filesystem(self, fd: int) -> None:
+        """Flush everything dirty on the filesystem of `fd`, directories included (syncfs(2)).
+
+        Reports what went wrong since the last call on this very descriptor, or since it was
+        opened. See `penstock_storage_node.group_commit` for where that may be relied on.
+        """
+        if _LIBC.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"syncfs: {os.strerror(number)}")
+
+    def open_directory(self, path: str) -> int:
+        """Descriptor of a directory, for `sync_filesystem`."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def device(self, fd: int) -> int:
+        """Number of the filesystem that a file is on."""
+        return os.fstat(fd).st_dev
+
     def ftruncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
@@ -275,7 +296,9 @@ def write_file_atomically(fs: FileSystem, path: str, data: bytes) -> None:
         fs.fdatasync(fd)
     finally:
         fs.close(fd)
+    hit("log.file.before_rename")
     fs.rename(temporary, path)
+    hit("log.file.before_directory_sync")
     fs.sync_directory(path.rpartition("/")[0])
 
 

@@ -60,6 +60,7 @@ class JobOrder(LogCore):
             epochs=epochs,
             fsync=self.settings.is_fsync,
             unflushed=self._unflushed[:],
+            is_marked=self._is_marked,
         )
 
     def _first_step(self, segment: Segment, steps: list[WriteStep]) -> WriteStep:
@@ -92,6 +93,7 @@ class JobOrder(LogCore):
                 self._unflushed.append(segment)
         self.staged_bytes -= job.size_bytes
         self._job_chunks = []
+        self._is_marked = job.is_marked
         self._written = job.end_offset
         if job.fsync:
             self._flushed = job.end_offset
@@ -104,11 +106,14 @@ class JobOrder(LogCore):
     def fail(self, job: WriteJob, error: BaseException) -> None:
         """Apply a job whose `run` raised: the log becomes FULL (data stay staged) or FAILED."""
         self._take_back(job)
+        self._is_marked = job.is_marked
         self._staged = self._job_chunks + self._staged
         self._job_chunks = []
         if job.writes_epochs:
             self._epochs.is_dirty = True
-        is_full = isinstance(error, OSError) and error.errno in FULL_ERRORS and job.is_cut_back
+        is_full = isinstance(error, OSError) and error.errno in FULL_ERRORS
+        # A flush that failed is final whatever its reason: the cache may have let the pages go.
+        is_full = is_full and job.is_cut_back and not job.is_written
         if self.state in (LogState.OK, LogState.FULL):
             self.state = LogState.FULL if is_full else LogState.FAILED
 

@@ -8,9 +8,13 @@ its indexes; opening one: producer snapshot and empty files), then, when durable
 flush: data, indexes of closed segments, the directory. `run` returns only after the last
 of them, so what it promises is on disk.
 
-Full disk: a job that gets ENOSPC cuts back all that it wrote (`ftruncate`, unlink of new
+`run` is `write`, then `sync`. A pool may do the second half in its own way, one flush for
+many jobs; then it calls `release` in place of `sync` (see `penstock_storage_node.group_commit`).
+
+Full disk: a `write` that gets ENOSPC cuts back all that it wrote (`ftruncate`, unlink of new
 files) before it raises, so that the file ends where the log's known data end. Should the
-cutting fail too, `is_cut_back` stays false and the log counts as failed.
+cutting fail too, `is_cut_back` stays false and the log counts as failed. An ENOSPC of the
+flush itself is no such thing: pages may be gone from the cache, so it is as final as EIO.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock_core.failpoints import hit, torn
 from penstock_core.records.batch import Buffer
 from penstock_storage_node.log.fs import (
     FileSystem,
@@ -32,6 +37,11 @@ from penstock_storage_node.log.segment import Segment
 
 INDEX_SAVE_ENTRIES = 1024
 """Offset index entries of an open segment that are worth a write of their own (4 MiB of log)."""
+
+UNFLUSHED_MARKER = "unflushed"
+"""Empty file beside the segments: the log may hold acknowledged data that no flush covers. Made
+before the first write of durability "replicated", removed after a flush of everything, so that an
+unclean start knows what was promised whatever the topic's setting says by then (rule 9)."""
 
 FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -103,11 +113,14 @@ class WriteJob:
         "_directory",
         "_epochs",
         "_fs",
+        "_pinned",
         "_sync_segments",
         "base_offset",
         "end_offset",
         "fsync",
         "is_cut_back",
+        "is_marked",
+        "is_written",
         "size_bytes",
         "steps",
     )
@@ -123,6 +136,7 @@ class WriteJob:
         epochs: tuple[str, bytes] | None,
         fsync: bool,
         unflushed: list[Segment],
+        is_marked: bool = False,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -133,6 +147,11 @@ class WriteJob:
         self.size_bytes = sum(step.size for step in steps)
         self.fsync = fsync
         self.is_cut_back = True
+        self.is_marked = is_marked
+        """Whether UNFLUSHED_MARKER is there; `run` makes it so, or not, as durability wants."""
+        self.is_written = False
+        """True from the moment on when only the flush is missing."""
+        self._pinned: list[OpenFile] = []
         written = [step.segment for step in steps]
         self._sync_segments = [s for s in unflushed if s not in written] + written if fsync else []
 
@@ -142,31 +161,80 @@ class WriteJob:
 
     def run(self) -> None:
         """Write, and flush when durable. Raises OSError; then nothing of the job is promised."""
-        pinned: list[OpenFile] = []
+        self.write()
+        self.sync()
+
+    def write(self) -> None:
+        """The first half of `run`; files stay held for the flush. Raises OSError, holding none."""
         try:
             if self._epochs is not None:
                 write_file_atomically(self._fs, *self._epochs)
+                hit("log.epochs.after_write")
+            if not self.fsync and not self.is_marked:
+                create_with(self._fs, f"{self._directory}/{UNFLUSHED_MARKER}", b"", sync=False)
+                self._fs.sync_directory(self._directory)
+                self.is_marked = True
             for step in self.steps:
-                pinned.append(self._write(step))
-            self._sync()
+                self._pinned.append(self._write(step))
+            hit("log.append.after_write")
         except OSError as error:
             if error.errno in FULL_ERRORS:
                 self.is_cut_back = False
                 self._cut_back()
                 self.is_cut_back = True
             raise
+        else:
+            self.is_written = True
         finally:
-            for file in pinned:
-                self._fs.files.unpin(file)
+            if not self.is_written:
+                self.release()
+
+    def sync(self) -> None:
+        """The second half of `run`: each file by itself, when durable. Raises OSError."""
+        try:
+            self._sync()
+            if self.fsync and self.is_marked:
+                remove_marker(self._fs, self._directory)
+                self.is_marked = False
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Hold the files no longer: they are flushed, or never will be."""
+        pinned, self._pinned = self._pinned, []
+        for file in pinned:
+            self._fs.files.unpin(file)
+
+    @property
+    def sync_file_count(self) -> int:
+        """Logs that `sync` flushes; 0 when the job isn't durable."""
+        return len(self._sync_segments)
+
+    @property
+    def must_sync_alone(self) -> bool:
+        """Whether `sync` does more than flush, so that a shared flush can't stand for it."""
+        return self.is_marked
+
+    def is_all_on(self, device: int) -> bool:
+        """Whether every file to flush is on the filesystem with that device number (pool, when written)."""
+        # Segments of earlier jobs are in the same folder, and a folder is on one filesystem.
+        return all(self._fs.device(file.fd) == device for file in self._pinned)
 
     def _write(self, step: WriteStep) -> OpenFile:
         fs, segment = self._fs, step.segment
         if step.is_new:
+            hit("log.roll.before_create")
             if step.snapshot is not None:
                 create_with(fs, segment.snapshot_path, step.snapshot, sync=self.fsync)
+                hit("log.roll.after_snapshot")
             create_segment_files(fs, segment)
+            hit("log.roll.after_create")
         file = fs.files.pin(segment.path)
         try:
+            hit("log.append.before_write")
+            if torn("log.append.torn_write"):
+                write_fully(fs, file.fd, [b"".join(step.buffers)[: step.size // 2]], step.position)
+                hit("log.append.torn_write")
             write_fully(fs, file.fd, step.buffers, step.position)
             if step.offset_entries or step.closes:
                 save_indexes(fs, segment, step.offset_entries, step.time_entries)
@@ -178,12 +246,14 @@ class WriteJob:
     def _sync(self) -> None:
         if not self.fsync:
             return
+        hit("log.flush.before_sync")
         closed = {id(step.segment) for step in self.steps if step.closes}
         last = self.steps[-1].segment if self.steps else None
         for segment in self._sync_segments:
             sync_segment(self._fs, segment, indexes=id(segment) in closed or segment is not last)
         if any(not segment.is_directory_synced for segment in self._sync_segments):
             self._fs.sync_directory(self._directory)
+        hit("log.flush.after_sync")
 
     def _cut_back(self) -> None:
         fs = self._fs
@@ -226,6 +296,12 @@ class FlushJob:
         self._fs.sync_directory(self._directory)
 
 
+def remove_marker(fs: FileSystem, directory: str) -> None:
+    """Everything of the log is flushed; durable on return."""
+    unlink_if_exists(fs, f"{directory}/{UNFLUSHED_MARKER}")
+    fs.sync_directory(directory)
+
+
 def segment_paths(segment: Segment) -> list[str]:
     """Every file that a segment may have, the log first."""
     return [segment.path, segment.offset_index.path, segment.time_index.path, segment.snapshot_path]
@@ -256,10 +332,12 @@ def save_indexes(fs: FileSystem, segment: Segment, offset_entries: int, time_ent
     The time index is flushed first: recovery starts at an entry of the offset index and
     relies on it that the time index knows everything before.
     """
+    hit("log.index.before_save")
     index, times = segment.offset_index, segment.time_index
     first, data = times.unsaved(time_entries)
     if data:
         _write_at(fs, times.path, data, first * TIME_ENTRY_BYTES, sync=True)
+    hit("log.index.between_files")
     first, data = index.unsaved(offset_entries)
     if data:
         _write_at(fs, index.path, data, first * OFFSET_ENTRY_BYTES, sync=False)

@@ -78,6 +78,7 @@ class LogCore:
         "_flushed",
         "_fs",
         "_hints",
+        "_is_marked",
         "_job",
         "_job_chunks",
         "_lower_recovery_point",
@@ -90,6 +91,8 @@ class LogCore:
         "_written",
         "flush_point",
         "index_fault_count",
+        "is_swapping",
+        "may_lack_acked",
         "partition",
         "recovered_from_unclean",
         "settings",
@@ -122,8 +125,13 @@ class LogCore:
         self.recovered_from_unclean = recovered.was_scanned
         self.flush_point = recovered.flush_point
         """Recovery point as it was on disk at open: a smaller log end means that flushed data were lost."""
+        self.may_lack_acked = False
+        """Opened after an unclean stop in a time when acks did not wait for a flush."""
+        self._is_marked = False
         self.index_fault_count = 0
         """Reads that met a wrong index entry (they are answered all the same)."""
+        self.is_swapping = False
+        """Files of closed segments are being exchanged: reads of files go to the pool, and wait there."""
         self._fs = fs
         self._directory = directory
         self._clock_ms = clock_ms
@@ -184,6 +192,24 @@ class LogCore:
         """Of all segments, staged data included."""
         return sum(segment.size for segment in self._segments)
 
+    def bytes_between(self, low: int, high: int) -> int:
+        """About how many bytes the records from `low` up to `high` take; 0 only when there are none.
+
+        Within a segment the records count as equally big: this is for metrics.
+        """
+        total = 0.0
+        ends = [segment.base_offset for segment in self._segments[1:]] + [self._end]
+        for segment, end in zip(self._segments, ends, strict=True):
+            inside = min(high, end) - max(low, segment.base_offset)
+            if inside > 0:
+                total += segment.size * inside / (end - segment.base_offset)
+        return max(round(total), 1) if low < min(high, self._end) else 0
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether bytes are staged, or written and covered by no flush."""
+        return self._end > self._flushed or bool(self._unflushed)
+
     @property
     def first_segment_offset(self) -> int:
         """Where the files begin; below the log start after `raise_log_start`."""
@@ -196,6 +222,10 @@ class LogCore:
     @property
     def producer_count(self) -> int:
         return len(self._producers)
+
+    def is_next_of_producer(self, info: BatchInfo) -> bool:
+        """Whether a batch with a producer id is the one that must come next (`ProducerState.is_next`)."""
+        return self._producers.is_next(info)
 
     @property
     def is_busy(self) -> bool:
@@ -392,10 +422,9 @@ class LogCore:
         settings = self.settings
         if segment.size == 0:
             return segment
-        if (
-            segment.has_room(size, last_offset, settings.segment_bytes)
-            and segment.age_for_roll_ms(timestamp, now_ms) <= settings.segment_ms
-        ):
+        if segment.has_room(
+            size, last_offset, settings.segment_bytes, settings.segment_index_bytes
+        ) and segment.age_for_roll_ms(timestamp, now_ms) <= settings.roll_ms - segment.jitter_ms(settings):
             return segment
         return self._roll(now_ms)
 

@@ -24,22 +24,28 @@ the log for themselves: no job out, nobody appending or reading.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
 from penstock_core.records.batch import Buffer
 from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log import reading, recovery, retention, timestamps
+from penstock_storage_node.log import cleaning, reading, recovery, retention, swapping, timestamps
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, encode_epochs
+from penstock_storage_node.log.cleaner import CleanedGroup, CleanRequest
+from penstock_storage_node.log.cleaning import CleaningPlan
 from penstock_storage_node.log.fs import FileSystem, read_fully, write_file_atomically
-from penstock_storage_node.log.index import IndexEntry, NotLoaded
+from penstock_storage_node.log.index import TIME_ENTRY_BYTES, IndexEntry, NotLoaded
 from penstock_storage_node.log.job_order import JobOrder
 from penstock_storage_node.log.jobs import (
+    FULL_ERRORS,
+    UNFLUSHED_MARKER,
     ReadData,
     ReadJob,
     create_with,
+    remove_marker,
     save_indexes,
     segment_paths,
     sync_segment,
@@ -80,14 +86,15 @@ class PartitionLog(JobOrder):
         recovery_point: int | None,
         clean: bool,
         log_start_offset: int | None = None,
+        may_have_gaps: bool = False,
         lower_recovery_point: Callable[[int], None] | None = None,
     ) -> PartitionLog:
         """Open what is on disk, repairing it as needed (pool). Raises PenstockError or OSError.
 
         `recovery_point`: offset below which everything was flushed, as checkpointed
-        (None: not known). `clean`: the last process closed all logs, nothing needs a
-        scan. `lower_recovery_point` makes a lower recovery point durable; it is called
-        before anything below it is cut off.
+        (None: not known). `may_have_gaps`: it is or was compacted, or follows such a log.
+        `clean`: the last process closed all logs, nothing needs a scan. `lower_recovery_point` makes a
+        lower recovery point durable; it is called before anything below it is cut off.
         """
         recovered = recovery.recover(
             fs,
@@ -97,8 +104,9 @@ class PartitionLog(JobOrder):
             recovery_point=recovery_point,
             is_clean=clean,
             log_start_offset=log_start_offset,
+            may_have_gaps=may_have_gaps,
         )
-        return cls(
+        log = cls(
             fs,
             str(directory),
             settings,
@@ -109,6 +117,9 @@ class PartitionLog(JobOrder):
             lower_recovery_point=lower_recovery_point,
             recovered=recovered,
         )
+        log._is_marked = fs.exists(f"{directory}/{UNFLUSHED_MARKER}")
+        log.may_lack_acked = log._is_marked and not clean
+        return log
 
     @classmethod
     def create(
@@ -157,6 +168,8 @@ class PartitionLog(JobOrder):
             return self._read_staged(offset, max_bytes, upper_offset, min_one)
         if self.state is LogState.FAILED and offset >= self._flushed:
             raise self._refusal()
+        if self.is_swapping:
+            return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
         try:
             return self._read_files(self._fetch_nowait, offset, max_bytes, upper_offset, min_one)
         except (BlockingIOError, NotLoaded, reading.IndexDamaged):
@@ -316,6 +329,74 @@ class PartitionLog(JobOrder):
         """Hide what lies before `offset` (DeleteRecords, a leader's higher start); files go with retention."""
         self._start = max(self._start, min(offset, self._end))
 
+    # ------------------------------------------------------------------ compaction
+
+    def plan_cleaning(self, cleaned_until: int, high_watermark: int, now_ms: int) -> CleaningPlan | None:
+        """What could be compacted now, None for nothing (pool: it may read timestamps)."""
+        while True:
+            found = cleaning.plan(
+                self._segments,
+                self.settings,
+                cleaned_until=cleaned_until,
+                log_start_offset=self._start,
+                high_watermark=high_watermark,
+                first_open_transaction=self._producers.first_open_transaction,
+                now_ms=now_ms,
+            )
+            if not isinstance(found, cleaning.Unknown):
+                return found
+            timestamps.load_timestamps(self._fs, found.segments)
+
+    def cleaning_request(self, plan: CleaningPlan, now_ms: int, map_bytes: int) -> CleanRequest:
+        """What the cleaner needs to know for a plan (loop)."""
+        settings = self.settings
+        return CleanRequest(
+            self._directory,
+            tuple((segment.base_offset, segment.size) for segment in plan.sources),
+            plan.first_dirty,
+            plan.end,
+            now_ms,
+            settings.delete_retention_ms,
+            settings.segment_bytes,
+            settings.index_interval_bytes,
+            settings.segment_index_bytes // TIME_ENTRY_BYTES,
+            self._producers.last_data_offsets(),
+            map_bytes,
+        )
+
+    def can_swap(self, sources: Sequence[Segment]) -> bool:
+        """Whether these closed segments still stand side by side in the log (loop, or alone in the pool)."""
+        segments = self._segments
+        if self.state is not LogState.OK or not sources or sources[0] not in segments:
+            return False
+        first = segments.index(sources[0])
+        last = first + len(sources)
+        return last < len(segments) and segments[first:last] == tuple(sources)
+
+    def swap_files(self, group: CleanedGroup, sources: Sequence[Segment]) -> bool:
+        """Exchange the files of `sources` for a compacted segment's; `adopt_swapped` has to follow.
+
+        Alone in the pool; False when the log has changed so that they no longer fit. Raises
+        OSError; the log is then FAILED.
+        """
+        if not self.can_swap(sources):
+            return False
+        try:
+            swapping.swap_in(self._fs, self._directory, group, sources)
+        except OSError:
+            self.state = LogState.FAILED
+            raise
+        return True
+
+    def adopt_swapped(self, group: CleanedGroup, sources: Sequence[Segment]) -> Callable[[], None]:
+        """Use the new segment from now on (loop); what it returns removes the old files (pool)."""
+        segments = self._segments
+        first = segments.index(sources[0])
+        new = swapping.new_segment(self._directory, group, self._fs, sources[-1])
+        self._segments = (*segments[:first], new, *segments[first + len(sources) :])
+        self._hints = {}
+        return lambda: swapping.sweep(self._fs, sources)
+
     def update_settings(self, settings: TopicSettings) -> None:
         """Take changed topic settings; durability counts from the next job on."""
         self.settings = settings
@@ -329,8 +410,8 @@ class PartitionLog(JobOrder):
     def truncate_to(self, offset: int) -> int:
         """Drop everything from `offset` on; durable on return, before later appends can be.
 
-        Returns the new log end: `offset`, or the base offset of the batch that it lies
-        in the middle of. Raises OSError; the log is then FAILED.
+        Returns the new log end: `offset`, or less when that lies in the middle of a batch or
+        behind a gap that compaction left. Raises OSError; the log is then FAILED.
         """
         self._require_alone("truncation")
         if offset >= self._end:
@@ -348,8 +429,17 @@ class PartitionLog(JobOrder):
         if offset > self._written and not self._write_all():
             return self._end
         try:
+            # Whatever needs space comes before anything is cut.
+            target = self._segment_of(offset)
+            if target.is_on_disk:
+                save_indexes(self._fs, target, target.offset_index.count, target.time_index.count)
             # Not to `offset`: the batch that it lies in goes too.
-            self._lower_checkpoint(max(self._segment_of(offset).base_offset, self._start))
+            self._lower_checkpoint(max(target.base_offset, self._start))
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                self.state = LogState.FAILED
+            raise
+        try:
             return self._truncate_files(offset)
         except OSError:
             self.state = LogState.FAILED
@@ -369,9 +459,13 @@ class PartitionLog(JobOrder):
     def _lower_checkpoint(self, offset: int) -> None:
         if offset < self._flushed:
             # First here: a checkpoint that is being written may look at us at any moment.
-            self._flushed = offset
+            before, self._flushed = self._flushed, offset
             if self._lower_recovery_point is not None:
-                self._lower_recovery_point(offset)
+                try:
+                    self._lower_recovery_point(offset)
+                except OSError:
+                    self._flushed = before  # nothing is cut
+                    raise
 
     def _drop_staged(self) -> None:
         self._staged = []
@@ -381,6 +475,7 @@ class PartitionLog(JobOrder):
 
     def _truncate_files(self, offset: int) -> int:
         fs = self._fs
+        hit("log.truncate.before_cut")
         self._drop_staged()
         on_disk = [segment for segment in self._segments if segment.is_on_disk]
         kept = [segment for segment in on_disk if segment.base_offset <= offset] or on_disk[:1]
@@ -388,7 +483,9 @@ class PartitionLog(JobOrder):
         recovery.remove_segments(fs, gone)
         if gone:
             fs.sync_directory(self._directory)
+        hit("log.truncate.after_segments")
         end_offset = recovery.cut_segment(fs, target, offset, self.settings)
+        hit("log.truncate.after_cut")
         self._segments = tuple(kept)
         self._unflushed = [s for s in self._unflushed if s in kept and s is not target]
         self._end = self._written = end_offset
@@ -403,7 +500,12 @@ class PartitionLog(JobOrder):
     def _save_epochs(self) -> None:
         if self._epochs.is_dirty:
             path = f"{self._directory}/{LEADER_EPOCH_FILE}"
-            write_file_atomically(self._fs, path, encode_epochs(self._epochs.entries))
+            try:
+                write_file_atomically(self._fs, path, encode_epochs(self._epochs.entries))
+            except OSError as error:
+                if error.errno in FULL_ERRORS:
+                    return  # still dirty: the next write job writes them before its data
+                raise
             self._epochs.is_dirty = False
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -414,6 +516,11 @@ class PartitionLog(JobOrder):
         fs = self._fs
         try:
             self._lower_checkpoint(min(self._start, offset))
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                self.state = LogState.FAILED
+            raise
+        try:
             self._drop_staged()
             recovery.remove_segments(fs, [segment for segment in self._segments if segment.is_on_disk])
             self._epochs.clear()
@@ -462,7 +569,12 @@ class PartitionLog(JobOrder):
             path = f"{self._directory}/{file_stem(self._end)}.snapshot"
             create_with(fs, path, self._producers.encode_snapshot(), sync=True)
         self._save_epochs()
+        if self._epochs.is_dirty:
+            raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"disk of {self} is full: not closed cleanly")
         fs.sync_directory(self._directory)
+        if self._is_marked:
+            remove_marker(fs, self._directory)
+            self._is_marked = False
         self._unflushed = []
         self._flushed = self._end
 

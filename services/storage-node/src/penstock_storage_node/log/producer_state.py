@@ -95,6 +95,13 @@ class ProducerState:
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
+    def is_next(self, info: BatchInfo) -> bool:
+        """Whether the batch is the one that must come next of its producer; of an unknown one, sequence 0."""
+        entry = self._entries.get(info.producer_id)
+        if entry is None or entry.epoch != info.producer_epoch:
+            return info.base_sequence == 0
+        return info.base_sequence == (entry.last_sequence + 1) & SEQUENCE_MASK
+
     def check(self, info: BatchInfo, where: object) -> tuple[int, int] | None:
         """Whether the batch may be appended: None, or (first, last offset) of what it duplicates.
 
@@ -185,6 +192,21 @@ class ProducerState:
             entry = self._entries[producer_id]
             if entry.batches and rows[-1] == entry.batches[-1]:
                 entry.batches = rows[-PRODUCER_BATCHES_KEPT_MAX:]
+
+    @property
+    def first_open_transaction(self) -> int | None:
+        """Offset of the first record of the oldest open transaction."""
+        starts = [
+            e.transaction_first_offset for e in self._entries.values() if e.transaction_first_offset >= 0
+        ]
+        return min(starts, default=None)
+
+    def last_data_offsets(self) -> dict[int, tuple[int, int]]:
+        """By producer: offset of its last data record (-1 if none is known) and its epoch."""
+        return {
+            producer_id: (entry.batches[-1][3] if entry.batches else -1, entry.epoch)
+            for producer_id, entry in self._entries.items()
+        }
 
     def expire(self, now_ms: int) -> None:
         """Forget producers that are idle and have no open transaction."""

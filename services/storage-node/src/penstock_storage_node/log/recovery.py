@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_core.errors import PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
@@ -50,6 +51,7 @@ from penstock_storage_node.log.segment import (
     load_times,
     walk_file,
 )
+from penstock_storage_node.log.swapping import complete_swaps
 
 LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 """Files of work that was not finished; nothing of the log is in them."""
@@ -80,6 +82,7 @@ def recover(
     recovery_point: int | None,
     is_clean: bool,
     log_start_offset: int | None,
+    may_have_gaps: bool = False,
 ) -> Recovered:
     """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
     segments = _find_segments(fs, directory, settings, now_ms)
@@ -93,7 +96,10 @@ def recover(
         end_offset = _trust_last(fs, segments[-1], settings)
         must_scan = end_offset < 0
     if must_scan:
-        segments, end_offset = _Scan(fs, directory, settings, epochs, recovery_point).run(segments)
+        hit("log.recovery.before_scan")
+        scan = _Scan(fs, directory, settings, epochs, recovery_point, may_have_gaps=may_have_gaps)
+        segments, end_offset = scan.run(segments)
+        hit("log.recovery.after_scan")
     if epochs is None:
         epochs = LeaderEpochs()
         for info, _ in batches_from(fs, segments, segments[0].base_offset):
@@ -111,6 +117,7 @@ def recover(
 
 
 def _find_segments(fs: FileSystem, directory: str, settings: TopicSettings, now_ms: int) -> list[Segment]:
+    complete_swaps(fs, directory)
     names = fs.list_directory(directory)
     stems = {name[:-4] for name in names if name.endswith(".log") and len(name) == 24 and name[:-4].isdigit()}
     for name in names:
@@ -220,9 +227,10 @@ def adopt_entries(fs: FileSystem, segment: Segment, entry: IndexEntry, count: in
 
 
 def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSettings) -> int:
-    """Cut a segment so that it ends at `offset` or at the batch that holds it; durable on return.
+    """Cut off a segment's batches that have `offset` in them or lie behind it; durable on return.
 
-    Returns where it ends now. Brings indexes in line, and what is in memory of the segment.
+    Returns where it ends now: after its last batch, which is below `offset` where compaction left a
+    gap. Brings indexes in line, and what is in memory of the segment.
     """
     size = segment.written
     segment.size = size
@@ -235,7 +243,6 @@ def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSe
     end_offset = segment.base_offset
     for info, _ in walk_file(fs, segment.path, entry.position, size):
         if info.last_offset >= offset:
-            end_offset = min(info.base_offset, offset)
             break
         if count and info.position == entry.position:
             segment.size += info.size_bytes
@@ -309,12 +316,16 @@ class _Scan:
         settings: TopicSettings,
         epochs: LeaderEpochs | None,
         recovery_point: int | None,
+        *,
+        may_have_gaps: bool,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._settings = settings
         self._epochs = epochs
         self._recovery_point = recovery_point or 0
+        self._may_have_gaps = may_have_gaps or settings.is_compacted
+        self._next_base: int | None = None
         self._expected = 0
         self._epoch = -1
         self._has_batches = False
@@ -333,10 +344,12 @@ class _Scan:
                 keep = index
                 break
             size = segment.size
+            self._next_base = segments[index + 1].base_offset if index + 1 < len(segments) else None
             self._scan_segment(segment, is_first=index == first)
             if segment.size != size:
                 keep = index + 1
                 break
+        hit("log.recovery.before_cut")
         self._drop(segments[keep:])
         last = segments[keep - 1]
         last.is_closed_on_disk = last.is_sealed = False
@@ -351,7 +364,7 @@ class _Scan:
         return segments[:keep], self._expected
 
     def _may_follow(self, base_offset: int) -> bool:
-        """Gaps are what compaction leaves: here below the recovery point, on a follower anywhere."""
+        """Gaps between segments: only where Kafka compacted, ours leaves none (see `cleaner`)."""
         if base_offset == self._expected:
             return True
         may_gap = self._settings.is_compacted or self._expected < self._recovery_point
@@ -365,11 +378,11 @@ class _Scan:
         segment.size = entry.position
         segment.bytes_since_index = 0
         self._expected = max(self._expected, segment.base_offset)
-        for info, view in walk_file(fs, segment.path, entry.position, size):
+        for (info, view), after in _with_next(walk_file(fs, segment.path, entry.position, size)):
             starts_at_entry = count > 0 and info.position == entry.position
             if starts_at_entry:
                 self._expected = info.base_offset
-            if not self._is_good(info, view):
+            if not self._is_good(info, view, self._next_base if after is None else after.base_offset):
                 return
             if starts_at_entry:
                 segment.size += info.size_bytes
@@ -381,8 +394,16 @@ class _Scan:
             self._expected, self._epoch = info.next_offset, info.leader_epoch
             self._note_epoch(info)
 
-    def _is_good(self, info: BatchInfo, view: memoryview) -> bool:
-        return self._may_follow(info.base_offset) and info.leader_epoch >= self._epoch and is_crc_valid(view)
+    def _is_good(self, info: BatchInfo, view: memoryview, next_base: int | None) -> bool:
+        if info.base_offset != self._expected and not (
+            # Compaction leaves gaps inside of segments, a leader's on its followers too. A lost write
+            # leaves zeros, no gap; a damaged offset doesn't fit what comes after it.
+            info.base_offset > self._expected
+            and (self._may_have_gaps or self._expected < self._recovery_point)
+            and (next_base is None or next_base >= info.next_offset)
+        ):
+            return False
+        return info.leader_epoch >= self._epoch and is_crc_valid(view)
 
     def _note_epoch(self, info: BatchInfo) -> None:
         if self._epochs is None:
@@ -398,6 +419,17 @@ class _Scan:
             return
         remove_segments(self._fs, segments)
         self._fs.sync_directory(self._directory)
+
+
+def _with_next(
+    batches: Iterator[tuple[BatchInfo, memoryview]],
+) -> Iterator[tuple[tuple[BatchInfo, memoryview], BatchInfo | None]]:
+    """Each batch with the header of the one after it."""
+    held = next(batches, None)
+    while held is not None:
+        following = next(batches, None)
+        yield held, None if following is None else following[0]
+        held = following
 
 
 def remove_segments(fs: FileSystem, segments: list[Segment]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from penstock_core.failpoints import hit
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists
 from penstock_storage_node.log.jobs import segment_paths
@@ -30,6 +31,9 @@ class Verdict:
     """Nothing decided: these segments' timestamps have to be read first."""
 
 
+_BY_OFFSET = TopicSettings(retention_ms=-1, retention_bytes=-1)
+
+
 def decide(
     segments: Sequence[Segment],
     settings: TopicSettings,
@@ -43,7 +47,9 @@ def decide(
     if by_policy and settings.retention_ms >= 0:
         unknown = [segment for segment in closed if segment.max_timestamp == TIMESTAMP_UNKNOWN]
         if unknown:
-            return Verdict(unknown=unknown)
+            # Deleted records need no timestamps: they go now, by their offsets.
+            early = decide(segments, _BY_OFFSET, high_watermark, log_start_offset, now_ms)
+            return early if early.count else Verdict(unknown=unknown)
     excess = sum(segment.size for segment in segments) - settings.retention_bytes
     count = 0
     for segment, after in zip(closed, segments[1:], strict=False):
@@ -73,6 +79,7 @@ def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
 
     First renamed to `.deleted`, which recovery removes should the process end half-way.
     """
+    hit("log.retention.before_rename")
     for segment in segments:
         fs.index_heads.forget(segment.offset_index.path)
         for path in segment_paths(segment):
@@ -81,6 +88,8 @@ def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
                 fs.rename(path, path + ".deleted")
     with suppress(FileNotFoundError):  # the whole log was deleted meanwhile
         fs.sync_directory(directory)
+    hit("log.retention.after_rename")
+
     for segment in segments:
         for path in segment_paths(segment):
             unlink_if_exists(fs, path + ".deleted")

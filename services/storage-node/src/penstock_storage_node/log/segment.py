@@ -8,6 +8,7 @@ FileSystem and run in the disk pool.
 from __future__ import annotations
 
 import struct
+from binascii import crc32
 from collections.abc import Iterator
 
 from penstock_core.limits import BATCH_BYTES_MAX
@@ -19,6 +20,7 @@ from penstock_core.records.batch import (
     BatchInfo,
     Buffer,
 )
+from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import (
     RELATIVE_OFFSET_MAX,
@@ -34,9 +36,6 @@ from penstock_storage_node.log.index import (
 
 SEGMENT_BYTES_MAX = 0x7FFFFFFF
 """Positions are int32 in Kafka's index."""
-
-INDEX_ENTRIES_MAX = 10 * 1024 * 1024 // TIME_ENTRY_BYTES
-"""Kafka's default index file (segment.index.bytes) in time index entries: roll before more."""
 
 SCAN_CHUNK_BYTES = 1024 * 1024
 """Read at once when walking a segment."""
@@ -116,13 +115,18 @@ class Segment:
         self.size += size_bytes
         self.bytes_since_index += size_bytes
 
-    def has_room(self, size_bytes: int, last_offset: int, segment_bytes: int) -> bool:
-        """Whether a batch may go in by size, offset width and index size."""
+    def has_room(self, size_bytes: int, last_offset: int, segment_bytes: int, index_bytes: int) -> bool:
+        """Whether a batch may go in by size, offset width and index size (segment.index.bytes)."""
         return (
             self.size + size_bytes <= segment_bytes
             and last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
-            and self.offset_index.count < INDEX_ENTRIES_MAX
+            and self.offset_index.count < max(index_bytes // TIME_ENTRY_BYTES, 1)
         )
+
+    def jitter_ms(self, settings: TopicSettings) -> int:
+        """How much earlier than segment.ms this one is closed (segment.jitter.ms): by chance, but always the same."""
+        bound = min(settings.segment_jitter_ms, settings.roll_ms)
+        return crc32(self.path.encode()) % (bound + 1) if bound > 0 else 0
 
     def age_for_roll_ms(self, timestamp: int, now_ms: int) -> int:
         """How long the segment is open by its own records' time, else by the clock (Kafka: timeWaitedForRoll)."""

@@ -255,6 +255,27 @@ class SimulatedFileSystem(FileSystem):
         file.synced = bytes(file.data)
         file.pending.clear()
 
+    def sync_filesystem(self, fd: int) -> None:
+        del fd
+        self._change("sync_filesystem", "/")
+        waiting: list[Node] = [self._root]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, SimulatedFile):
+                node.synced = bytes(node.data)
+            else:
+                node.synced = dict(node.names)
+                waiting.extend(node.names.values())
+            node.pending.clear()
+
+    def open_directory(self, path: str) -> int:
+        self._find(path)
+        return self._open(path, SimulatedFile())
+
+    def device(self, fd: int) -> int:
+        del fd
+        return 0
+
     def ftruncate(self, fd: int, size: int) -> None:
         path, file = self._file(fd)
         self._change("ftruncate", path)

@@ -16,7 +16,7 @@ from penstock_core.records.batch import Buffer, iter_batches
 from penstock_core.records.read import find_timestamp, read_records
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import Head, TimeIndex
-from penstock_storage_node.log.recovery import find_position
+from penstock_storage_node.log.recovery import find_position, load_first_timestamp
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
     Segment,
@@ -36,6 +36,7 @@ def load_timestamps(fs: FileSystem, segments: Sequence[Segment]) -> None:
         try:
             timestamp, relative = last_time_entry(fs, segment.time_index.path)
             segment.closed_ms = fs.modified_ms(segment.path)
+            load_first_timestamp(fs, segment)
             offset = segment.base_offset + relative
             if timestamp < 0 or not _has_timestamp(fs, segment, offset, timestamp):
                 walked = walk_file(fs, segment.path, 0, segment.written)
@@ -130,7 +131,8 @@ def find_largest(
         for info, view in walk_file(fs, segment.path, 0, segment.written):
             if info.base_offset >= upper_offset:
                 break
-            if info.max_timestamp > best and info.last_offset >= start_offset and not info.is_control:
+            has_records = info.record_count > 0 and not info.is_control
+            if info.max_timestamp > best and info.last_offset >= start_offset and has_records:
                 best, holder = info.max_timestamp, bytes(view)
     for buffers in staged:
         joined = b"".join(buffers)

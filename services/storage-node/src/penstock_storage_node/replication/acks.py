@@ -43,13 +43,20 @@ class AckQueue:
         self._waits.append(_Wait(required_offset, deadline_ms, waiter))
         self.earliest_deadline_ms = min(self.earliest_deadline_ms, deadline_ms)
 
-    def pass_offset(self, safe_offset: int, error: ErrorCode, effects: Effects) -> None:
-        """Answer every wait that `safe_offset` covers with `error`."""
+    def pass_offset(self, safe_offset: int, error: ErrorCode, effects: Effects) -> int:
+        """Answer every wait that `safe_offset` covers with `error`.
+
+        Returns the offset that the last of them required, -1 when none was covered.
+        """
         waits = self._waits
+        passed = -1
         while waits and waits[0].required_offset <= safe_offset:
-            effects.answers.append((waits.popleft().waiter, error))
+            wait = waits.popleft()
+            passed = max(passed, wait.required_offset)
+            effects.answers.append((wait.waiter, error))
         if not waits:
             self.earliest_deadline_ms = _NEVER_MS
+        return passed
 
     def expire(self, now_ms: int, error: ErrorCode, effects: Effects) -> None:
         """Answer the waits whose time is up with `error`."""

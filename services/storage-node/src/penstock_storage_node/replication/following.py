@@ -7,7 +7,8 @@ Rules (Kafka 4.3, `AbstractFetcherThread`, `UnifiedLog`; KIP-101, 279, 320, 595)
   node led without writing anything: the leader then calls it diverging, and the truncation,
   which cuts no data, takes the empty epoch out. Without it the epoch cache would go wrong.
 * On divergence: truncate to min(own end of that epoch, leader's end of it), then open again.
-* Batches are appended only where their base offset is this log's end.
+* Batches are appended only where the leader says that this log's end is; the first of them may
+  begin later, and there may be gaps between them: those records were compacted away.
 * The follower's high watermark is min(leader's, own end), set after the append.
 """
 
@@ -73,7 +74,7 @@ class Following:
         log = self._replica.log
         if base_offset != log.log_end_offset:
             return False
-        log.append_as_follower(records, self.epoch)
+        log.append_as_follower(records, self.epoch, base_offset=base_offset)
         return True
 
     def on_watermarks(self, leader_high_watermark: int, leader_log_start_offset: int) -> bool:

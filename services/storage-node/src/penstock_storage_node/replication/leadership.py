@@ -48,6 +48,7 @@ class FollowerProgress:
     caught_up_ms: int = 0
     mark_ms: int = 0
     mark_offset: int = 0
+    log_start_offset: int = UNKNOWN_OFFSET
     heard: bool = False
     """It has a session, and has spoken since it last left the ISR. One that has not may be
     dead or hung: it neither joins nor holds the high watermark back."""
@@ -94,6 +95,8 @@ class Leadership:
         self.followers: dict[NodeId, FollowerProgress] = {}
         self._acks_all = AckQueue()
         self._acks_one = AckQueue()
+        self._acked_one_offset = -1
+        """What acks=1 has promised: everything below."""
         self._set_replicas(state.replicas, now_ms)
         self._propose_recovered()
         self.advance(now_ms)
@@ -159,6 +162,7 @@ class Leadership:
     def wait_one(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
         """acks=1: answered when this node's own effective end reaches `required_offset`."""
         if self._replica.effective_end_offset >= required_offset:
+            self._acked_one_offset = max(self._acked_one_offset, required_offset)
             self._effects.answers.append((waiter, ErrorCode.NONE))
         else:
             self._acks_one.add(required_offset, deadline_ms, waiter)
@@ -181,7 +185,8 @@ class Leadership:
 
     def on_local_progress(self, now_ms: int) -> None:
         """This node's own log was written or flushed further."""
-        self._acks_one.pass_offset(self._replica.effective_end_offset, ErrorCode.NONE, self._effects)
+        passed = self._acks_one.pass_offset(self._replica.effective_end_offset, ErrorCode.NONE, self._effects)
+        self._acked_one_offset = max(self._acked_one_offset, passed)
         self.advance(now_ms)
 
     def on_follower_open(
@@ -215,6 +220,19 @@ class Leadership:
         follower.flushed_offset = min(flushed_offset, end_offset)
         self._on_progress(follower, now_ms)
 
+    def on_follower_log_start(self, node: NodeId, offset: int) -> bool:
+        """A follower's log begins at `offset`. True when that is news."""
+        follower = self.followers.get(node)
+        if follower is None or follower.log_start_offset == offset:
+            return False
+        follower.log_start_offset = offset
+        return True
+
+    def low_watermark(self) -> int:
+        """Least log start of this replica and the live followers (KIP-107); -1 while one is not known."""
+        starts = [f.log_start_offset for f in self.followers.values() if self._eligible(f.node_id, -1)]
+        return min([self._replica.log.log_start_offset, *starts])
+
     def _on_progress(self, follower: FollowerProgress, now_ms: int) -> None:
         log_end = self._replica.log.log_end_offset
         end = self._end_of(follower)
@@ -237,6 +255,8 @@ class Leadership:
 
     def advance(self, now_ms: int) -> None:
         """Raise the high watermark as far as the rules allow, and answer who waits for it."""
+        if self._replica.wants_fsync and not self._replica.fsync and self._isr_has_flushed():
+            self._replica.fsync = True
         if self.under_min_isr:
             return
         pending = self.pending
@@ -253,6 +273,42 @@ class Leadership:
             self._replica.high_watermark = lowest
             self._effects.advanced[self._replica] = None
             self._acks_all.pass_offset(lowest, ErrorCode.NONE, self._effects)
+
+    def _isr_has_flushed(self) -> bool:
+        """Whether every member, pending ones too, has flushed what was acknowledged without a flush."""
+        high_watermark = self._replica.high_watermark
+        members = self.isr if self.pending is None else self.isr.union(self.pending.isr)
+        return self._replica.log.flushed_offset >= high_watermark and all(
+            follower.flushed_offset >= high_watermark
+            for follower in self.followers.values()
+            if follower.node_id in members
+        )
+
+    def holders(self, required_offset: int) -> tuple[list[NodeId], list[NodeId]]:
+        """Replicas known to hold everything below an offset, and those of them that have flushed it."""
+        log, me = self._replica.log, self._replica.node_id
+        ends = [(me, log.written_offset, log.flushed_offset)]
+        ends += [(f.node_id, f.end_offset, f.flushed_offset) for f in self.followers.values()]
+        return (
+            sorted(node for node, end, _ in ends if end >= required_offset),
+            sorted(node for node, _, flushed in ends if flushed >= required_offset),
+        )
+
+    def acked_unflushed(self) -> tuple[int, int]:
+        """(from, to): offsets that were acknowledged in this term and are not flushed on as many
+        disks as the ack speaks of: min ISR for acks=all, the leader's for acks=1. Empty: from = to."""
+        log, start = self._replica.log, self.epoch_start_offset
+        flushed = sorted([log.flushed_offset, *(f.flushed_offset for f in self.followers.values())])
+        needed = min(max(self._replica.settings.min_insync_replicas, 1), len(flushed))
+        spans = [
+            (max(low, start), high)
+            for low, high in (
+                (flushed[-needed], self._replica.high_watermark),
+                (log.flushed_offset, self._acked_one_offset),
+            )
+            if max(low, start) < high
+        ]
+        return (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (start, start)
 
     def _about_to_join(self, follower: FollowerProgress, now_ms: int) -> bool:
         if not follower.heard or not self._caught_up(follower, now_ms):

@@ -44,8 +44,10 @@ class ReplicaLog(Protocol):
     def latest_epoch(self) -> int:
         """Newest leader epoch known, -1 when none."""
 
-    def append_as_follower(self, records: bytes | memoryview, leader_epoch: int) -> int:
-        """Append the leader's batches at the end of the log."""
+    def append_as_follower(
+        self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
+    ) -> int:
+        """Append the leader's batches at the end of the log, which the leader takes to be `base_offset`."""
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch found, its end offset); (-1, -1) when unknown."""
@@ -96,7 +98,11 @@ class PartitionReplica:
         self.node_id = node_id
         self.log = log
         self.settings = settings
-        self.fsync = settings.durability == "fsync"
+        self.wants_fsync = settings.durability == "fsync"
+        """What the topic's settings ask for."""
+        self.fsync = self.wants_fsync
+        """Whether offsets count by their flush now: a leader that is switched to it goes on
+        counting written ones until `Leadership` finds the whole ISR flushed past the high watermark."""
         self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
         self.leader_epoch = -1
         self.leader = NO_NODE
@@ -159,11 +165,15 @@ class PartitionReplica:
             self.leadership.resign()
             self.leadership = None
         self.following = None
+        self.fsync = self.wants_fsync
 
     def update_settings(self, settings: TopicSettings, now_ms: int) -> None:
-        """New topic settings; durability and min ISR count from here on."""
+        """New topic settings. They count from here on, but for a leader's switch to fsync,
+        which takes effect once every ISR member has flushed past the high watermark."""
         self.settings = settings
-        self.fsync = settings.durability == "fsync"
+        self.wants_fsync = settings.durability == "fsync"
+        if self.leadership is None or not self.wants_fsync:
+            self.fsync = self.wants_fsync
         if self.leadership is not None:
             self.leadership.on_local_progress(now_ms)
 

@@ -61,12 +61,28 @@ class DataFrame:
     diverging: tuple[int, int] | None = None
     out_of_range: tuple[int, int] | None = None
     error: tuple[ErrorCode, str] | None = None
+    move: int | None = None
+    """Lane on which to open again."""
 
 
 class LeaderSender:
     """State of one follower's stream. Hashable by identity."""
 
-    def __init__(self, node: NodeId, node_epoch: int, credit_bytes: int, effects: Effects) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        node_epoch: int,
+        credit_bytes: int,
+        effects: Effects,
+        *,
+        catch_up: bool = False,
+        read_bytes_max: int = READ_BYTES_MAX,
+    ) -> None:
+        """`catch_up`: a stream for sessions that are behind. All of its credit goes to reads, and a
+        session that has reached the end waits for its `move`, which the next read leads to."""
+        self._catch_up = catch_up
+        self._read_credit_bytes = credit_bytes if catch_up else credit_bytes // 2
+        self._read_bytes_max = read_bytes_max
         self.node = node
         self.node_epoch = node_epoch
         self._credit_bytes = credit_bytes
@@ -124,6 +140,11 @@ class LeaderSender:
         if self.close(session.number) is not None:
             self.tell(DataFrame(session.number, error=(code, message)))
 
+    def move(self, session: SenderSession, lane: int) -> None:
+        """Close a session: the follower is to open it again on the pair's other stream."""
+        if self.close(session.number) is not None:
+            self.tell(DataFrame(session.number, move=lane))
+
     # -- what happens -------------------------------------------------------------
 
     def on_append(
@@ -146,8 +167,9 @@ class LeaderSender:
         if session.closed:
             return
         if size:
-            self._enqueue(session, base_offset, end_offset, buffers, size)
-        if session.next_offset == session.replica.log.log_end_offset:
+            # The first batch begins later where compaction took what came before it.
+            self._enqueue(session, min(base_offset, session.next_offset), end_offset, buffers, size)
+        if session.next_offset == session.replica.log.log_end_offset and not self._catch_up:
             session.live = True
             self._behind.pop(session.number, None)
 
@@ -225,22 +247,22 @@ class LeaderSender:
         return bool(self._told or self._dirty)
 
     def reads(self, start: Callable[[SenderSession, int], None]) -> None:
-        """Start reads for sessions that are behind, in turn, within half of the credit.
+        """Start reads for sessions that are behind, in turn, within their share of the credit.
 
-        `start(session, max_bytes)` must lead to `on_read`, now or later.
+        `start(session, max_bytes)` must lead to `on_read`, now or later, or to the session's end.
         """
         for number in list(self._behind):
             session = self._behind.get(number)
             if session is None or session.reading or session.queue:
                 continue
-            room = self._credit_bytes // 2 - self._outstanding_bytes
+            room = self._read_credit_bytes - self._outstanding_bytes
             if room <= 0:
                 return
             # Turn: this one goes to the end of the line.
             del self._behind[number]
             self._behind[number] = session
             session.reading = True
-            start(session, min(room, READ_BYTES_MAX))
+            start(session, min(room, self._read_bytes_max))
 
 
 _FRAMES_MAX = 4096

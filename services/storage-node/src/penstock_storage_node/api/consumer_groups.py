@@ -1,0 +1,124 @@
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848): decoded, handed to a shard, encoded."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NO_TOPIC_ID, TopicId
+from penstock_core.kafka import codec
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.group_failures import consumer_describe_failure
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
+from penstock_storage_node.coordinator.modern import ConsumerGroup, ConsumerMember, Parts, to_assignment
+
+CONSUMER_MEMBER_TYPE: Final = 1
+
+
+def decode_beat(caller: Caller, header: RequestHeader, request: Any) -> BeatRequest:
+    """A heartbeat in the coordinator's form."""
+    owned: Parts | None = None
+    if request.topic_partitions is not None:
+        owned = frozenset(
+            (TopicId(codec.topic_id(t.topic_id) or NO_TOPIC_ID), p)
+            for t in request.topic_partitions
+            for p in t.partitions or ()
+        )
+    topics = request.subscribed_topic_names
+    return BeatRequest(
+        request.group_id,
+        request.member_id or "",
+        request.member_epoch,
+        request.instance_id,
+        request.rack_id,
+        request.rebalance_timeout // timedelta(milliseconds=1),
+        None if topics is None else tuple(topics),
+        getattr(request, "subscribed_topic_regex", None),
+        request.server_assignor,
+        owned,
+        caller.client_id or "",
+        f"/{caller.host}",
+        header.api_version,
+    )
+
+
+def encode_beat(header: RequestHeader, result: BeatResult, heartbeat_ms: int) -> bytes:
+    """Its response."""
+    assignment = None
+    if result.assignment is not None:
+        item = codec.entity_type(header.api_key, header.api_version, "Assignment")
+        assignment = codec.build(item, topic_partitions=_topics(header, result.assignment, None))
+    schema = codec.response_type(header.api_key, header.api_version)
+    response = codec.build(
+        schema,
+        error_code=result.error,
+        error_message=result.message,
+        member_id=result.member_id,
+        member_epoch=result.epoch,
+        heartbeat_interval=0 if result.error else heartbeat_ms,
+        assignment=assignment,
+    )
+    return codec.encode_response(header, response)
+
+
+def _topics(header: RequestHeader, parts: Parts, names: dict[TopicId, str] | None) -> tuple[Any, ...]:
+    item = codec.entity_type(header.api_key, header.api_version, "TopicPartitions")
+    return tuple(
+        codec.build(
+            item,
+            topic_id=topic_id,
+            topic_name="" if names is None else names.get(topic_id, ""),
+            partitions=partitions,
+        )
+        for topic_id, partitions in to_assignment(parts).items()
+    )
+
+
+def encode_described(header: RequestHeader, group: ConsumerGroup, operations: int) -> Any:
+    """One group of a ConsumerGroupDescribe response."""
+    names = {topic_id: name for name, (topic_id, _) in group.topics.items()}
+    return codec.build(
+        codec.entity_type(header.api_key, header.api_version, "DescribedGroup"),
+        error_code=0,
+        error_message=None,
+        group_id=group.group_id,
+        group_state=group.state,
+        group_epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=group.assignor,
+        members=tuple(_member(header, group, member, names) for member in group.members.values()),
+        authorized_operations=operations,
+    )
+
+
+def _member(
+    header: RequestHeader, group: ConsumerGroup, member: ConsumerMember, names: dict[TopicId, str]
+) -> Any:
+    of = (header.api_key, header.api_version)
+    assignment_type = codec.entity_type(*of, "Assignment")
+    target = group.targets.get(member.member_id, frozenset())
+    return codec.build(
+        codec.entity_type(*of, "Member"),
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=member.topics,
+        subscribed_topic_regex=member.regex,
+        assignment=codec.build(assignment_type, topic_partitions=_topics(header, member.assigned, names)),
+        target_assignment=codec.build(assignment_type, topic_partitions=_topics(header, target, names)),
+        member_type=CONSUMER_MEMBER_TYPE,
+    )
+
+
+def describe_missing(header: RequestHeader, group_id: str, error: PenstockError | None) -> Any:
+    """A group that is not there, or not here."""
+    if error is not None:
+        return consumer_describe_failure(header, group_id, error.code, error.message)
+    return consumer_describe_failure(
+        header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group."
+    )

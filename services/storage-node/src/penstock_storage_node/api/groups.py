@@ -1,0 +1,501 @@
+"""Requests to the group coordinator, for every way in: decoded, handed to a shard, encoded.
+
+Rules: a request that a shard cannot take (not the coordinator, still loading) fails as a whole with
+that code; an answer that waits for the high watermark waits COMMIT_TIMEOUT_MS at most, then
+the client is told COORDINATOR_NOT_AVAILABLE and asks again. JoinGroup and SyncGroup wait as long as
+the group does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.kafka import codec
+from penstock_core.kafka.apis import ApiKey
+from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.group_failures import describe_failure
+from penstock_core.kafka.wire import Buffer, Malformed
+from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
+from penstock_runtime.kafka_listener import Response
+from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.api.consumer_groups import (
+    decode_beat,
+    describe_missing,
+    encode_beat,
+    encode_described,
+)
+from penstock_storage_node.api.group_wire import (
+    encode,
+    encode_commit,
+    encode_deleted,
+    encode_group,
+    encode_join,
+    encode_sync,
+    failure,
+    item,
+    to_ms,
+)
+from penstock_storage_node.coordinator.base import GROUP_ID_BYTES_MAX, TopicKey
+from penstock_storage_node.coordinator.host import GroupHost
+from penstock_storage_node.coordinator.offsets import CommitRequest, NewOffset
+from penstock_storage_node.coordinator.records import OffsetValue
+from penstock_storage_node.coordinator.shard import JoinRequest, Shard, SyncRequest
+
+COMMIT_TIMEOUT_MS: Final = 5_000
+"""As Kafka's offsets.commit.timeout.ms."""
+
+_OPERATION_BITS: Final = {Operation.READ: 1 << 3, Operation.DELETE: 1 << 6, Operation.DESCRIBE: 1 << 8}
+_NO_OPERATIONS: Final = -(2**31)
+
+Answer = Response | Awaitable[Response]
+
+
+class Later:
+    """An answer that a shard gives at once or later: `result` is what to hand on."""
+
+    __slots__ = ("_future", "_response")
+
+    def __init__(self) -> None:
+        self._response: bytes | None = None
+        self._future: asyncio.Future[Response] | None = None
+
+    def give(self, response: bytes) -> None:
+        """The answer; a second one is dropped."""
+        if self._future is None:
+            self._response = self._response or response
+        elif not self._future.done():
+            self._future.set_result([response])
+
+    def result(self) -> Answer:
+        """Called once, after the request was handed over."""
+        if self._response is not None:
+            return [self._response]
+        self._future = asyncio.get_running_loop().create_future()
+        return self._future
+
+    def within(self, most_ms: int, otherwise: Callable[[], bytes]) -> Answer:
+        """As `result`, but `otherwise` is given once `most_ms` have passed."""
+        result = self.result()
+        if self._future is not None:
+            timer = asyncio.get_running_loop().call_later(most_ms / 1000, lambda: self.give(otherwise()))
+            self._future.add_done_callback(lambda _: timer.cancel())
+        return result
+
+
+class GroupHandler:
+    """Answers the group APIs and those of offsets."""
+
+    def __init__(self, host: GroupHost, authorizer: Authorizer) -> None:
+        self._host = host
+        self._authorizer = authorizer
+        self._handlers: dict[int, Callable[[Caller, RequestHeader, Any, Buffer], Answer]] = {
+            ApiKey.JOIN_GROUP: self._join,
+            ApiKey.SYNC_GROUP: self._sync,
+            ApiKey.HEARTBEAT: self._heartbeat,
+            ApiKey.LEAVE_GROUP: self._leave,
+            ApiKey.OFFSET_COMMIT: self._commit,
+            ApiKey.OFFSET_FETCH: self._fetch,
+            ApiKey.OFFSET_DELETE: self._offset_delete,
+            ApiKey.LIST_GROUPS: self._list,
+            ApiKey.DESCRIBE_GROUPS: self._describe,
+            ApiKey.DELETE_GROUPS: self._delete,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._consumer_heartbeat,
+            ApiKey.CONSUMER_GROUP_DESCRIBE: self._consumer_describe,
+        }
+
+    @property
+    def api_keys(self) -> list[int]:
+        """What `handle` knows."""
+        return [int(key) for key in self._handlers]
+
+    def handle(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Answer:
+        """Answer one request. Raises Malformed when it cannot be read."""
+        request = codec.decode_request(header, frame)
+        try:
+            return self._handlers[header.api_key](caller, header, request, frame)
+        except Malformed:
+            raise
+        except PenstockError as e:
+            return [failure(header, frame, e.code, e.message)]
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _may(self, caller: Caller, operation: Operation, group_id: str) -> bool:
+        return self._authorizer.authorize(caller.principal, operation, ResourceType.GROUP, group_id)
+
+    def _shard(self, caller: Caller, operation: Operation, group_id: str) -> Shard:
+        if not self._may(caller, operation, group_id):
+            raise PenstockError(
+                ErrorCode.GROUP_AUTHORIZATION_FAILED, f"{caller.principal} may not use group {group_id}"
+            )
+        if len(group_id.encode()) > GROUP_ID_BYTES_MAX:
+            raise PenstockError(ErrorCode.INVALID_GROUP_ID, f"a group id of {len(group_id)} characters")
+        return self._host.find(group_id)
+
+    def _may_topic(self, caller: Caller, operation: Operation, topic: str) -> bool:
+        return self._authorizer.authorize(caller.principal, operation, ResourceType.TOPIC, topic)
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def _join(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        version = header.api_version
+        session_ms = to_ms(request.session_timeout)
+        join = JoinRequest(
+            request.group_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            request.protocol_type,
+            tuple((p.name, p.metadata) for p in request.protocols or ()),
+            session_ms,
+            to_ms(request.rebalance_timeout) if version >= 1 else session_ms,
+            caller.client_id or "",
+            f"/{caller.host}",
+            member_id_required=version >= 4,
+            can_skip_assignment=version >= 9,
+        )
+        later = Later()
+        shard.join(join, lambda result: later.give(encode_join(header, result)))
+        return later.result()
+
+    def _sync(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        sync = SyncRequest(
+            request.group_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            request.generation_id,
+            getattr(request, "protocol_type", None),
+            getattr(request, "protocol_name", None),
+            [(a.member_id, a.assignment) for a in request.assignments or ()],
+        )
+        later = Later()
+        shard.sync(sync, lambda result: later.give(encode_sync(header, result)))
+        return later.result()
+
+    def _heartbeat(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        instance_id = getattr(request, "group_instance_id", None)
+        error = shard.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
+        return [encode(header, error_code=error)]
+
+    def _leave(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        if header.api_version < 3:
+            error, codes = shard.leave(request.group_id, [(request.member_id, None)])
+            return [encode(header, error_code=error or codes[0])]
+        error, codes = shard.leave(
+            request.group_id, [(m.member_id, m.group_instance_id) for m in request.members or ()]
+        )
+        members = tuple(
+            item(
+                header,
+                "MemberResponse",
+                member_id=m.member_id,
+                group_instance_id=m.group_instance_id,
+                error_code=code,
+            )
+            for m, code in zip(request.members or (), codes, strict=False)
+        )
+        return [encode(header, error_code=error, members=members)]
+
+    def _consumer_heartbeat(
+        self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer
+    ) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        for topic in request.subscribed_topic_names or ():
+            if not self._may_topic(caller, Operation.DESCRIBE, topic):
+                raise PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {topic}")
+        later = Later()
+        interval_ms = self._host.settings.consumer_heartbeat_ms
+        shard.consumer_heartbeat(
+            decode_beat(caller, header, request),
+            lambda result: later.give(encode_beat(header, result, interval_ms)),
+        )
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    def _consumer_describe(
+        self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer
+    ) -> Answer:
+        groups = []
+        for group_id in request.group_ids or ():
+            try:
+                group = self._shard(caller, Operation.DESCRIBE, group_id).describe_consumer(group_id)
+            except PenstockError as e:
+                groups.append(describe_missing(header, group_id, e))
+                continue
+            if group is None:
+                groups.append(describe_missing(header, group_id, None))
+                continue
+            wanted = request.include_authorized_operations
+            operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
+            groups.append(encode_described(header, group, operations))
+        return [encode(header, groups=tuple(groups))]
+
+    # -- offsets ------------------------------------------------------------------------------------
+
+    def _commit(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        version = header.api_version
+        items: list[NewOffset] = []
+        refused: dict[int, ErrorCode] = {}
+        number = 0
+        for topic in request.topics or ():
+            name, error = self._topic_to_commit(caller, topic)
+            for p in topic.partitions or ():
+                if error:
+                    refused[number] = error
+                else:
+                    items.append(
+                        NewOffset(
+                            name,
+                            p.partition_index,
+                            p.committed_offset,
+                            getattr(p, "committed_leader_epoch", -1),
+                            p.committed_metadata,
+                        )
+                    )
+                number += 1
+        retention = getattr(request, "retention_time", None)
+        commit = CommitRequest(
+            request.group_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            request.generation_id_or_member_epoch,
+            items,
+            -1 if retention is None else to_ms(retention),
+            version,
+        )
+        later = Later()
+
+        def committed(codes: Any) -> None:
+            left = iter(codes)
+            each = [refused[i] if i in refused else next(left) for i in range(number)]
+            later.give(encode_commit(header, request, each))
+
+        shard.commit(commit, committed)
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    def _topic_to_commit(self, caller: Caller, topic: Any) -> tuple[str, ErrorCode]:
+        by_id = hasattr(topic, "topic_id")
+        name = self._topic_name(topic.topic_id) if by_id else topic.name
+        if name is None:
+            return "", ErrorCode.UNKNOWN_TOPIC_ID
+        if not self._may_topic(caller, Operation.READ, name):
+            return name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not self._host.topics.partition_count(name):
+            return name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return name, ErrorCode.NONE
+
+    def _topic_name(self, topic_id: Any) -> str | None:
+        known = codec.topic_id(topic_id)
+        return None if known is None else self._host.topics.topic_name(TopicId(known))
+
+    def _fetch(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        if header.api_version < 8:
+            error, topics = self._fetch_group(caller, header, request, None, -1)
+            if error:
+                return [failure(header, frame, error)]
+            return [encode(header, topics=topics, error_code=0)]
+        groups = []
+        for group in request.groups or ():
+            member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+            error, topics = self._fetch_group(caller, header, group, member_id, epoch)
+            groups.append(
+                item(
+                    header,
+                    "OffsetFetchResponseGroup",
+                    group_id=group.group_id,
+                    topics=topics,
+                    error_code=error,
+                )
+            )
+        return [encode(header, groups=tuple(groups))]
+
+    def _fetch_group(
+        self, caller: Caller, header: RequestHeader, group: Any, member_id: str | None, epoch: int
+    ) -> tuple[ErrorCode, tuple[Any, ...]]:
+        """Error and topics of one group of an OffsetFetch."""
+        try:
+            shard = self._shard(caller, Operation.DESCRIBE, group.group_id)
+        except PenstockError as e:
+            return e.code, ()
+        unknown: dict[Any, list[int]] = {}
+        names: dict[str, Any] = {}
+        keys: list[TopicKey] | None = None
+        if group.topics is not None:
+            keys = []
+            for topic in group.topics:
+                by_id = hasattr(topic, "topic_id")
+                name = self._topic_name(topic.topic_id) if by_id else topic.name
+                if name is None or not self._may_topic(caller, Operation.DESCRIBE, name):
+                    unknown[topic.topic_id if by_id else topic.name] = list(topic.partition_indexes or ())
+                    continue
+                names[name] = topic.topic_id if by_id else name
+                keys += [(name, index) for index in topic.partition_indexes or ()]
+        error, found = shard.fetch(group.group_id, member_id, epoch, keys)
+        if error:
+            return error, ()
+        by_topic: dict[str, list[tuple[int, OffsetValue | None]]] = {name: [] for name in names}
+        for (name, index), value in found:
+            if keys is not None or self._may_topic(caller, Operation.DESCRIBE, name):
+                by_topic.setdefault(name, []).append((index, value))
+        return ErrorCode.NONE, self._encode_fetched(header, by_topic, names, unknown)
+
+    def _encode_fetched(
+        self,
+        header: RequestHeader,
+        by_topic: dict[str, list[tuple[int, OffsetValue | None]]],
+        names: dict[str, Any],
+        unknown: dict[Any, list[int]],
+    ) -> tuple[Any, ...]:
+        plural = header.api_version >= 8
+        topic_type = "OffsetFetchResponseTopics" if plural else "OffsetFetchResponseTopic"
+        item_type = "OffsetFetchResponsePartitions" if plural else "OffsetFetchResponsePartition"
+        with_ids = header.api_version >= 10
+
+        def one(index: int, value: OffsetValue | None, error: int = 0) -> Any:
+            return item(
+                header,
+                item_type,
+                partition_index=index,
+                committed_offset=-1 if value is None else value.offset,
+                committed_leader_epoch=-1 if value is None else value.leader_epoch,
+                metadata="" if value is None else value.metadata,
+                error_code=error,
+            )
+
+        topics = []
+        for name, found in by_topic.items():
+            key = names.get(name, self._host.topics.topic_id(name) if with_ids else name)
+            if key is None:
+                continue  # the topic is gone, its offsets are about to go
+            named = {"topic_id": key} if with_ids else {"name": key}
+            topics.append(
+                item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
+            )
+        refusal = ErrorCode.UNKNOWN_TOPIC_ID if with_ids else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        for key, indexes in unknown.items():
+            named = {"topic_id": key} if with_ids else {"name": key}
+            topics.append(
+                item(header, topic_type, **named, partitions=tuple(one(i, None, refusal) for i in indexes))
+            )
+        return tuple(topics)
+
+    def _offset_delete(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._shard(caller, Operation.DELETE, request.group_id)
+        places = [(t.name, p.partition_index) for t in request.topics or () for p in t.partitions or ()]
+        refused = {
+            place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for place in places
+            if place[1] >= self._host.topics.partition_count(place[0])
+        }
+        keys = [place for place in places if place not in refused]
+        later = Later()
+
+        def deleted(error: ErrorCode, codes: Any) -> None:
+            if error and not codes:
+                later.give(failure(header, frame, error))
+                return
+            each = dict(zip(keys, codes, strict=True)) | refused
+            topics = tuple(
+                item(
+                    header,
+                    "OffsetDeleteResponseTopic",
+                    name=t.name,
+                    partitions=tuple(
+                        item(
+                            header,
+                            "OffsetDeleteResponsePartition",
+                            partition_index=p.partition_index,
+                            error_code=error or each[t.name, p.partition_index],
+                        )
+                        for p in t.partitions or ()
+                    ),
+                )
+                for t in request.topics or ()
+            )
+            later.give(encode(header, error_code=error, topics=topics))
+
+        shard.delete_offsets(request.group_id, keys, deleted)
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    # -- administration ---------------------------------------------------------------------------------
+
+    def _list(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        states = getattr(request, "states_filter", None) or ()
+        kinds = getattr(request, "types_filter", None) or ()
+        groups = [
+            item(
+                header,
+                "ListedGroup",
+                group_id=view.group_id,
+                protocol_type=view.protocol_type,
+                group_state=view.state,
+                group_type=view.kind,
+            )
+            for shard in self._host.shards()
+            for view in shard.list_groups(states, kinds)
+            if self._may(caller, Operation.DESCRIBE, view.group_id)
+        ]
+        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._host.loading_count else ErrorCode.NONE
+        return [encode(header, error_code=error, groups=tuple(groups))]
+
+    def _describe(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        with_operations = getattr(request, "include_authorized_operations", False)
+        groups = []
+        for group_id in request.groups or ():
+            try:
+                view = self._shard(caller, Operation.DESCRIBE, group_id).describe(group_id)
+            except PenstockError as e:
+                groups.append(describe_failure(header, group_id, e.code, e.message))
+                continue
+            if view is None:
+                missing = header.api_version >= 6
+                code = ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE
+                groups.append(describe_failure(header, group_id, code, f"group {group_id} is not there"))
+                continue
+            operations = self._operations(caller, group_id) if with_operations else _NO_OPERATIONS
+            groups.append(encode_group(header, view, operations))
+        return [encode(header, groups=tuple(groups))]
+
+    def _operations(self, caller: Caller, group_id: str) -> int:
+        return sum(
+            bit for operation, bit in _OPERATION_BITS.items() if self._may(caller, operation, group_id)
+        )
+
+    def _delete(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        names = list(dict.fromkeys(request.groups_names or ()))
+        codes: dict[str, ErrorCode] = {}
+        later = Later()
+
+        def done(name: str, code: ErrorCode) -> None:
+            codes[name] = code
+            if len(codes) == len(names):
+                later.give(encode_deleted(header, codes))
+
+        for name in names:
+            try:
+                shard = self._shard(caller, Operation.DELETE, name)
+            except PenstockError as e:
+                done(name, e.code)
+                continue
+            shard.delete_group(name, lambda code, name=name: done(name, code))  # type: ignore[misc]
+        if not names:
+            later.give(encode_deleted(header, codes))
+        return later.within(
+            COMMIT_TIMEOUT_MS,
+            lambda: encode_deleted(
+                header, {n: codes.get(n, ErrorCode.COORDINATOR_NOT_AVAILABLE) for n in names}
+            ),
+        )

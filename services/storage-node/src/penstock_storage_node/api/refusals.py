@@ -1,0 +1,102 @@
+"""Batches of idempotent producers that were refused here a moment ago, and what they explain.
+
+A client has several requests in flight. This node refuses R1, because it has not heard yet
+that it leads, or has too few replicas in sync; then it hears; then R2 arrives, which was
+sent before the client read of the refusal. R2 is not next in line: a known producer's would
+be OUT_OF_ORDER_SEQUENCE_NUMBER, at which librdkafka bumps its epoch for every partition.
+Worse, a producer that is unknown may begin anywhere (Kafka's rule, for those whose state
+expired), so R2 would be written, and librdkafka takes R1 for written as soon as R2 is
+acknowledged: an acknowledged record is lost.
+
+So R2 is answered NOT_LEADER_OR_FOLLOWER, "certainly not written, send it again", until R1
+has come again or has had time to. Gateways do the same for what they fail themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.kafka.produce import ProducePartition
+from penstock_core.records.batch import HEADER_BYTES, BatchInfo
+
+EXPIRY_MS: Final = 10_000
+"""After this a batch is no longer one that was sent before the refusal was read."""
+
+REFUSED_MAX: Final = 10_000
+"""Producers and partitions kept; the oldest goes first."""
+
+RETRIED: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Refusals after which a client sends the batch again."""
+
+_PRODUCER: Final = struct.Struct(">qhi")
+_PRODUCER_OFFSET: Final = 43
+_SEQUENCE_MASK: Final = 0x7FFFFFFF
+
+_Key = tuple[int, int, str | None, TopicId | None, int]
+
+
+@dataclass(slots=True)
+class _Refused:
+    sequence: int
+    expires_ms: int
+
+
+class Refusals:
+    """What one node refused lately. False when that is nothing."""
+
+    def __init__(self) -> None:
+        self._refused: dict[_Key, _Refused] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._refused)
+
+    def note(self, item: ProducePartition, code: ErrorCode, now_ms: int) -> None:
+        """A batch was refused; nothing of it was written."""
+        records = item.records
+        if code not in RETRIED or len(records) < HEADER_BYTES:
+            return
+        producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_OFFSET)
+        if producer_id < 0 or sequence < 0:
+            return
+        key = (producer_id, epoch, item.topic, item.topic_id, item.partition)
+        known = self._refused.pop(key, None)
+        if known is not None and known.expires_ms > now_ms and _is_behind(sequence, known.sequence):
+            sequence = known.sequence
+        elif len(self._refused) >= REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[key] = _Refused(sequence, now_ms + EXPIRY_MS)
+
+    def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> None:
+        """Raises NOT_LEADER_OR_FOLLOWER for a batch behind one that was refused and has not come again.
+
+        `is_next`: in the log it is the next of its producer, so nothing is missing before it.
+        """
+        key = (info.producer_id, info.producer_epoch, item.topic, item.topic_id, item.partition)
+        refused = self._refused.get(key)
+        if refused is None:
+            return
+        if is_next or refused.expires_ms <= now_ms or not _is_behind(info.base_sequence, refused.sequence):
+            del self._refused[key]
+            return
+        raise PenstockError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            f"sequence {refused.sequence} of producer {info.producer_id} was refused and must come again"
+            f" before sequence {info.base_sequence}: retry",
+        )
+
+
+def _is_behind(sequence: int, other: int) -> bool:
+    """Whether `other` is the earlier one; sequences go from 2^31-1 to 0."""
+    return 0 < (sequence - other) & _SEQUENCE_MASK <= _SEQUENCE_MASK // 2

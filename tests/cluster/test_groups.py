@@ -1,0 +1,235 @@
+"""Consumer groups with real clients on a real cluster: through a gateway and direct, with nodes and members dying."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock.local.cluster import LocalCluster
+from support.cluster import running_cluster
+from support.groups import MEMBERS, SESSION_TIMEOUT_MS, GroupLedger, GroupMember
+from support.kafka import (
+    CALL_TIMEOUT_S,
+    Load,
+    client_config,
+    create_topic,
+    describe,
+    produce,
+    wait_for_full_isr,
+)
+from support.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+PARTITIONS = 12
+LONG_S = 120.0
+"""For what a loaded machine may take its time over: failovers, sessions that run out."""
+
+_VICTIM = """
+import sys
+from confluent_kafka import Consumer
+consumer = Consumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[3],
+                     "session.timeout.ms": int(sys.argv[4]), "enable.auto.commit": False})
+consumer.subscribe([sys.argv[2]], on_assign=lambda *_: print("in", flush=True))
+while True:
+    consumer.poll(0.1)
+"""
+
+
+def settings() -> dict[str, dict[str, str]]:
+    return {
+        "storage-node": {
+            "group_initial_rebalance_delay_ms": "300",
+            "group_consumer_heartbeat_interval_ms": "1000",
+            "group_consumer_session_timeout_ms": str(SESSION_TIMEOUT_MS),
+        }
+    }
+
+
+def bootstrap_of(cluster: LocalCluster, mode: str) -> str:
+    return cluster.bootstrap if mode == "proxy" else cluster.direct_bootstrap
+
+
+def coordinator(bootstrap: str, group: str) -> str:
+    """Name of the node that coordinates a group."""
+    admin = AdminClient(client_config(bootstrap))
+    found = admin.describe_consumer_groups([group], request_timeout=CALL_TIMEOUT_S)[group]
+    return f"node-{found.result(timeout=CALL_TIMEOUT_S).coordinator.id}"
+
+
+def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """Committed offsets by partition, asked of the coordinator."""
+    consumer = Consumer(client_config(bootstrap, **{"group.id": group}))
+    try:
+        places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+
+        def ask() -> list[TopicPartition]:
+            try:
+                return list(consumer.committed(places, timeout=CALL_TIMEOUT_S))
+            except KafkaException:
+                return []  # the coordinator is moving
+
+        return {p.partition: p.offset for p in wait_for(ask, "committed offsets", LONG_S)}
+    finally:
+        consumer.close()
+
+
+def ends(bootstrap: str, topic: str) -> dict[int, int]:
+    """High watermarks by partition."""
+    consumer = Consumer(client_config(bootstrap, **{"group.id": "tests-unused"}))
+    try:
+        return {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=CALL_TIMEOUT_S)[1]
+            for p in range(PARTITIONS)
+        }
+    finally:
+        consumer.close()
+
+
+def share(members: list[GroupMember]) -> bool:
+    """Every partition has one owner, and every member some."""
+    owned = [p for m in members for p in m.owned]
+    return sorted(owned) == list(range(PARTITIONS)) and all(m.owned for m in members)
+
+
+@contextmanager
+def group(
+    bootstrap: str, topic: str, kind: str, count: int
+) -> Iterator[tuple[list[GroupMember], GroupLedger]]:
+    """Members that are stopped at the end, those that a test adds to the list too."""
+    ledger = GroupLedger()
+    members = [MEMBERS[kind](bootstrap, topic, "group", ledger) for _ in range(count)]
+    try:
+        yield members, ledger
+    finally:
+        errors = []
+        for member in members:
+            try:
+                member.stop()
+            except BaseException as e:
+                errors.append(e)
+    assert not errors, errors
+    assert not ledger.gaps, ledger.gaps[:3]
+
+
+def wait_for_more(ledger: GroupLedger, more: int, what: str) -> None:
+    wanted = ledger.count + more
+    wait_for(lambda: ledger.count >= wanted, f"{more} more records processed {what}", LONG_S)
+
+
+def wait_for_all(ledger: GroupLedger, values: set[bytes]) -> None:
+    wait_for(lambda: values <= ledger.values, "every record processed", LONG_S)
+    wait_for(lambda: sum(ledger.committed.values()) >= len(values), "every record's offset committed", LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("confluent-kafka", "proxy"),
+        ("confluent-kafka", "direct"),
+        ("kafka-python", "proxy"),
+        ("aiokafka", "proxy"),
+        ("aiokafka", "direct"),
+        ("cooperative", "proxy"),
+        ("group.protocol=consumer", "proxy"),
+        ("group.protocol=consumer", "direct"),
+    ],
+)
+def test_a_group_lives_through_the_death_of_its_coordinator(tmp_path: Path, kind: str, mode: str) -> None:
+    with running_cluster(tmp_path, controllers=1, settings=settings()) as cluster:
+        bootstrap = bootstrap_of(cluster, mode)
+        create_topic(bootstrap, "events", PARTITIONS, 3)
+        with group(bootstrap, "events", kind, 2) as (members, ledger):
+            with Load(bootstrap, "events", rate_per_s=200) as load:
+                wait_for_more(ledger, 200, "at first")
+                wait_for(lambda: share(members), "both members have partitions", LONG_S)
+                victim = coordinator(bootstrap, "group")
+                cluster.kill(victim)
+                wait_for_more(ledger, 600, f"after {victim} was killed")
+                cluster.start(victim)
+                wait_for_full_isr(bootstrap, "events", LONG_S)
+                wait_for_more(ledger, 200, f"after {victim} came back")
+            wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
+        assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
+
+
+def test_members_die_and_join_and_positions_outlive_the_cluster(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, settings=settings()) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "events", PARTITIONS, 3)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", _VICTIM, bootstrap, "events", "group", str(SESSION_TIMEOUT_MS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == b"in\n"
+            with group(bootstrap, "events", "confluent-kafka", 2) as (members, ledger):
+                with Load(bootstrap, "events", rate_per_s=300) as load:
+                    wait_for_more(ledger, 100, "at first")
+                    victim.send_signal(signal.SIGKILL)
+                    wait_for(lambda: share(members), "the dead member's partitions are shared out", LONG_S)
+                    members.append(MEMBERS["confluent-kafka"](bootstrap, "events", "group", ledger))
+                    wait_for(lambda: share(members), "the new member has partitions", LONG_S)
+                    cluster.kill("node-2")
+                    wait_for_more(ledger, 600, "after a node was killed")
+                    cluster.start("node-2")
+                    wait_for_full_isr(bootstrap, "events", LONG_S)
+                wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
+        finally:
+            victim.kill()
+            victim.wait()
+            if victim.stdout is not None:
+                victim.stdout.close()
+        before = committed(bootstrap, "group", "events")
+        assert before == ends(bootstrap, "events")
+        names = [process.name for process in cluster.status().processes]
+        for name in names:
+            cluster.kill(name)
+        assert cluster.start(*names) == []
+        assert committed(bootstrap, "group", "events") == before
+        # What comes from now on is all that a new member sees.
+        more = produce(bootstrap, "events", 50, first=1_000_000)
+        with group(bootstrap, "events", "confluent-kafka", 1) as (_, later):
+            later.committed.update(before)
+            wait_for(lambda: later.count >= 50, "the new records", LONG_S)
+        assert later.values == set(more.values.values())
+
+
+def test_groups_are_administered(shared_cluster: LocalCluster) -> None:
+    for mode in ("proxy", "direct"):
+        bootstrap = bootstrap_of(shared_cluster, mode)
+        topic = f"administered-{mode}"
+        create_topic(bootstrap, topic, PARTITIONS, 3)
+        produce(bootstrap, topic, 100)
+        admin = AdminClient(client_config(bootstrap))
+        names = [f"{topic}-{n}" for n in range(6)]
+        for name in names:
+            consumer = Consumer(client_config(bootstrap, **{"group.id": name}))
+            places = [TopicPartition(topic, p, 3) for p in range(2)]
+            assert all(p.error is None for p in consumer.commit(offsets=places, asynchronous=False))
+            consumer.close()
+        listed = admin.list_consumer_groups().result(timeout=CALL_TIMEOUT_S)
+        assert listed.errors == []
+        assert set(names) <= {g.group_id for g in listed.valid}
+        described = admin.describe_consumer_groups(names)
+        states = {name: f.result(timeout=CALL_TIMEOUT_S).state.name for name, f in described.items()}
+        assert states == dict.fromkeys(names, "EMPTY")
+        deleted = admin.delete_consumer_groups([*names, "no-such-group"])
+        with pytest.raises(KafkaException, match="GROUP_ID_NOT_FOUND"):
+            deleted["no-such-group"].result(timeout=CALL_TIMEOUT_S)
+        assert [deleted[name].result(timeout=CALL_TIMEOUT_S) for name in names] == [None] * len(names)
+        listed = admin.list_consumer_groups().result(timeout=CALL_TIMEOUT_S)
+        assert not set(names) & {g.group_id for g in listed.valid}
+    found = describe(shared_cluster.bootstrap, "__consumer_offsets")
+    assert len(found) == 50
+    assert {len(p.replicas) for p in found.values()} == {3}

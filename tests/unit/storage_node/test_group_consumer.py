@@ -1,0 +1,336 @@
+"""The consumer protocol (KIP-848): step by step, and random lives with invariants."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from penstock_core.errors import ErrorCode
+from penstock_storage_node.coordinator.base import GroupSettings
+from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
+from penstock_storage_node.coordinator.modern import NOTHING, ConsumerGroup, Parts
+from unit.storage_node.group_rig import FakeTopics, Rig, fresh_seeds
+
+E = ErrorCode
+
+
+def beat(rig: Rig, member_id: str, epoch: int, **values: Any) -> list[BeatResult]:
+    """A heartbeat of group `g`; the list gets its answer."""
+    answers: list[BeatResult] = []
+    if epoch == 0:
+        values = {"rebalance_timeout_ms": 30_000, "topics": ("t",), "owned": NOTHING} | values
+    rig.shard.consumer_heartbeat(BeatRequest("g", member_id, epoch, **values), answers.append)
+    rig.settle()
+    return answers
+
+
+def one(rig: Rig, member_id: str, epoch: int, **values: Any) -> BeatResult:
+    (answer,) = beat(rig, member_id, epoch, **values)
+    return answer
+
+
+def group_of(rig: Rig) -> ConsumerGroup:
+    group = rig.shard.groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    return group
+
+
+def parts(topic: str, *numbers: int) -> Parts:
+    return frozenset((FakeTopics.id_of(topic), n) for n in numbers)
+
+
+def rig_with(**counts: int) -> Rig:
+    rig = Rig()
+    rig.topics.set(**counts)
+    return rig
+
+
+def test_members_come_and_share() -> None:
+    rig = rig_with(t=4)
+    a = one(rig, "a", 0)
+    assert (a.error, a.member_id, a.epoch, a.assignment) == (E.NONE, "a", 1, parts("t", 0, 1, 2, 3))
+    assert one(rig, "a", 1) == BeatResult(member_id="a", epoch=1)
+    # b waits for what a has to give up.
+    b = one(rig, "b", 0)
+    assert (b.epoch, b.assignment) == (2, NOTHING)
+    assert group_of(rig).state == "Reconciling"
+    a = one(rig, "a", 1)
+    assert (a.epoch, a.assignment) == (1, parts("t", 0, 1))
+    assert one(rig, "b", 2).assignment is None
+    # Until it says that it gave them up, nothing moves.
+    assert one(rig, "a", 1).assignment is None
+    a = one(rig, "a", 1, owned=parts("t", 0, 1))
+    assert (a.epoch, a.assignment) == (2, None)
+    b = one(rig, "b", 2)
+    assert (b.epoch, b.assignment) == (2, parts("t", 2, 3))
+    assert group_of(rig).state == "Stable"
+    left = one(rig, "b", -1)
+    assert (left.error, left.epoch) == (E.NONE, -1)
+    assert one(rig, "a", 2).assignment == parts("t", 0, 1, 2, 3)
+
+
+def test_a_lost_answer_is_told_again() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    again = one(rig, "a", 0)
+    assert (again.epoch, again.assignment) == (1, parts("t", 0, 1))
+    full = one(rig, "a", 1, rebalance_timeout_ms=30_000, topics=("t",), owned=NOTHING)
+    assert full.assignment == parts("t", 0, 1)
+    rig.topics.set(t=3)
+    assert one(rig, "a", 1).epoch == 2
+    # The epoch before is taken from a member that owns no more than it may.
+    assert one(rig, "a", 1, owned=parts("t", 0, 1)).epoch == 2
+    assert one(rig, "a", 1).error is E.FENCED_MEMBER_EPOCH
+    assert one(rig, "a", 9).error is E.FENCED_MEMBER_EPOCH
+
+
+def test_requests_that_are_refused() -> None:
+    rig = rig_with(t=1)
+    for values, code in (
+        ({"member_id": ""}, E.INVALID_REQUEST),
+        ({"epoch": -3}, E.INVALID_REQUEST),
+        ({"epoch": -2}, E.INVALID_REQUEST),
+        ({"instance_id": ""}, E.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, E.INVALID_REQUEST),
+        ({"owned": None}, E.INVALID_REQUEST),
+        ({"topics": ()}, E.INVALID_REQUEST),
+        ({"assignor": "mine"}, E.UNSUPPORTED_ASSIGNOR),
+        ({"regex": "("}, E.INVALID_REGULAR_EXPRESSION),
+        ({"epoch": 5}, E.GROUP_ID_NOT_FOUND),
+    ):
+        request: dict[str, Any] = {"member_id": "a", "epoch": 0, **values}
+        assert one(rig, request.pop("member_id"), request.pop("epoch"), **request).error is code, values
+    assert rig.shard.groups == {}
+    one(rig, "a", 0)
+    assert one(rig, "b", 5).error is E.UNKNOWN_MEMBER_ID
+    assert one(rig, "b", -1).error is E.UNKNOWN_MEMBER_ID
+    old: list[BeatResult] = []
+    rig.shard.consumer_heartbeat(
+        BeatRequest("g", "", 0, rebalance_timeout_ms=9, topics=("t",), owned=NOTHING, version=0), old.append
+    )
+    rig.settle()
+    assert old[0].member_id == "id1"
+
+
+def test_topics_by_regex_come_and_go() -> None:
+    rig = rig_with(t1=1, t2=1, x=1, __consumer_offsets=3)
+    a = one(rig, "a", 0, topics=None, regex="t.*|__.*")
+    assert a.assignment == parts("t1", 0) | parts("t2", 0)
+    rig.topics.set(t1=2, x=1, t3=1)
+    a = one(rig, "a", 1)
+    assert a.assignment == parts("t1", 0)
+    a = one(rig, "a", 1, owned=parts("t1", 0))
+    assert (a.epoch, a.assignment) == (2, parts("t1", 0, 1) | parts("t3", 0))
+    a = one(rig, "a", 2, regex="", topics=("x",))
+    assert one(rig, "a", 2, owned=NOTHING).assignment == parts("x", 0)
+
+
+def test_a_static_member_comes_back_to_its_partitions() -> None:
+    rig = rig_with(t=4)
+    one(rig, "a", 0, instance_id="i")
+    assert one(rig, "b", 0, instance_id="i").error is E.UNRELEASED_INSTANCE_ID
+    assert one(rig, "b", 3, instance_id="i").error is E.FENCED_INSTANCE_ID
+    assert one(rig, "a", -2, instance_id="i").epoch == -2
+    back = one(rig, "b", 0, instance_id="i")
+    assert (back.error, back.assignment) == (E.NONE, parts("t", 0, 1, 2, 3))
+    assert set(group_of(rig).members) == {"b"}
+    rig.fail_over()
+    assert set(group_of(rig).members) == {"b"}
+    one(rig, "b", -2, instance_id="i")
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig).state == "Empty"
+
+
+def test_silence_and_clinging_end_a_membership() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0, rebalance_timeout_ms=10_000)
+    one(rig, "b", 0)
+    one(rig, "a", 1)
+    for _ in range(5):
+        rig.pass_ms(3_000)
+        one(rig, "b", 2)
+        beat(rig, "a", 1)
+    assert set(group_of(rig).members) == {"b"}
+    assert one(rig, "a", 1).error is E.UNKNOWN_MEMBER_ID
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig).members == {}
+
+
+def test_offsets_are_fenced_by_member_epoch() -> None:
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    assert rig.commit("g", "a", 1, {("t", 0): 5}) == [[E.NONE]]
+    assert rig.commit("g", "a", 0, {("t", 0): 6}) == [[E.STALE_MEMBER_EPOCH]]
+    assert rig.commit("g", "b", 1, {("t", 0): 6}) == [[E.UNKNOWN_MEMBER_ID]]
+    assert rig.commit("g", "a", 1, {("t", 0): 6}, version=8) == [[E.UNSUPPORTED_VERSION]]
+    assert rig.shard.fetch("g", "a", 1, None)[0] is E.NONE
+    assert rig.shard.fetch("g", "a", 2, None)[0] is E.STALE_MEMBER_EPOCH
+    assert rig.shard.fetch("g", "z", 1, None)[0] is E.UNKNOWN_MEMBER_ID
+    assert rig.offsets("g") == {("t", 0): 5}
+
+
+def test_a_group_changes_its_kind_while_it_is_empty() -> None:
+    rig = rig_with(t=1)
+    (classic,) = rig.stable("g", 1)
+    rig.commit("g", classic, 1, {("t", 0): 5})
+    assert one(rig, "a", 0).error is E.GROUP_ID_NOT_FOUND
+    rig.shard.leave("g", [(classic, None)])
+    rig.settle()
+    assert one(rig, "a", 0).error is E.NONE
+    assert rig.join("g")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("consumer", "Stable")]
+    assert rig.shard.describe("g") is None
+    rig.fail_over()
+    assert group_of(rig).state == "Stable"
+    one(rig, "a", -1)
+    assert rig.offsets("g") == {("t", 0): 5}
+    assert rig.join("g", "ghost")[0].error is E.UNKNOWN_MEMBER_ID
+    rig.stable("g", 1)
+    rig.fail_over()
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("classic", "Stable")]
+    assert rig.offsets("g") == {("t", 0): 5}
+
+
+def test_an_empty_group_is_deleted_with_all_that_it_had() -> None:
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    rig.commit("g", "a", 1, {("t", 0): 5})
+    codes: list[ErrorCode] = []
+    rig.shard.delete_group("g", codes.append)
+    one(rig, "a", -1)
+    rig.shard.delete_group("g", codes.append)
+    rig.settle()
+    assert codes == [E.NON_EMPTY_GROUP, E.NONE]
+    rig.fail_over()
+    assert (rig.shard.groups, rig.shard.offsets) == ({}, {})
+
+
+def test_a_refused_write_leaves_nothing_behind() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    before = group_of(rig)
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    assert one(rig, "b", 0).error is E.COORDINATOR_NOT_AVAILABLE
+    assert group_of(rig) is before
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig) is before
+    rig.log.refuse = None
+    rig.pass_ms(2_000)
+    assert group_of(rig).members == {}
+
+
+def test_a_heartbeat_without_news_writes_nothing() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    count = len(rig.log.records)
+    for _ in range(5):
+        one(rig, "a", 1)
+    rig.topics.set(t=2, other=5)
+    one(rig, "a", 1)
+    assert len(rig.log.records) == count
+
+
+class Member:
+    """A client that behaves: it gives up what it must, then says so."""
+
+    def __init__(self, number: int, rng: random.Random) -> None:
+        self.member_id = f"m{number}"
+        self.epoch = 0
+        self.owned: Parts = NOTHING
+        self.told: Parts | None = None
+        self.waiting: list[BeatResult] | None = None
+        self.topics = tuple(rng.sample(("t", "u", "v"), rng.randint(1, 3)))
+        self.assignor = rng.choice((None, "range", "uniform"))
+
+    def step(self, rig: Rig, rng: random.Random) -> None:
+        if self.waiting is None:
+            values: dict[str, Any] = {"topics": self.topics, "assignor": self.assignor}
+            if self.epoch and (self.told != self.owned or rng.random() < 0.2):
+                values = {"owned": self.owned, "topics": self.topics, "rebalance_timeout_ms": 30_000}
+            elif self.epoch:
+                values = {}
+            if self.epoch == 0:
+                self.owned = NOTHING
+            self.told = self.owned
+            self.waiting = beat(rig, self.member_id, self.epoch, **values)
+        if not self.waiting:
+            return
+        (answer,), self.waiting = self.waiting, None
+        if answer.error in (E.UNKNOWN_MEMBER_ID, E.FENCED_MEMBER_EPOCH, E.GROUP_ID_NOT_FOUND):
+            self.epoch, self.owned, self.told = 0, NOTHING, None
+        elif not answer.error:
+            self.epoch = answer.epoch
+            if answer.assignment is not None:
+                self.owned = answer.assignment
+
+
+def live(seed: int) -> None:
+    """Members, topics, sessions and leaders come and go: nothing is ever owned twice, and in the end
+    everything that is read has one owner."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rig = Rig(GroupSettings(), hold=True)
+    rig.topics.set(t=3, u=2)
+    members: list[Member] = []
+    count = 0
+    for _ in range(600):
+        dice = rng.random()
+        if dice < 0.6 and members:
+            rng.choice(members).step(rig, rng)
+        elif dice < 0.8:
+            rig.log.advance(rng.randint(rig.log.committed, len(rig.log.records)))
+        elif dice < 0.9:
+            rig.pass_ms(rng.choice((100, 2_000)), 500)
+        elif dice < 0.94 and len(members) < 5:
+            count += 1
+            members.append(Member(count, rng))
+        elif dice < 0.96 and members:
+            gone = members.pop(rng.randrange(len(members)))
+            if gone.epoch > 0 and rng.random() < 0.5:
+                beat(rig, gone.member_id, -1)
+        elif dice < 0.98:
+            rig.topics.set(
+                t=rng.randint(1, 4), u=rng.randint(1, 3), **({"v": 2} if rng.random() < 0.5 else {})
+            )
+        else:
+            rig.fail_over(rng.randint(rig.log.committed, len(rig.log.records)))
+        group = rig.shard.groups.get("g")
+        if isinstance(group, ConsumerGroup):
+            held = [p for m in group.members.values() for p in m.assigned | m.revoking]
+            assert len(held) == len(set(held))
+            assert group.owners == {
+                p: m.member_id for m in group.members.values() for p in m.assigned | m.revoking
+            }
+    rig.log.hold = False
+    rig.settle()
+    for _ in range(60):
+        for member in members:
+            member.step(rig, rng)
+            rig.settle()
+        rig.pass_ms(3_000, 1_000)
+    if members:
+        group = group_of(rig)
+        assert group.state == "Stable"
+        assert {m.member_id: m.owned for m in members} == {k: m.assigned for k, m in group.members.items()}
+        counts = rig.topics.counts
+        wanted = {
+            (FakeTopics.id_of(t), p)
+            for t in {t for m in members for t in m.topics if t in counts}
+            for p in range(counts[t])
+        }
+        assert {p for m in members for p in m.owned} == wanted
+        before = {k: (m.epoch, m.assigned) for k, m in group.members.items()}
+        rig.fail_over()
+        assert {k: (m.epoch, m.assigned) for k, m in group_of(rig).members.items()} == before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lives(seed: int) -> None:
+    live(seed)
+
+
+def test_random_lives_that_nobody_has_seen_yet() -> None:
+    for seed in fresh_seeds(5):
+        live(seed)

@@ -1,0 +1,78 @@
+"""compression.type: batches are stored in their topic's codec, in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.records import compression
+from penstock_core.records.batch import is_crc_valid, iter_batches, read_header
+from penstock_core.records.build import NewRecord, build_batch
+from penstock_core.records.read import read_records
+from penstock_core.records.recompress import recompress
+from unit.storage_node.node_harness import MiniCluster, eventually, wall_ms
+
+CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+def batch(number: int, codec: int, **options: Any) -> bytes:
+    records = [NewRecord(b"k", b"%d:%d:" % (number, i) + bytes(50), wall_ms()) for i in range(5)]
+    return build_batch(records, codec=codec, **options)
+
+
+@pytest.mark.parametrize("source", range(5))
+@pytest.mark.parametrize("target", range(5))
+def test_recompress_keeps_all_but_the_codec(source: int, target: int) -> None:
+    before = batch(1, source, producer_id=4, producer_epoch=1, base_sequence=9)
+    after = recompress(before, target)
+    assert is_crc_valid(after)
+    one, two = read_header(before), read_header(after)
+    assert two.compression == target and two.size_bytes == len(after)
+    for name in ("base_offset", "last_offset_delta", "base_timestamp", "max_timestamp", "producer_id",
+                 "producer_epoch", "base_sequence", "record_count"):  # fmt: skip
+        assert getattr(one, name) == getattr(two, name)
+    assert list(read_records(before)) == list(read_records(after))
+
+
+def test_damage_is_not_given_a_new_crc() -> None:
+    broken = bytearray(batch(1, 0))
+    broken[70] ^= 1
+    with pytest.raises(PenstockError) as caught:
+        recompress(bytes(broken), 4)
+    assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("wanted", CODECS)
+async def test_stored_in_the_topics_codec_and_in_order(tmp_path: Path, wanted: str) -> None:
+    cluster = await MiniCluster(tmp_path).start(1)
+    try:
+        cluster.make_topic(isr=(1,), compression_type=wanted)
+        node = cluster.nodes[1]
+        await eventually(lambda: node.manager.partitions, 30)
+        await eventually(lambda: node.partition.replica.leadership is not None, 30)
+        sent = [batch(n, n % 5, producer_id=7, producer_epoch=0, base_sequence=5 * n) for n in range(25)]
+        # All at once: only their order of arrival keeps the sequences right.
+        results = await asyncio.gather(*(node.produce_batch(each) for each in sent))
+        assert [r.error for r in results] == [ErrorCode.NONE] * 25
+        assert [r.base_offset for r in results] == list(range(0, 125, 5))
+        damaged = bytearray(sent[0])
+        damaged[70] ^= 1
+        assert (await node.produce_batch(bytes(damaged))).error == ErrorCode.CORRUPT_MESSAGE
+        data = node.partition.read(0, 1 << 20, 125)
+        joined = b"".join(data.buffers)  # type: ignore[union-attr]
+        infos = list(iter_batches(joined))
+        assert {info.compression for info in infos} == {CODECS[wanted]}
+        values = [r.value for info in infos for r in read_records(joined, info)]
+        assert values == [r.value for each in sent for r in read_records(each)]
+    finally:
+        await cluster.stop()
+
+
+def test_levels_reach_the_codec() -> None:
+    data = b"".join(b"%d," % (n * n) for n in range(20_000))
+    for codec, levels in ((1, (1, 9)), (3, (1, 9, 17)), (4, (-131072, -1, 1, 22))):
+        assert len({compression.compress(codec, data, level) for level in levels}) > 1

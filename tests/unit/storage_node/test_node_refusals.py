@@ -1,0 +1,107 @@
+"""A producer's batch that was sent before the refusal of an earlier one was read must not overtake it.
+
+librdkafka takes an earlier batch for written once a later one is acknowledged: were the later
+one written first, an acknowledged record would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka.produce import ProducePartition
+from penstock_core.records.batch import read_header
+from penstock_storage_node.api import refusals
+from penstock_storage_node.api.refusals import EXPIRY_MS, Refusals
+from unit.storage_node.node_harness import TOPIC, MiniCluster, MiniNode, eventually, make_batch
+
+PRODUCER = 1000
+
+
+async def send(node: MiniNode, sequence: int, epoch: int = 0) -> int:
+    batch = make_batch(b"v%d" % sequence, producer_id=PRODUCER, producer_epoch=epoch, base_sequence=sequence)
+    return (await node.produce_batch(batch)).error
+
+
+@pytest.fixture
+async def leading(tmp_path: Path) -> AsyncIterator[MiniNode]:
+    """A node that refused sequence 0 before it heard that it leads."""
+    cluster = await MiniCluster(tmp_path).start(1)
+    node = cluster.nodes[1]
+    assert await send(node, 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    cluster.make_topic(isr=(1,))
+    await eventually(lambda: bool(node.manager.partitions) and node.partition.replica.leadership is not None)
+    yield node
+    await cluster.stop()
+
+
+async def test_a_later_batch_waits_for_the_one_that_was_refused(leading: MiniNode) -> None:
+    assert await send(leading, 1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert await send(leading, 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert [await send(leading, sequence) for sequence in (0, 1, 2)] == [0, 0, 0]
+    assert await send(leading, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "R1 came again: now it is a gap"
+    assert leading.partition.log.log_end_offset == 3
+
+
+async def test_other_producers_are_not_concerned(leading: MiniNode) -> None:
+    other = make_batch(b"x", producer_id=PRODUCER + 1, producer_epoch=0, base_sequence=7)
+    assert (await leading.produce_batch(other)).error == 0, "an unknown producer may begin anywhere"
+    assert (await leading.produce(b"no producer id")).error == 0
+
+
+def item_of(sequence: int, producer_id: int = PRODUCER) -> ProducePartition:
+    batch = make_batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    return ProducePartition(TOPIC, None, 0, memoryview(batch))
+
+
+def held_back(kept: Refusals, sequence: int, now_ms: int, producer_id: int = PRODUCER) -> bool:
+    item = item_of(sequence, producer_id)
+    try:
+        kept.check(item, read_header(item.records), False, now_ms)
+    except PenstockError as error:
+        assert error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return True
+    return False
+
+
+def test_a_refusal_holds_back_until_it_comes_again_or_expires() -> None:
+    kept = Refusals()
+    assert not kept
+    kept.note(item_of(5), ErrorCode.NOT_ENOUGH_REPLICAS, 0)
+    assert held_back(kept, 6, 1)
+    kept.note(item_of(6), ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
+    assert held_back(kept, 6, 2), "the earlier one is still missing"
+    assert not held_back(kept, 5, 3)
+    assert not held_back(kept, 6, 4)
+    kept.note(item_of(7), ErrorCode.NOT_LEADER_OR_FOLLOWER, 10)
+    assert not held_back(kept, 8, 10 + EXPIRY_MS)
+    assert not kept
+
+
+def test_sequences_wrap() -> None:
+    kept = Refusals()
+    kept.note(item_of(0x7FFFFFFF), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    assert held_back(kept, 0, 1)
+
+
+def test_only_what_comes_again_is_kept_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "REFUSED_MAX", 3)
+    kept = Refusals()
+    kept.note(item_of(0), ErrorCode.CORRUPT_MESSAGE, 0)
+    kept.note(ProducePartition(TOPIC, None, 0, memoryview(b"short")), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    kept.note(
+        ProducePartition(TOPIC, None, 0, memoryview(make_batch(b"x"))), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0
+    )
+    assert not kept
+    for producer_id in range(5):
+        kept.note(item_of(0, producer_id), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    assert [held_back(kept, 1, 1, producer_id) for producer_id in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
