@@ -1,0 +1,51 @@
+"""What stands on the disk of one replica: its segment files, read without the server's own log code.
+
+Only for a node that is not running. Each batch's CRC is checked; a batch that fails, or a file
+that ends within one, counts as one UNREADABLE record at its base offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from chaos.history import UNREADABLE, Polls
+from chaos.load import number_of
+from penstock_core.errors import PenstockError
+from penstock_core.records.crc import crc32c
+from penstock_core.records.read import read_records
+
+HEADER_BYTES = 61
+LENGTH_OVERHEAD_BYTES = 12
+CRC_START = 21
+
+
+def read_replica(data_dir: Path, process: int, topic: str, partitions: int) -> Polls:
+    """Every record of the topic on this disk, as polls of `process`."""
+    polls = Polls()
+    for partition in range(partitions):
+        for op, file in enumerate(sorted((data_dir / f"{topic}-{partition}").glob("*.log"))):
+            _read_segment(file.read_bytes(), polls, process, op, partition)
+    return polls
+
+
+def _read_segment(data: bytes, polls: Polls, process: int, op: int, partition: int) -> None:
+    position = 0
+    while position + HEADER_BYTES <= len(data):
+        base_offset, length = struct.unpack_from(">qi", data, position)
+        end = position + LENGTH_OVERHEAD_BYTES + length
+        batch = data[position:end]
+        (crc,) = struct.unpack_from(">I", batch, 17)
+        if (
+            end > len(data)
+            or length < HEADER_BYTES - LENGTH_OVERHEAD_BYTES
+            or crc32c(batch[CRC_START:]) != crc
+        ):
+            polls.add(process, op, 0, partition, base_offset, UNREADABLE)
+            return
+        try:
+            for record in read_records(batch):
+                polls.add(process, op, 0, partition, record.offset, number_of(record.value))
+        except PenstockError:
+            polls.add(process, op, 0, partition, base_offset, UNREADABLE)
+        position = end

@@ -1,0 +1,305 @@
+"""One run of one scenario: load before, during and after the fault, then the checker's verdict.
+
+Rules: nothing is judged while the fault lasts. After the heal the cluster must by itself
+serve every partition, bring every replica back and keep every process alive, each within
+a deadline. A run with too few acks before the fault proves nothing and is void.
+
+Theory of the figures. *Gap*: the longest time without an ack of one partition, the worst of
+them. *Next ack*: from the fault until each partition has acked a record sent when the harm was done.
+*Recovered*: from the heal until every replica is in sync.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from chaos.checker import Verdict, check
+from chaos.cluster import Cluster
+from chaos.history import History, Polls
+from chaos.load import Reader, Sender
+from chaos.replicas import read_replica
+from support.kafka import CALL_TIMEOUT_S, client_config
+from support.waiting import wait_for
+
+TOPIC = "chaos"
+ASSIGNMENT = ([1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [1, 2, 3], [1, 3, 2])
+"""node-1 leads most partitions, node-3 none: a leader and a follower to be hit."""
+RATE_PER_S = 300.0
+ACKS_PER_S_MIN = 100.0
+SERVED_TIMEOUT_S = 90.0
+IN_SYNC_TIMEOUT_S = 150.0
+GATEWAY_SENDER, DIRECT_SENDER, GATEWAY_READER, DIRECT_READER, FINAL_GATEWAY, FINAL_DIRECT = range(1, 7)
+REPLICA_PROCESS = 100
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of load before the fault, with it, and after the heal."""
+
+    before_s: float = 20.0
+    during_s: float = 20.0
+    after_s: float = 20.0
+
+
+@dataclass
+class Result:
+    """A row of the table. Times in s; None where there is none."""
+
+    scenario: str
+    status: str = "ok"
+    """ok, skipped, void, or what went wrong: anomalies, failed."""
+    seed: int = 0
+    acks_before: int = 0
+    acks_per_s: float = 0.0
+    acked: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    anomalies: dict[str, int] = field(default_factory=dict)
+    gap_s: float | None = None
+    gap_direct_s: float | None = None
+    next_ack_s: float | None = None
+    recovered_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+    directory: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.status in ("ok", "skipped")
+
+
+class Run:
+    """What a scenario is given: the cluster, who leads, and the marks in time that it must set."""
+
+    def __init__(self, cluster: Cluster, phases: Phases, dice: random.Random) -> None:
+        self.cluster = cluster
+        self.phases = phases
+        self.dice = dice
+        self.notes: list[str] = []
+        self.fault_s: float | None = None
+        self.struck_s: float | None = None
+        self.heal_s: float | None = None
+        self.asked_topics: list[str] = []
+        self.acked_topics: list[str] = []
+        self.others = History()
+        """What clients did that a scenario brought along."""
+        through, straight = cluster.bootstrap("kafka"), cluster.bootstrap("direct")
+        self._admin = AdminClient(client_config(through))
+        self._create_topic()
+        partitions = len(ASSIGNMENT)
+        self.sender = Sender(GATEWAY_SENDER, through, TOPIC, partitions, RATE_PER_S)
+        self.direct_sender = Sender(DIRECT_SENDER, straight, TOPIC, partitions, RATE_PER_S / 2)
+        self.reader = Reader(GATEWAY_READER, through, TOPIC, partitions)
+        self.direct_reader = Reader(DIRECT_READER, straight, TOPIC, partitions)
+
+    # --- for scenarios -----------------------------------------------------------
+
+    def leader(self) -> str:
+        """The node that leads most partitions."""
+        return self._nodes_by_leaderships()[0]
+
+    def follower(self) -> str:
+        """The node that leads fewest partitions."""
+        return self._nodes_by_leaderships()[-1]
+
+    def controller_leader(self) -> str:
+        return self.cluster.active_controller()
+
+    def controller_follower(self) -> str:
+        active = self.cluster.active_controller()
+        return next(name for name in self.cluster.controllers if name != active)
+
+    def fault(self) -> None:
+        """The fault begins now: victims are known and nothing is left to be asked."""
+        self.fault_s = time.monotonic()
+        self.struck_s = None
+
+    def hold(self, share: float = 1.0) -> None:
+        """Let the fault last for this share of its time."""
+        if self.struck_s is None:
+            self.struck_s = time.monotonic()
+        # The length of a fault is the fault itself, not a wait for something.
+        time.sleep(self.phases.during_s * share)
+
+    def heal(self) -> None:
+        """The last fault ends now: what follows is recovery."""
+        self.heal_s = time.monotonic()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def in_sync(self) -> bool:
+        """Whether every replica of every partition is in sync."""
+        parts = self._partitions()
+        return bool(parts) and all(sorted(p.isrs) == sorted(p.replicas) for p in parts)
+
+    def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
+        wait_for(self.in_sync, "every replica in sync", timeout_s)
+
+    def wait_for_acks(self, more: int = 100, timeout_s: float = SERVED_TIMEOUT_S) -> None:
+        goal = self.sender.acked_count + more
+        wait_for(lambda: self.sender.acked_count >= goal, f"{more} more acks", timeout_s)
+
+    def abandon(self) -> None:
+        """After a failure: mend what can be mended and end the clients, so that it can still be judged."""
+        if self.cluster.network is not None:
+            self.cluster.network.mend()
+        self.cluster.start(*self.cluster.names)
+        self.wait_in_sync()
+        for sender in (self.sender, self.direct_sender):
+            sender.finish()
+        for reader in (self.reader, self.direct_reader):
+            reader.finish()
+
+    def change_metadata(self) -> bool:
+        """Create one more topic; whether that was acknowledged. What was must be there at the end."""
+        name = f"metadata-{len(self.asked_topics)}"
+        self.asked_topics.append(name)
+        new = NewTopic(name, num_partitions=1)
+        try:
+            self._admin.create_topics(
+                [new], operation_timeout=CALL_TIMEOUT_S, request_timeout=CALL_TIMEOUT_S
+            )[name].result(CALL_TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
+            # A call that is repeated across an election may find its own doing.
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return True
+            self.note(f"topic {name} refused: {error}")
+            return False
+        self.acked_topics.append(name)
+        return True
+
+    def lost_topics(self) -> list[str]:
+        """Topics that were acknowledged and are not there."""
+        there = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
+        return [name for name in self.acked_topics if name not in there]
+
+    # --- inside ------------------------------------------------------------------
+
+    def _create_topic(self) -> None:
+        new = NewTopic(
+            TOPIC,
+            num_partitions=len(ASSIGNMENT),
+            replica_assignment=[list(one) for one in ASSIGNMENT],
+            config={"min.insync.replicas": "2", "retention.ms": "-1"},
+        )
+        self._admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[TOPIC].result(CALL_TIMEOUT_S)
+        self.wait_in_sync()
+
+    def _partitions(self) -> list[Any]:
+        with suppress(KafkaException):
+            found = self._admin.list_topics(TOPIC, timeout=CALL_TIMEOUT_S).topics[TOPIC]
+            if found.error is None:
+                return list(found.partitions.values())
+        return []
+
+    def _nodes_by_leaderships(self) -> list[str]:
+        parts = wait_for(self._partitions, "metadata")
+        leads = Counter(self.cluster.node_name(p.leader) for p in parts if p.leader > 0)
+        return sorted(self.cluster.nodes, key=lambda name: -leads[name])
+
+
+def carry_out(run: Run, inject: Any, result: Result) -> None:
+    """All phases of a run; fills `result` and raises AssertionError where a deadline passed."""
+    clients: list[Sender | Reader] = [run.sender, run.direct_sender, run.reader, run.direct_reader]
+    for client in clients:
+        client.start()
+    begun_s = time.monotonic()
+    _wait_until_served(run, begun_s, "before the fault")
+    ready_s = time.monotonic()
+    assert run.change_metadata(), f"no metadata change before the fault: {run.notes[-1]}"
+    time.sleep(run.phases.before_s)
+    inject(run)
+    assert run.fault_s is not None, "the scenario set no mark where its fault began"
+    assert run.heal_s is not None, "the scenario set no mark where it healed"
+    result.acks_before = run.sender.acks_in(ready_s, run.fault_s)
+    result.acks_per_s = result.acks_before / (run.fault_s - ready_s)
+    _wait_until_served(run, run.heal_s, "after the heal")
+    assert run.change_metadata(), f"no metadata change after the heal: {run.notes[-1]}"
+    run.wait_in_sync()
+    result.recovered_s = time.monotonic() - run.heal_s
+    time.sleep(run.phases.after_s)
+    for client in clients:
+        client.finish()
+    result.gap_s = run.sender.longest_gap_s()
+    result.gap_direct_s = run.direct_sender.longest_gap_s()
+    struck_s = run.struck_s or run.fault_s
+    next_ack_s = run.sender.served_after_s(struck_s)
+    result.next_ack_s = None if next_ack_s is None else struck_s - run.fault_s + next_ack_s
+    result.acked = run.sender.acked_count + run.direct_sender.acked_count
+    errors = run.sender.errors + run.direct_sender.errors
+    if errors:
+        run.note(f"{len(errors)} sends failed, the first: {errors[0]}")
+
+
+def judge(run: Run, result: Result) -> Verdict:
+    """Read all of it back, from both kinds of listener and from every replica's disk, and check.
+
+    The cluster is down afterwards.
+    """
+    cluster = run.cluster
+    partitions = len(ASSIGNMENT)
+    history = run.others
+    for sender in (run.sender, run.direct_sender):
+        history.sends.extend(sender.sends)
+    for reader in (run.reader, run.direct_reader):
+        history.polls.extend(reader.polls)
+    for process, use in ((FINAL_GATEWAY, "kafka"), (FINAL_DIRECT, "direct")):
+        last = Reader(process, cluster.bootstrap(use), TOPIC, partitions)
+        last.read_to_end()
+        history.polls.extend(last.polls)
+    lost_topics = run.lost_topics()
+    assert not lost_topics, f"topics that were acknowledged are gone: {lost_topics}"
+    dead = [name for name in cluster.names if not cluster.is_running(name)]
+    assert not dead, f"{dead[0]} ended by itself: {cluster.last_words(dead[0])}"
+    for name in cluster.traces():
+        run.note(f"stack trace in the log of {name}")
+    cluster.down()
+    replicas = {}
+    for name in cluster.nodes:
+        process = REPLICA_PROCESS + cluster.state.member(name).id
+        replicas[name] = read_replica(cluster.data_dir(name), process, TOPIC, partitions)
+        history.polls.extend(replicas[name])
+    verdict = check(history)
+    result.lost, result.duplicated = verdict.lost, verdict.duplicated
+    result.anomalies = {str(kind): found.count for kind, found in verdict.found.items()}
+    _compare_replicas(replicas)
+    return verdict
+
+
+def _wait_until_served(run: Run, since_s: float, when: str) -> None:
+    for who, sender in (("through the gateway", run.sender), ("direct", run.direct_sender)):
+        wait_for(
+            lambda sender=sender: sender.served_after_s(since_s) is not None,  # type: ignore[misc]
+            f"every partition acknowledges {who} {when}",
+            SERVED_TIMEOUT_S,
+        )
+
+
+def _compare_replicas(replicas: dict[str, Polls]) -> None:
+    """All in sync, the load ended, the nodes stopped cleanly: the same places are filled on each disk."""
+    places = {name: set(zip(polls.partition, polls.offset, strict=True)) for name, polls in replicas.items()}
+    fullest = max(places, key=lambda name: len(places[name]))
+    for name, filled in places.items():
+        missing = places[fullest] - filled
+        assert not missing, f"{name} was in sync and lacks {len(missing)} records, such as {min(missing)}"
+
+
+def signal_all(cluster: Cluster, names: Sequence[str], number: signal.Signals) -> None:
+    """Hit all of them at once and, where that ends them, wait until they are gone."""
+    if number is signal.SIGKILL:
+        cluster.kill(*names)
+    elif number is signal.SIGTERM:
+        cluster.terminate(*names)
+    else:
+        cluster.signal(number, *names)

@@ -1,0 +1,9 @@
+"""All scenarios, by the kind of harm. Importing this package registers them, in this order."""
+
+# isort: off
+from chaos.scenarios import processes
+from chaos.scenarios import networks
+from chaos.scenarios import disks
+from chaos.scenarios import clients
+
+__all__ = ["clients", "disks", "networks", "processes"]

@@ -1,0 +1,1 @@
+"""Crashes on purpose: named failpoints, everything killed at once, power cuts."""

@@ -1,0 +1,331 @@
+"""The failpoint matrix: every named failpoint met under load by a real cluster, and nothing lost.
+
+Three nodes, three controllers, a gateway; one cluster for all, a topic of its own for each
+failpoint. For each: load of at least 100 acks/s, or the run is void; the target is killed
+and started again with the failpoint armed; something makes it come up (`Case.provoke`);
+the process dies there; it is started again. Then: every acknowledged record is there
+once, in order, every acknowledged topic exists, every replica is in sync.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from crash.rig import TopicChurn, wait_for_load
+from penstock.errors import CommandError
+from penstock.local.cluster import LocalCluster
+from penstock.local.processes import ProcessState, process_state
+from penstock_core.failpoints import FAILPOINTS
+from support.cluster import running_cluster
+from support.kafka import (
+    Load,
+    check_nothing_lost,
+    create_topic,
+    delete_topic,
+    describe,
+    read_all,
+    wait_for_full_isr,
+)
+from support.waiting import wait_for
+
+VARIABLE = "PENSTOCK_FAILPOINTS"
+SETTINGS = {
+    "controller": {"raft_snapshot_every": "20", "leader_rebalance_interval_ms": "500"},
+    "storage-node": {
+        "checkpoint_interval_ms": "500",
+        "retention_check_interval_ms": "300",
+        "compaction_interval_ms": "500",
+    },
+}
+NODES = ("node-1", "node-2", "node-3")
+CONTROLLERS = ("controller-1", "controller-2", "controller-3")
+HIT_TIMEOUT_S = 120.0
+RATE_PER_S = 600
+DIVERGE_TRIES_MAX = 10
+BATCHED = {
+    "batch.size": 8_192,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one failpoint is met."""
+
+    name: str
+    targets: tuple[str, ...]
+    """Processes that are started with it armed; those of several that still live are killed after the first hit."""
+    at_hit: int
+    provoke: str
+    """`load`, `bounce` (another node dies and comes back), `diverge` (the target's log gets
+    a tail that nobody else has) or `behind` (the target misses a snapshot's worth of commands)."""
+
+    @property
+    def arming(self) -> str:
+        action = "torn" if self.name.endswith(".torn_write") else "kill"
+        return f"{self.name}={action}@{self.at_hit}"
+
+
+_LATE = {
+    # Well into the load; what is not named here dies at the first hit.
+    **dict.fromkeys(("log.append.before_write", "log.append.torn_write", "log.append.after_write"), 150),
+    **dict.fromkeys(("log.flush.before_sync", "log.flush.after_sync"), 150),
+    **dict.fromkeys(("log.roll.before_create", "log.roll.after_snapshot", "log.roll.after_create"), 20),
+    **dict.fromkeys(("log.index.before_save", "log.index.between_files"), 20),
+    **dict.fromkeys(("replication.send.before_frame", "replication.watermark.advanced"), 150),
+    **dict.fromkeys(("replication.append.before_stage", "replication.append.after_stage"), 300),
+    **dict.fromkeys(
+        ("replication.ack.before_send", "replication.ack.received", "produce.before_answer"), 150
+    ),
+    **dict.fromkeys(
+        ("log.checkpoint.before_write", "log.checkpoint.between_files", "node.session.before_beat"), 4
+    ),
+    **dict.fromkeys(("log.file.before_rename", "log.file.before_directory_sync"), 12),
+    **dict.fromkeys(("controller.journal.before_write", "controller.journal.torn_write"), 30),
+    **dict.fromkeys(("controller.journal.before_sync", "controller.journal.after_sync"), 30),
+    **dict.fromkeys(("controller.apply.before", "controller.apply.after"), 40),
+    **dict.fromkeys(("controller.file.before_rename", "controller.file.before_directory_sync"), 6),
+    **dict.fromkeys(("controller.snapshot.begin", "controller.snapshot.before_sync"), 2),
+    **dict.fromkeys(("controller.snapshot.before_rename", "controller.snapshot.after_rename"), 2),
+    **dict.fromkeys(("controller.compact.before_replace", "controller.compact.after_replace"), 2),
+    **dict.fromkeys(("controller.command.before_propose", "controller.answer.before"), 15),
+    **dict.fromkeys(("gateway.forward.before_send", "gateway.forward.after_send"), 100),
+    **dict.fromkeys(("gateway.answer.before", "gateway.answer.after"), 100),
+}
+_ACTIVE_ONLY = (
+    *("controller.command.before_propose", "controller.answer.before", "controller.leader.elected"),
+    *("controller.active.begin", "controller.fence.before", "controller.isr.before"),
+    *("controller.term.before_store", "controller.term.after_store"),
+)
+"""Only the active controller meets them, or one that is elected: all are armed, the first dies."""
+_BOUNCED = ("isr.before_propose", "isr.after_propose", "controller.fence.before", "controller.isr.before")
+
+
+def case_of(name: str) -> Case:
+    """How a failpoint is met."""
+    provoke = "load"
+    if name in _BOUNCED:
+        provoke = "bounce"
+    elif name == "controller.snapshot.received":
+        provoke = "behind"
+    elif "truncate" in name:
+        provoke = "diverge"
+    if name.startswith("gateway."):
+        targets: tuple[str, ...] = ("gateway-1",)
+    elif name in _ACTIVE_ONLY:
+        targets = CONTROLLERS
+    elif name.startswith("controller."):
+        targets = ("controller-1",)
+    else:
+        targets = ("node-1",)
+    return Case(name, targets, _LATE.get(name, 1), provoke)
+
+
+@dataclass
+class Result:
+    """One row of the table."""
+
+    failpoint: str
+    died: str
+    acks_per_s_before: int
+    acked: int
+    lost: int
+    doubled: int
+    longest_gap_s: float
+    whole_again_s: float
+    verdict: str
+
+
+class Matrix:
+    """One cluster, and cases run on it one after another."""
+
+    def __init__(self, cluster: LocalCluster, churn: TopicChurn) -> None:
+        self._cluster = cluster
+        self._churn = churn
+        self._count = 0
+
+    def run(self, case: Case) -> Result:
+        """Raises AssertionError when something was lost or never came back."""
+        cluster = self._cluster
+        self._count += 1
+        topic = f"failpoint-{self._count}"
+        create_topic(cluster.bootstrap, topic, 6, 3, **{"segment.bytes": "16384"})
+        with Load(cluster.bootstrap, topic, rate_per_s=RATE_PER_S, timeout_s=120.0, **BATCHED) as load:
+            before = wait_for_load(load, case.name)
+            seen = self._hits(case)
+            self._arm(case, topic, load)
+            if case.provoke == "bounce":
+                self._bounce()
+            died = wait_for(lambda: self._died(case, seen) or "", f"failpoint {case.name} hit", HIT_TIMEOUT_S)
+            hit_at = time.monotonic()
+            self._restart(case)
+            load.wait_for_acks(200, 120.0)
+            wait_for_full_isr(cluster.bootstrap, topic, 120.0)
+            whole_s = time.monotonic() - hit_at
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, topic, 120.0))
+        self._churn.check()
+        delete_topic(cluster.bootstrap, topic)
+        ledger = load.ledger
+        return Result(case.name, died, before, len(ledger.acked), 0, 0, ledger.longest_gap_s(), whole_s, "ok")
+
+    # --- making it come up -------------------------------------------------------------------
+
+    def _arm(self, case: Case, topic: str, load: Load) -> None:
+        if case.provoke == "diverge":
+            self._diverge(topic, load)
+        elif case.provoke == "behind":
+            self._cluster.kill(case.targets[0])
+            self._churn.wait_for_acks(60)
+        else:
+            for name in case.targets:
+                self._cluster.kill(name)
+        with armed(case.arming), suppress(CommandError):  # it may die before it is ready
+            self._cluster.start(*case.targets)
+
+    def _bounce(self) -> None:
+        self._cluster.kill("node-2")
+        self._cluster.start("node-2")
+
+    def _diverge(self, topic: str, load: Load) -> None:
+        """Records that only node-1 has: its followers hang, it appends, it dies, others take over."""
+        cluster = self._cluster
+
+        def leads() -> bool:
+            return any(p.leader == 1 for p in describe(cluster.bootstrap, topic).values())
+
+        wait_for(leads, f"node-1 leads some of {topic}", 60.0)
+        for _ in range(DIVERGE_TRIES_MAX):
+            for name in NODES[1:]:
+                cluster.kill(name, signal.SIGSTOP)
+            try:
+                # What is under way to node-1 is appended there; its followers' files stand still.
+                alone = wait_until(lambda: self._is_ahead(topic), 5.0)
+                if alone:
+                    cluster.kill("node-1")
+            finally:
+                for name in NODES[1:]:
+                    cluster.kill(name, signal.SIGCONT)
+            if alone:
+                break
+            load.wait_for_acks(200, 60.0)
+        assert alone, f"node-1 never held a record of {topic} alone"
+        load.wait_for_acks(200, 60.0)
+
+    def _is_ahead(self, topic: str) -> bool:
+        """Whether node-1 holds more of some partition than both others."""
+        first, *others = (sizes(self._cluster.directory / name / "data", topic) for name in NODES)
+        return any(all(size > other.get(name, 0) for other in others) for name, size in first.items())
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def _hits(self, case: Case) -> dict[str, int]:
+        line = f"failpoint {case.name}: "
+        return {name: self._cluster.log_file(name).read_text().count(line) for name in case.targets}
+
+    def _died(self, case: Case, seen: dict[str, int]) -> str | None:
+        now = self._hits(case)
+        for name in case.targets:
+            record = self._cluster.state.process(name)
+            is_dead = process_state(record.pid, record.identity) is ProcessState.DEAD
+            if is_dead and now[name] > seen[name]:
+                return name
+        return None
+
+    def _restart(self, case: Case) -> None:
+        cluster = self._cluster
+        for name in case.targets:
+            with suppress(CommandError):  # dead already
+                cluster.kill(name)
+        dead = [record.name for record in cluster.state.processes if record.name not in cluster.alive()]
+        notes = cluster.start(*dead, timeout_s=120.0)
+        assert notes == [], notes
+
+
+@contextmanager
+def armed(text: str) -> Iterator[None]:
+    """Processes started meanwhile have the failpoint armed."""
+    os.environ[VARIABLE] = text
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+
+
+def sizes(data: Path, topic: str) -> dict[str, int]:
+    """Bytes of each of a topic's logs on one node."""
+    found: dict[str, int] = {}
+    for path in data.glob(f"{topic}-*/*.log"):
+        found[path.parent.name] = found.get(path.parent.name, 0) + path.stat().st_size
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether it came true in time."""
+    with suppress(AssertionError):
+        return wait_for(condition, "", timeout_s)
+    return False
+
+
+@contextmanager
+def running_matrix(directory: Path) -> Iterator[Matrix]:
+    """A cluster under side load: topics come and go, old segments are deleted, others compacted."""
+    with running_cluster(directory, settings=SETTINGS) as cluster:
+        short = {"segment.bytes": "16384", "retention.bytes": "32768"}
+        create_topic(cluster.bootstrap, "short", 3, 3, **short)
+        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+        create_topic(cluster.bootstrap, "compacted", 3, 3, **compacted, **{"segment.bytes": "16384"})
+        sides = [
+            Load(cluster.bootstrap, topic, rate_per_s=100, timeout_s=120.0, **BATCHED)
+            for topic in ("short", "compacted")
+        ]
+        with sides[0], sides[1], TopicChurn(cluster.bootstrap, pause_s=0.05) as churn:
+            yield Matrix(cluster, churn)
+
+
+def run_matrix(
+    directory: Path, seed: int, say: Callable[[str], None], words: Sequence[str], *, listing: bool = False
+) -> tuple[dict[str, object], list[str], bool]:
+    """All failpoints, or those whose names hold one of the words: (figures, table, whether all is well)."""
+    cases = [case_of(name) for name in FAILPOINTS if not words or any(word in name for word in words)]
+    if listing:
+        return {}, [f"{case.arming:48} {','.join(case.targets):12} {case.provoke}" for case in cases], True
+    random.Random(seed).shuffle(cases)
+    results: list[Result] = []
+    left = list(cases)
+    while left:
+        # After a failure the cluster is not to be trusted: go on with a new one.
+        try:
+            with running_matrix(directory / f"cluster-{len(results)}") as matrix:
+                while left:
+                    case = left.pop(0)
+                    results.append(matrix.run(case))
+                    say(row(results[-1]))
+        except (AssertionError, CommandError) as error:
+            text = str(error).splitlines()[0]
+            results.append(Result(case.name, "", 0, 0, -1, -1, 0.0, 0.0, f"FAILED: {text}"))
+            say(row(results[-1]))
+    bad = [result for result in results if result.verdict != "ok"]
+    lines = ["", HEAD, *(row(result) for result in sorted(results, key=lambda r: r.failpoint))]
+    lines.append(f"{len(results)} failpoints, {len(results) - len(bad)} survived, seed {seed}")
+    return {"seed": seed, "results": [asdict(result) for result in results]}, lines, not bad
+
+
+HEAD = f"{'failpoint':40} {'died':13} {'acks/s':>7} {'acked':>7} {'lost':>5} {'twice':>6} {'gap s':>6} {'whole s':>8}"
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    return (
+        f"{result.failpoint:40} {result.died:13} {result.acks_per_s_before:7} {result.acked:7} {result.lost:5} "
+        f"{result.doubled:6} {result.longest_gap_s:6.1f} {result.whole_again_s:8.1f} "
+        + ("" if result.verdict == "ok" else result.verdict)
+    )
