@@ -81,3 +81,14 @@ kill-all: setup ## kill -9 of every process at once under load; ROUNDS=100 SEED=
 
 power-cut: setup ## the same, and what was not synced is gone (needs gcc); ROUNDS=20 SEED=n
 	@$(CRASH) power-cut $(ROUNDS_AND_SEED) $(ARGS)
+
+.PHONY: simulate simulate-planted
+SIMULATION := PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation
+SEEDS ?= 200
+FIRST ?= 1
+
+simulate: setup ## the cluster in one process under a seeded scheduler: SEEDS=1000, or SEED=n to replay one
+	$(SIMULATION) $(if $(SEED),--seed $(SEED) $(if $(PLANTED),--bug $(PLANTED)),--seeds $(SEEDS) --first $(FIRST)) $(if $(JSON),--json $(JSON))
+
+simulate-planted: setup ## plant known bugs, one at a time: each must be found
+	$(SIMULATION) --planted $(if $(JSON),--json $(JSON))

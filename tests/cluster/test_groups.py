@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -161,6 +163,30 @@ def test_a_group_lives_through_the_death_of_its_coordinator(tmp_path: Path, kind
         assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
 
 
+@pytest.mark.parametrize("strategy", ["confluent-kafka", "cooperative"])
+def test_a_group_is_upgraded_to_the_consumer_protocol_while_it_works(tmp_path: Path, strategy: str) -> None:
+    with running_cluster(tmp_path, controllers=1, settings=settings()) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "events", PARTITIONS, 3)
+        with group(bootstrap, "events", strategy, 2) as (members, ledger):
+            with Load(bootstrap, "events", rate_per_s=200) as load:
+                wait_for_more(ledger, 200, "at first")
+                wait_for(lambda: share(members), "both members have partitions", LONG_S)
+                for _ in range(2):
+                    members.append(MEMBERS["group.protocol=consumer"](bootstrap, "events", "group", ledger))
+                    wait_for(lambda: share(members), f"{len(members)} members have partitions", LONG_S)
+                wait_for_more(ledger, 200, "with both kinds")
+                while len(members) > 2:
+                    members.pop(0).stop()
+                    wait_for(lambda: share(members), f"{len(members)} members share", LONG_S)
+                # And back: a member of the old kind may still come.
+                members.append(MEMBERS[strategy](bootstrap, "events", "group", ledger))
+                wait_for(lambda: share(members), "the old member has partitions", LONG_S)
+                wait_for_more(ledger, 200, "at last")
+            wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
+        assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
+
+
 def test_members_die_and_join_and_positions_outlive_the_cluster(tmp_path: Path) -> None:
     with running_cluster(tmp_path, settings=settings()) as cluster:
         bootstrap = cluster.bootstrap
@@ -203,6 +229,47 @@ def test_members_die_and_join_and_positions_outlive_the_cluster(tmp_path: Path) 
             later.committed.update(before)
             wait_for(lambda: later.count >= 50, "the new records", LONG_S)
         assert later.values == set(more.values.values())
+
+
+def test_groups_on_the_command_line(shared_cluster: LocalCluster) -> None:
+    bootstrap = shared_cluster.bootstrap
+    name = "on-the-command-line"
+    create_topic(bootstrap, name, PARTITIONS, 3)
+    produce(bootstrap, name, 120, keys=60)
+
+    def run(*words: str, fails: bool = False) -> Any:
+        command = [sys.executable, "-m", "penstock.cli.main", "group", *words, "--bootstrap", bootstrap]
+        done = subprocess.run(command, capture_output=True, timeout=90, check=False)
+        assert b"Traceback" not in done.stderr
+        assert (done.returncode != 0) == fails, done
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    run("describe", name, fails=True)
+    run("reset-offsets", name, fails=True)
+    run("reset-offsets", name, "--to-earliest", "--to-latest", fails=True)
+    high = ends(bootstrap, name)
+    # Shown, not done; then done.
+    shown = run("reset-offsets", name, "--topic", name, "--to-latest", "--json")
+    assert {row["partition"]: row["to"] for row in shown} == high
+    run("describe", name, fails=True)
+    run("reset-offsets", name, "--topic", name, "--to-latest", "--execute")
+    assert committed(bootstrap, name, name) == high
+    run("reset-offsets", name, "--shift-by", "-2", "--execute")
+    described = run("describe", name, "--json")
+    assert described["state"] == "empty"
+    assert {row["partition"]: row["lag"] for row in described["partitions"]} == {
+        p: min(2, end) for p, end in high.items()
+    }
+    lags_s = [row["lag_s"] for row in described["partitions"] if row["committed"]]
+    assert lags_s
+    assert all(lag_s is not None and lag_s >= 0 for lag_s in lags_s)
+    run("reset-offsets", name, "--to-timestamp", "0", "--execute")
+    assert set(committed(bootstrap, name, name).values()) == {0}
+    assert name in {row["group"] for row in run("list", "--json")}
+    assert b"LAG" in run("describe", name)
+    run("delete", name)
+    assert name not in {row["group"] for row in run("list", "--json")}
+    run("delete", name, fails=True)
 
 
 def test_groups_are_administered(shared_cluster: LocalCluster) -> None:

@@ -10,8 +10,9 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.coordinator.base import GroupSettings
 from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
+from penstock_storage_node.coordinator.embedded import put_assignment, read_assignment
 from penstock_storage_node.coordinator.modern import NOTHING, ConsumerGroup, Parts
-from unit.storage_node.group_rig import FakeTopics, Rig, fresh_seeds
+from unit.storage_node.group_rig import FakeTopics, Rig, fresh_seeds, subscription
 
 E = ErrorCode
 
@@ -179,7 +180,7 @@ def test_a_group_changes_its_kind_while_it_is_empty() -> None:
     rig.shard.leave("g", [(classic, None)])
     rig.settle()
     assert one(rig, "a", 0).error is E.NONE
-    assert rig.join("g")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
+    assert rig.join("g", protocol_type="connect")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
     assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("consumer", "Stable")]
     assert rig.shard.describe("g") is None
     rig.fail_over()
@@ -232,6 +233,160 @@ def test_a_heartbeat_without_news_writes_nothing() -> None:
     assert len(rig.log.records) == count
 
 
+def owning(*owned: tuple[str, int], topics: tuple[str, ...] = ("t",)) -> tuple[tuple[str, bytes], ...]:
+    """Protocols of a cooperative classic member that has these partitions (subscription version 1)."""
+    places: dict[str, list[int]] = {}
+    for topic, partition in owned:
+        places.setdefault(topic, []).append(partition)
+    data = b"\0\1" + subscription(*topics)[2:] + put_assignment(1, places)[2:-4]
+    return (("cooperative-sticky", data),)
+
+
+def placed(assignment: bytes) -> frozenset[tuple[str, int]]:
+    found = read_assignment(assignment)
+    assert found is not None
+    return found
+
+
+def classic_alone(rig: Rig, count: int) -> str:
+    """A classic member that owns all `count` partitions of topic t."""
+    member_id, (joined,) = rig.enter("g", protocols=owning())
+    mine = put_assignment(1, {"t": range(count)})
+    rig.sync("g", member_id, joined.generation, [(member_id, mine)])
+    return member_id
+
+
+def test_a_classic_group_is_upgraded_while_it_works() -> None:
+    rig = rig_with(t=4)
+    old = classic_alone(rig, 4)
+    assert rig.heartbeat("g", old, 1) is E.NONE
+    new = one(rig, "n", 0)
+    assert (new.error, new.epoch, new.assignment) == (E.NONE, 2, NOTHING)
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("consumer", "Reconciling")]
+    rig.fail_over()
+    # The classic member hears of it, joins, and is told what it keeps.
+    everything = tuple(("t", n) for n in range(4))
+    assert rig.heartbeat("g", old, 1) is E.REBALANCE_IN_PROGRESS
+    assert rig.commit("g", old, 1, {("t", 0): 7}) == [[E.NONE]]
+    (joined,) = rig.join("g", old, protocols=owning(*everything))
+    assert (joined.error, joined.generation, joined.leader, joined.members) == (E.NONE, 1, "", ())
+    (synced,) = rig.sync("g", old, 1, protocol="cooperative-sticky", protocol_type="consumer")
+    assert placed(synced.assignment) == {("t", 0), ("t", 1)}
+    assert one(rig, "n", 2).assignment is None
+    # It gave the others up: joins again to say so, and is done.
+    assert rig.heartbeat("g", old, 1) is E.REBALANCE_IN_PROGRESS
+    (joined,) = rig.join("g", old, protocols=owning(("t", 0), ("t", 1)))
+    assert joined.generation == 2
+    assert placed(rig.sync("g", old, 2)[0].assignment) == {("t", 0), ("t", 1)}
+    assert one(rig, "n", 2).assignment == parts("t", 2, 3)
+    assert rig.heartbeat("g", old, 2) is E.NONE
+    assert group_of(rig).state == "Stable"
+    assert rig.commit("g", old, 1, {("t", 0): 8}) == [[E.ILLEGAL_GENERATION]]
+    assert rig.heartbeat("g", old, 1) is E.ILLEGAL_GENERATION
+    assert rig.sync("g", old, 1)[0].error is E.ILLEGAL_GENERATION
+    assert rig.sync("g", old, 2, protocol="range")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
+    assert rig.shard.leave("g", [(old, None), ("who", None)]) == (E.NONE, [E.NONE, E.UNKNOWN_MEMBER_ID])
+    rig.settle()
+    assert one(rig, "n", 2).assignment == parts("t", 0, 1, 2, 3)
+    assert rig.offsets("g") == {("t", 0): 7}
+
+
+def test_who_waits_in_the_classic_group_joins_again() -> None:
+    rig = rig_with(t=2)
+    classic_alone(rig, 2)
+    _, waiting = rig.enter("g", protocols=owning())
+    assert waiting == []
+    assert one(rig, "n", 0).error is E.NONE
+    assert waiting[0].error is E.REBALANCE_IN_PROGRESS
+
+
+def test_an_upgrade_that_is_refused_leaves_the_classic_group_alone() -> None:
+    rig = rig_with(t=2)
+    old = classic_alone(rig, 2)
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    assert one(rig, "n", 0).error is E.COORDINATOR_NOT_AVAILABLE
+    rig.log.refuse = None
+    assert rig.heartbeat("g", old, 1) is E.NONE
+    assert rig.shard.list_groups()[0].kind == "classic"
+
+
+def test_classic_members_of_a_consumer_group_have_sessions_and_deadlines() -> None:
+    rig = rig_with(t=2)
+    one(rig, "n", 0)
+    a, (joined,) = rig.enter("g", protocols=owning(), rebalance_timeout_ms=20_000)
+    assert joined.generation == 2
+    rig.pass_ms(11_000)
+    one(rig, "n", 1)
+    assert set(group_of(rig).members) == {"n"}
+    b, _ = rig.enter("g", protocols=owning(), rebalance_timeout_ms=20_000)
+    assert a != b
+    generation = group_of(rig).members[b].epoch
+    rig.topics.set(t=3)
+    for _ in range(5):
+        # It lives, but never joins again.
+        rig.heartbeat("g", b, generation)
+        one(rig, "n", group_of(rig).members["n"].epoch, owned=group_of(rig).members["n"].assigned)
+        rig.pass_ms(5_000)
+    assert set(group_of(rig).members) == {"n"}
+    static = rig.join("g", protocols=owning(), instance_id="i")[0]
+    again = rig.join("g", protocols=owning(), instance_id="i")[0]
+    assert (again.error, again.member_id != static.member_id) == (E.NONE, True)
+    assert rig.shard.heartbeat("g", static.member_id, "i", static.generation) is E.FENCED_INSTANCE_ID
+    assert rig.shard.leave("g", [("", "i"), ("", "j")])[1] == [E.NONE, E.UNKNOWN_MEMBER_ID]
+
+
+class ClassicMember:
+    """A cooperative classic client that behaves."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.member_id = ""
+        self.epoch = -1
+        self.owned: Parts = NOTHING
+        self.state = "out"
+        self.answers: list[Any] = []
+
+    def step(self, rig: Rig, rng: random.Random) -> None:
+        if self.state == "out":
+            owned = [(rig.topics.topic_name(t) or "gone", p) for t, p in self.owned]
+            self.answers = rig.join("g", self.member_id, protocols=owning(*owned, topics=("t", "u")))
+            self.state = "joining"
+        elif self.state in ("joining", "syncing") and self.answers:
+            answer = self.answers[0]
+            if answer.error is E.MEMBER_ID_REQUIRED:
+                self.member_id, self.state = answer.member_id, "out"
+            elif answer.error:
+                self.failed(answer.error)
+            elif self.state == "joining":
+                self.member_id, self.epoch = answer.member_id, answer.generation
+                given = []
+                if answer.members:
+                    ids = [m[0] for m in answer.members]
+                    for i, each in enumerate(ids):
+                        mine = {
+                            t: [p for p in range(n) if p % len(ids) == i]
+                            for t, n in rig.topics.counts.items()
+                        }
+                        given.append((each, put_assignment(1, {t: mine[t] for t in ("t", "u") if t in mine})))
+                self.answers = rig.sync("g", self.member_id, self.epoch, given)
+                self.state = "syncing"
+            else:
+                self.owned = frozenset((FakeTopics.id_of(t), p) for t, p in placed(answer.assignment))
+                self.state = "in"
+        elif self.state == "in":
+            error = rig.heartbeat("g", self.member_id, self.epoch)
+            if error:
+                self.failed(error)
+
+    def failed(self, error: ErrorCode) -> None:
+        if error is not E.NOT_COORDINATOR or self.state != "in":
+            self.state = "out"
+        if error in (E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION):
+            self.owned = NOTHING
+            if error is E.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+
+
 class Member:
     """A client that behaves: it gives up what it must, then says so."""
 
@@ -273,7 +428,8 @@ def live(seed: int) -> None:
     rng = random.Random(seed)
     rig = Rig(GroupSettings(), hold=True)
     rig.topics.set(t=3, u=2)
-    members: list[Member] = []
+    members: list[Member | ClassicMember] = []
+    mixed = rng.random() < 0.6
     count = 0
     for _ in range(600):
         dice = rng.random()
@@ -285,11 +441,14 @@ def live(seed: int) -> None:
             rig.pass_ms(rng.choice((100, 2_000)), 500)
         elif dice < 0.94 and len(members) < 5:
             count += 1
-            members.append(Member(count, rng))
+            members.append(ClassicMember(count) if mixed and rng.random() < 0.5 else Member(count, rng))
         elif dice < 0.96 and members:
             gone = members.pop(rng.randrange(len(members)))
-            if gone.epoch > 0 and rng.random() < 0.5:
-                beat(rig, gone.member_id, -1)
+            if rng.random() < 0.5:
+                if isinstance(gone, ClassicMember):
+                    rig.shard.leave("g", [(gone.member_id, None)] if gone.member_id else [])
+                elif gone.epoch > 0:
+                    beat(rig, gone.member_id, -1)
         elif dice < 0.98:
             rig.topics.set(
                 t=rng.randint(1, 4), u=rng.randint(1, 3), **({"v": 2} if rng.random() < 0.5 else {})
@@ -310,14 +469,14 @@ def live(seed: int) -> None:
             member.step(rig, rng)
             rig.settle()
         rig.pass_ms(3_000, 1_000)
-    if members:
+    if any(isinstance(m, Member) for m in members):
         group = group_of(rig)
         assert group.state == "Stable"
         assert {m.member_id: m.owned for m in members} == {k: m.assigned for k, m in group.members.items()}
         counts = rig.topics.counts
         wanted = {
             (FakeTopics.id_of(t), p)
-            for t in {t for m in members for t in m.topics if t in counts}
+            for t in {t for m in members for t in getattr(m, "topics", ("t", "u")) if t in counts}
             for p in range(counts[t])
         }
         assert {p for m in members for p in m.owned} == wanted

@@ -46,6 +46,25 @@ async def test_a_later_batch_waits_for_the_one_that_was_refused(leading: MiniNod
     assert leading.partition.log.log_end_offset == 3
 
 
+async def test_what_is_written_already_is_acknowledged(leading: MiniNode) -> None:
+    """Another leader took R1 and R2 meanwhile, and R2's answer got lost (found by the simulator)."""
+    kept = Refusals()
+    assert [await send(leading, sequence) for sequence in (0, 1)] == [0, 0]
+    kept.note(item_of(0), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    info = read_header(item_of(1).records)
+    assert leading.partition.log.is_next_of_producer(info)
+    kept.check(item_of(1), info, True, 1)
+
+
+def test_batches_that_are_held_back_do_not_make_it_last() -> None:
+    kept = Refusals()
+    kept.note(item_of(0), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    for now_ms in range(0, EXPIRY_MS, EXPIRY_MS // 4):
+        assert held_back(kept, 5, now_ms)
+        kept.note(item_of(5), ErrorCode.NOT_LEADER_OR_FOLLOWER, now_ms)
+    assert not held_back(kept, 5, EXPIRY_MS)
+
+
 async def test_other_producers_are_not_concerned(leading: MiniNode) -> None:
     other = make_batch(b"x", producer_id=PRODUCER + 1, producer_epoch=0, base_sequence=7)
     assert (await leading.produce_batch(other)).error == 0, "an unknown producer may begin anywhere"

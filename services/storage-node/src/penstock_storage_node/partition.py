@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
@@ -322,3 +322,13 @@ class Partition:
         for session in list(self.sessions):
             session.sender.end(session, code, message)
         self.sessions.clear()
+
+
+class LeadershipWatcher(Protocol):
+    """Whoever lives in partitions that this node leads (see `coordinator.host`)."""
+
+    def on_lead(self, partition: Partition) -> None:
+        """Leadership of `partition` has begun."""
+
+    def on_stop(self, partition: Partition) -> None:
+        """Its role ends, whatever it was; before waiting writes are answered."""

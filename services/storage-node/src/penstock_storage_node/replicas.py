@@ -23,7 +23,7 @@ from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.disk_health import DiskHealth, is_full
 from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
 from penstock_storage_node.metrics import NodeMetrics
-from penstock_storage_node.partition import Partition
+from penstock_storage_node.partition import LeadershipWatcher, Partition
 from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.following import Truncation
 from penstock_storage_node.replication.replica import Change, PartitionReplica
@@ -70,16 +70,6 @@ class LeaderStreams(Protocol):
 
     def tell_later(self, session: SenderSession) -> None:
         """The high watermark rose: tell soon, along with data if any go out meanwhile."""
-
-
-class LeadershipWatcher(Protocol):
-    """Whoever lives in partitions that this node leads (see `coordinator.host`)."""
-
-    def on_lead(self, partition: Partition) -> None:
-        """Leadership of `partition` has begun."""
-
-    def on_stop(self, partition: Partition) -> None:
-        """Its role ends, whatever it was; before waiting writes are answered."""
 
 
 class ReplicaManager:

@@ -14,6 +14,7 @@ from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
 from penstock_storage_node.coordinator.modern import ConsumerGroup, ConsumerMember, Parts, to_assignment
 
+CLASSIC_MEMBER_TYPE: Final = 0
 CONSUMER_MEMBER_TYPE: Final = 1
 
 
@@ -111,7 +112,7 @@ def _member(
         subscribed_topic_regex=member.regex,
         assignment=codec.build(assignment_type, topic_partitions=_topics(header, member.assigned, names)),
         target_assignment=codec.build(assignment_type, topic_partitions=_topics(header, target, names)),
-        member_type=CONSUMER_MEMBER_TYPE,
+        member_type=CONSUMER_MEMBER_TYPE if member.classic is None else CLASSIC_MEMBER_TYPE,
     )
 
 

@@ -72,16 +72,19 @@ class Refusals:
             return
         key = (producer_id, epoch, item.topic, item.topic_id, item.partition)
         known = self._refused.pop(key, None)
+        expires_ms = now_ms + EXPIRY_MS
         if known is not None and known.expires_ms > now_ms and _is_behind(sequence, known.sequence):
-            sequence = known.sequence
+            # Held back because of it: that must not hold the next ones back for longer.
+            sequence, expires_ms = known.sequence, known.expires_ms
         elif len(self._refused) >= REFUSED_MAX:
             del self._refused[next(iter(self._refused))]
-        self._refused[key] = _Refused(sequence, now_ms + EXPIRY_MS)
+        self._refused[key] = _Refused(sequence, expires_ms)
 
     def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> None:
         """Raises NOT_LEADER_OR_FOLLOWER for a batch behind one that was refused and has not come again.
 
-        `is_next`: in the log it is the next of its producer, so nothing is missing before it.
+        `is_next`: in the log it is the next of its producer, or there already, so nothing is missing
+        before it.
         """
         key = (info.producer_id, info.producer_epoch, item.topic, item.topic_id, item.partition)
         refused = self._refused.get(key)

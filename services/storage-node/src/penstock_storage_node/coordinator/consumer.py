@@ -6,8 +6,8 @@ makes a new target; each heartbeat takes its member one step towards it. Answers
 watermark when they rest on new records. A member that is silent for a session is out, and so is one
 that does not give up its partitions within its rebalance timeout.
 
-A group turns from classic to consumer, and back, while it has no members; its offsets stay. Members
-of both kinds in one group (online migration) are not supported: the newcomer is refused.
+A group turns from classic to consumer when the first member of the new kind comes, and back while it has
+no members; its offsets stay. For members of the classic protocol in a consumer group see `mixed`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from penstock_core.kafka.metadata import INTERNAL_TOPICS
 from penstock_storage_node.coordinator import records as rec
 from penstock_storage_node.coordinator.assignors import ASSIGNORS, Subscriber
 from penstock_storage_node.coordinator.base import ID_LENGTH_MAX, Base, group_write_error
-from penstock_storage_node.coordinator.group import ClassicGroup, GroupState
+from penstock_storage_node.coordinator.embedded import read_assignment, read_subscription
+from penstock_storage_node.coordinator.group import ClassicGroup, GroupState, answer_all
 from penstock_storage_node.coordinator.modern import (
     LEAVE,
     LEAVE_FOR_NOW,
@@ -57,6 +58,8 @@ class BeatRequest:
     client_id: str = ""
     client_host: str = ""
     version: int = 1
+    classic: tuple[int, tuple[tuple[str, bytes], ...]] | None = None
+    """Of a member that speaks the classic protocol: session timeout in ms, protocols."""
 
     @property
     def is_full(self) -> bool:
@@ -79,7 +82,9 @@ class BeatResult:
 BeatReply = Callable[[BeatResult], None]
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """A request that is answered with an error."""
+
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -96,17 +101,20 @@ class ConsumerProtocol(Base):
         try:
             self._check(request)
             records: list[Record] = []
+            was = self.groups.get(request.group_id)
             group = self._group_to_beat(request, records)
             if request.epoch in (LEAVE, LEAVE_FOR_NOW):
                 self._leave(group, request, reply)
             else:
-                self._beat(group, request, records, reply)
-        except _Refused as refusal:
+                self.beat(group, request, records, reply)
+            if isinstance(was, ClassicGroup):
+                self._after_upgrade(was)
+        except Refused as refusal:
             reply(BeatResult(refusal.code, refusal.message))
 
     def _check(self, request: BeatRequest) -> None:
-        def invalid(message: str) -> _Refused:
-            return _Refused(ErrorCode.INVALID_REQUEST, message)
+        def invalid(message: str) -> Refused:
+            return Refused(ErrorCode.INVALID_REQUEST, message)
 
         if not request.group_id:
             raise invalid("GroupId can't be empty.")
@@ -131,14 +139,14 @@ class ConsumerProtocol(Base):
                 raise invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be set first.")
         if request.assignor is not None and request.assignor not in ASSIGNORS:
             known = ", ".join(ASSIGNORS)
-            raise _Refused(
+            raise Refused(
                 ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {request.assignor} is not supported: {known}"
             )
         if request.regex:
             try:
                 self._regex(request.regex)
             except BadRegex as e:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex {request.regex!r}: {e}"
                 ) from None
 
@@ -147,17 +155,77 @@ class ConsumerProtocol(Base):
         if isinstance(group, ConsumerGroup):
             return group
         if request.epoch != 0:
-            raise _Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found.")
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found.")
         if isinstance(group, ClassicGroup):
             if group.state is not GroupState.EMPTY or group.members or group.pending:
-                raise _Refused(
-                    ErrorCode.GROUP_ID_NOT_FOUND,
-                    f"Group {request.group_id} has members of the classic protocol.",
-                )
+                return self._upgraded(group, records)
             records.append(Record(rec.group_key(group.group_id), None))
         return ConsumerGroup(request.group_id)
 
-    def _beat(
+    def _upgraded(self, group: ClassicGroup, records: list[Record]) -> ConsumerGroup:
+        """A classic group of consumers as a consumer group, with what has to be written for it."""
+        upgraded = ConsumerGroup(group.group_id, group.generation, group.generation)
+        upgraded.topics = {"": (TopicId(b""), -1)}  # whatever it is, it differs
+        records.append(Record(rec.group_key(group.group_id), None))
+        for m in group.members.values():
+            subscription = read_subscription(
+                m.metadata(group.protocol) or (m.protocols or (("", b""),))[0][1]
+            )
+            places = read_assignment(m.assignment)
+            if not group.is_consumer or subscription is None or places is None or not m.protocols:
+                raise Refused(
+                    ErrorCode.GROUP_ID_NOT_FOUND,
+                    f"Group {group.group_id} has members of the classic protocol that cannot be understood.",
+                )
+            found = ((self.topics.topic_id(topic), partition) for topic, partition in places)
+            assigned = frozenset((i, p) for i, p in found if i is not None and (i, p) not in upgraded.owners)
+            member = ConsumerMember(
+                m.member_id,
+                m.instance_id,
+                None,
+                m.client_id,
+                m.client_host,
+                tuple(sorted(set(subscription.topics))),
+                rebalance_timeout_ms=m.rebalance_timeout_ms,
+                classic=(m.session_timeout_ms, m.protocols),
+                epoch=group.generation,
+                previous_epoch=group.generation,
+                assigned=assigned,
+            )
+            upgraded.put(member)
+            upgraded.targets[m.member_id] = assigned
+            for kind, value in (
+                (rec.CONSUMER_MEMBER, rec.put_consumer_member(member.to_value())),
+                (rec.TARGET_MEMBER, rec.put_target(to_assignment(assigned))),
+                (rec.CURRENT_MEMBER, rec.put_current(member.current())),
+            ):
+                records.append(Record(self._key(upgraded, kind, m.member_id), value))
+        return upgraded
+
+    def _after_upgrade(self, was: ClassicGroup) -> None:
+        """The classic group is no more: who waits in it joins again."""
+        group = self.groups.get(was.group_id)
+        if not isinstance(group, ConsumerGroup):
+            return
+        was.state = GroupState.DEAD
+        for timer in (was.join_timer, was.sync_timer, *was.pending.values()):
+            timer.cancel()
+        for m in list(was.members.values()):
+            m.session.cancel()
+            if m.member_id in group.members:
+                self.watch(group, group.members[m.member_id])
+        answer_all(list(was.members.values()), ErrorCode.REBALANCE_IN_PROGRESS)
+
+    def refresh(self, group: ConsumerGroup) -> None:
+        """Look for changes of topics, as a heartbeat does."""
+        if group.seen is self.topics.token():
+            return
+        draft = group.draft()
+        records: list[Record] = []
+        self._retarget(draft, records)
+        self._finish(group, draft, records, BeatResult(), lambda _: None)
+
+    def beat(
         self, group: ConsumerGroup, request: BeatRequest, records: list[Record], reply: BeatReply
     ) -> None:
         draft = group.draft()
@@ -185,7 +253,7 @@ class ConsumerProtocol(Base):
         self._finish(group, draft, records, result, reply)
         current = self.groups.get(group.group_id)
         if isinstance(current, ConsumerGroup) and after.member_id in current.members:
-            self._watch(current, current.members[after.member_id])
+            self.watch(current, current.members[after.member_id])
 
     def _finish(
         self,
@@ -217,18 +285,18 @@ class ConsumerProtocol(Base):
         if known is not None and known != member_id:
             holder = draft.members[known]
             if request.epoch != 0:
-                raise _Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
-            if holder.epoch != LEAVE_FOR_NOW:
-                raise _Refused(
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
+            if holder.epoch != LEAVE_FOR_NOW and request.classic is None:
+                raise Refused(
                     ErrorCode.UNRELEASED_INSTANCE_ID, f"{request.instance_id} is still held by {known}."
                 )
             return self._take_over(draft, holder, member_id, records)
         member = draft.members.get(member_id)
         if member is None:
             if request.epoch != 0:
-                raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
             if len(draft.members) >= self.settings.group_size_max:
-                raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group is full.")
+                raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group is full.")
             return ConsumerMember(member_id, request.instance_id)
         if request.epoch > member.epoch or (
             0 < request.epoch < member.epoch
@@ -238,7 +306,7 @@ class ConsumerProtocol(Base):
                 or not request.owned <= member.assigned
             )
         ):
-            raise _Refused(
+            raise Refused(
                 ErrorCode.FENCED_MEMBER_EPOCH,
                 f"Member epoch {request.epoch} is not the one here ({member.epoch}): rejoin.",
             )
@@ -282,6 +350,7 @@ class ConsumerProtocol(Base):
             assignor=member.assignor if request.assignor is None else request.assignor,
             client_id=request.client_id,
             client_host=request.client_host,
+            classic=request.classic,
         )
 
     # -- targets ----------------------------------------------------------------------------
@@ -361,15 +430,15 @@ class ConsumerProtocol(Base):
         if request.instance_id is not None:
             known = group.static.get(request.instance_id)
             if known is None:
-                raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.instance_id} is not in the group.")
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.instance_id} is not in the group.")
             if known != member_id:
-                raise _Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
         member = group.members.get(member_id)
         if member is None:
-            raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
         result = BeatResult(member_id=member_id, epoch=request.epoch)
         if request.epoch == LEAVE:
-            self._remove_members(group, [member_id], result, reply)
+            self.remove_members(group, [member_id], result, reply)
             return
         draft = group.draft()
         # It keeps its partitions for a session; what it was to give up it has given up.
@@ -378,7 +447,7 @@ class ConsumerProtocol(Base):
         key = self._key(draft, rec.CURRENT_MEMBER, member_id)
         self._finish(group, draft, [Record(key, rec.put_current(away.current()))], result, reply)
 
-    def _remove_members(
+    def remove_members(
         self, group: ConsumerGroup, member_ids: list[str], result: BeatResult, reply: BeatReply
     ) -> None:
         draft = group.draft()
@@ -405,16 +474,31 @@ class ConsumerProtocol(Base):
 
     # -- time -------------------------------------------------------------------------------
 
-    def _watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+    def watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         place = (group.group_id, member.member_id)
         timers = self.sessions.get(place)
         if timers is None:
             timers = self.sessions[place] = (Timer("session", place), Timer("revoke", place))
         session, revoke = timers
-        self.timers.set(session, self.clock_ms() + self.settings.consumer_session_ms)
+        session_ms = self.settings.consumer_session_ms if member.classic is None else member.classic[0]
+        self.timers.set(session, self.clock_ms() + session_ms)
         if member.state != UNREVOKED:
             revoke.cancel()
         elif not revoke.is_set:
+            self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
+
+    def hear(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """A classic member lives; whether it has to join again is another matter."""
+        timers = self.sessions.get((group.group_id, member.member_id))
+        if timers is None or member.classic is None:
+            self.watch(group, member)
+        else:
+            self.timers.set(timers[0], self.clock_ms() + member.classic[0])
+
+    def expect_join(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """A classic member was told to join again: it has its rebalance timeout for that."""
+        _, revoke = self.sessions[group.group_id, member.member_id]
+        if not revoke.is_set:
             self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
 
     def _unwatch(self, group_id: str, member_id: str) -> None:
@@ -424,7 +508,9 @@ class ConsumerProtocol(Base):
     def ring_consumer(self, group: ConsumerGroup, timer: Timer) -> None:
         """A member was silent, or kept what it was to give up, for too long."""
         member = group.members.get(timer.owner[1])
-        if member is None or (timer.kind == "revoke" and member.state != UNREVOKED):
+        if member is None:
+            return
+        if timer.kind == "revoke" and member.state != UNREVOKED and member.classic is None:
             return
 
         def removed(result: BeatResult) -> None:
@@ -432,7 +518,7 @@ class ConsumerProtocol(Base):
                 # It could not be written: try again soon.
                 self.timers.set(timer, self.clock_ms() + 1_000)
 
-        self._remove_members(group, [member.member_id], BeatResult(), removed)
+        self.remove_members(group, [member.member_id], BeatResult(), removed)
 
     # -- the log ------------------------------------------------------------------------------
 
@@ -481,4 +567,4 @@ class ConsumerProtocol(Base):
         """The group was read from the log."""
         group.topics = self._subscribed(group)
         for member in group.members.values():
-            self._watch(group, member)
+            self.watch(group, member)

@@ -48,6 +48,8 @@ class ConsumerMember:
     regex: str | None = None
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
+    classic: tuple[int, tuple[tuple[str, bytes], ...]] | None = None
+    """(session timeout in ms, protocols) of a member that speaks the classic protocol."""
     epoch: int = 0
     previous_epoch: int = -1
     state: int = STABLE
@@ -65,6 +67,7 @@ class ConsumerMember:
             self.regex,
             self.rebalance_timeout_ms,
             self.assignor,
+            self.classic,
         )
 
     def with_value(self, value: ConsumerMemberValue) -> ConsumerMember:
@@ -79,6 +82,7 @@ class ConsumerMember:
             regex=value.regex,
             rebalance_timeout_ms=value.rebalance_timeout_ms,
             assignor=value.assignor,
+            classic=value.classic,
         )
 
     def current(self) -> CurrentValue:
@@ -202,6 +206,8 @@ class ConsumerGroup:
         member = self.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
+        if member.classic is not None:
+            return ErrorCode.NONE if epoch == member.epoch else ErrorCode.ILLEGAL_GENERATION
         if version < _EPOCHS_SINCE:
             return ErrorCode.UNSUPPORTED_VERSION
         return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH

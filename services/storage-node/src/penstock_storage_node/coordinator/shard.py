@@ -14,7 +14,6 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.coordinator import records as rec
 from penstock_storage_node.coordinator.base import ID_LENGTH_MAX, Group, group_write_error
 from penstock_storage_node.coordinator.classic import ClassicProtocol, JoinRequest, SyncRequest
-from penstock_storage_node.coordinator.consumer import ConsumerProtocol
 from penstock_storage_node.coordinator.group import (
     ClassicGroup,
     GroupState,
@@ -24,6 +23,7 @@ from penstock_storage_node.coordinator.group import (
     SyncResult,
     answer_all,
 )
+from penstock_storage_node.coordinator.mixed import MixedProtocol
 from penstock_storage_node.coordinator.modern import ConsumerGroup
 from penstock_storage_node.coordinator.offsets import Offsets
 
@@ -55,7 +55,7 @@ class GroupView:
     members: Sequence[MemberView] = ()
 
 
-class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
+class Shard(ClassicProtocol, MixedProtocol, Offsets):
     """See the module's text."""
 
     # -- requests ------------------------------------------------------------------------------
@@ -74,6 +74,9 @@ class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
             group = self.groups.get(request.group_id)
             error = ErrorCode.NONE
             if isinstance(group, ConsumerGroup):
+                if group.members:
+                    self.join_mixed(group, request, reply)
+                    return
                 error = self._make_classic(group, request.member_id)
             if error:
                 reply(JoinResult(error, request.member_id))
@@ -82,8 +85,6 @@ class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
 
     def _make_classic(self, group: ConsumerGroup, member_id: str) -> ErrorCode:
         """Have an empty consumer group become a classic one, or say why not."""
-        if group.members:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if member_id:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if not self.write(self.consumer_tombstones(group), lambda _: None):
@@ -96,7 +97,9 @@ class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
         group = self.groups.get(request.group_id)
         if not request.group_id:
             reply(SyncResult(ErrorCode.INVALID_GROUP_ID))
-        elif not isinstance(group, ClassicGroup) or group.state is GroupState.EMPTY:
+        elif isinstance(group, ConsumerGroup):
+            self.sync_mixed(group, request, reply)
+        elif group is None or group.state is GroupState.EMPTY:
             reply(SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         else:
             self.sync_classic(group, request, reply)
@@ -106,8 +109,10 @@ class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
         group = self.groups.get(group_id)
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID
-        if not isinstance(group, ClassicGroup):
+        if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
+        if isinstance(group, ConsumerGroup):
+            return self.heartbeat_mixed(group, member_id, instance_id, generation)
         return self.heartbeat_classic(group, member_id, instance_id, generation)
 
     def leave(
@@ -117,8 +122,10 @@ class Shard(ClassicProtocol, ConsumerProtocol, Offsets):
         group = self.groups.get(group_id)
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID, []
-        if not isinstance(group, ClassicGroup):
+        if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID, []
+        if isinstance(group, ConsumerGroup):
+            return ErrorCode.NONE, self.leave_mixed(group, members)
         return ErrorCode.NONE, self.leave_classic(group, members)
 
     def delete_group(self, group_id: str, reply: Callable[[ErrorCode], None]) -> None:

@@ -96,11 +96,15 @@ class ProducerState:
         return self._entries.get(producer_id)
 
     def is_next(self, info: BatchInfo) -> bool:
-        """Whether the batch is the one that must come next of its producer; of an unknown one, sequence 0."""
+        """Whether nothing is missing before the batch: it is the one that must come next of its producer
+        (of an unknown one, sequence 0), or it is here already."""
         entry = self._entries.get(info.producer_id)
         if entry is None or entry.epoch != info.producer_epoch:
             return info.base_sequence == 0
-        return info.base_sequence == (entry.last_sequence + 1) & SEQUENCE_MASK
+        if info.base_sequence == (entry.last_sequence + 1) & SEQUENCE_MASK:
+            return True
+        place = (info.base_sequence, info.last_sequence)
+        return any(row[:2] == place for row in entry.batches)
 
     def check(self, info: BatchInfo, where: object) -> tuple[int, int] | None:
         """Whether the batch may be appended: None, or (first, last offset) of what it duplicates.

@@ -1,0 +1,13 @@
+"""The cluster in one process, under one seeded scheduler: see `docs/testing.md`, "Simulation".
+
+Everything that decides is the code that ships. What stands in for the outside world:
+
+| outside world | stand-in |
+|---|---|
+| event loop, its threads and clock | `scheduler.SimLoop`: coroutines run on the simulated clock |
+| gRPC channels and servers | `rpc`: bytes over `network` |
+| sockets of the Raft port | `raft_net`: frames over `network` |
+| threads (disk pool, Raft tick, snapshot writer) | `disk_pool`, `controller_host`, `patches` |
+| files | `penstock_storage_node.log.simulated_fs`, also under the controllers (`sim_os`) |
+| clients | `producer`, `consumer`: models of librdkafka's idempotent producer and of a reader |
+"""

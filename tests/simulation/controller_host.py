@@ -1,0 +1,207 @@
+"""One controller: the shipped quorum, state machine, worker, core and service.
+
+Stand-ins: the tick thread (events of the scheduler call `RaftNode.tick`, which waits in
+`SimPoller`), the snapshot thread (see `patches`), gRPC, files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock_controller.api.core import ControllerCore, CoreSettings
+from penstock_controller.api.service import ControllerService
+from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
+from penstock_controller.quorum.events import QuorumEvent, QuorumMeters
+from penstock_controller.state.generation import Defaults
+from penstock_core.ids import NodeId
+from penstock_proto.v1 import controller_pb2_grpc
+from simulation.checked import CheckedWorker
+from simulation.ordered import OrderedSet
+from simulation.process import Process
+from simulation.raft_net import RAFT_PORT, SimLink, SimPoller, address_of
+from simulation.rpc import SimServer
+from simulation.scheduler import Timer
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+GRPC_PORT = 5001
+WAKE_US = 30
+
+
+class NullMetrics:
+    """Nobody scrapes."""
+
+    class _Value:
+        def set(self, _: float) -> None:
+            return None
+
+        inc = observe = set
+
+    is_active = _Value()
+    commit_s = _Value()
+
+    def applied(self, _old: object, _event: object) -> None:
+        return None
+
+    def image(self, _image: object, _watchers: int) -> None:
+        return None
+
+    def meters(self) -> QuorumMeters:
+        return QuorumMeters()
+
+
+class ControllerProcess(Process):
+    """A run of the controller on host `c<id>`."""
+
+    def __init__(self, world: World, controller_id: int, directory_id: bytes) -> None:
+        super().__init__(world, f"c{controller_id}")
+        self.controller_id = controller_id
+        self.poller = SimPoller(self)
+        self.raft_links: dict[SimLink, None] = {}
+        self.seen_commit = 1
+        self.seen_term = 0
+        self._tick_timer: Timer | None = None
+        self._tick_at_us = 0
+        settings = world.settings
+        peers = tuple(RaftPeer(i, address_of(f"c{i}"), RAFT_PORT) for i in world.controller_ids)
+        self.config = QuorumConfig(
+            controller_id=controller_id,
+            peers=peers,
+            bind_host=address_of(self.name),
+            bind_port=RAFT_PORT,
+            directory=world.path(f"/{self.name}"),  # type: ignore[arg-type]
+            directory_id=directory_id,
+            cluster_id=world.cluster_ids.get(self.name, b""),
+            append_period_s=settings.append_period_s,
+            rest_s=settings.rest_s,
+            tick_s=settings.tick_s,
+            silence_min_s=settings.silence_s,
+            silence_max_s=settings.silence_s * 1.6,
+            leader_fallback_s=settings.silence_s * 1.2,
+            snapshot_every_count=settings.snapshot_every,
+        )
+        self.core = ControllerCore(
+            CoreSettings(
+                controller_id,
+                settings.session_timeout_ms,
+                settings.heartbeat_ms,
+                settings.rebalance_ms,
+            ),
+            self.lifecycle,
+            self.clock_ms,
+            NullMetrics(),  # type: ignore[arg-type]
+            self._join_cluster,
+        )
+
+    def start(self) -> None:
+        """Open the files, bind, serve. Raises DamagedFile."""
+        world = self.world
+        world.current = self
+        self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None)
+        self.worker = CheckedWorker(
+            self.quorum,
+            self.controller_id,
+            Defaults(1, 3),
+            random.Random(world.rng.getrandbits(64)),
+            self.wall_ms,
+            lambda node_id: self._alive(node_id),
+        )
+        self.worker.checker = world.checker
+        self.core.connect(self.quorum, self.worker)
+        self.core.watchers._queues = OrderedSet()  # type: ignore[assignment]
+        addresses = {i: f"c{i}:{GRPC_PORT}" for i in world.controller_ids}
+        service = ControllerService(self.core, self.config.peers, addresses)
+        self.server = SimServer(self, addresses[self.controller_id])
+        controller_pb2_grpc.add_ControllerServicer_to_server(service, self.server)  # type: ignore[arg-type]
+        self.spawn(self.worker.run())
+        self.spawn(self.core.run())
+        self.raft = self.quorum._raft
+        world.checker.on_reset(self.name, self.quorum.image)
+        self.raft_wake()
+
+    def _alive(self, node_id: NodeId) -> bool:
+        return self.core.sessions.alive(node_id, self.clock_ms())
+
+    def _join_cluster(self, cluster_id: bytes) -> None:
+        self.world.cluster_ids[self.name] = cluster_id
+
+    def _deliver(self, events: list[QuorumEvent]) -> None:
+        self.loop.call_soon(self.core.on_events, events)
+
+    def _fatal(self, error: BaseException) -> None:
+        self.failed(error)
+
+    # --- the tick thread
+
+    def raft_wake(self) -> None:
+        """Tick soon."""
+        self._tick_in(WAKE_US)
+
+    def _tick_in(self, delay_us: int) -> None:
+        at_us = self.world.scheduler.now_us + delay_us
+        if self._tick_timer is not None:
+            if self._tick_at_us <= at_us:
+                return
+            self._tick_timer.cancel()
+        self._tick_at_us = at_us
+        self._tick_timer = self.after(delay_us, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        world = self.world
+        world.current = self
+        if self.quorum._failed:
+            return
+        try:
+            calls = self.quorum._calls
+            while calls:
+                calls.popleft()()
+            self.raft.tick()
+        except Exception as error:  # as Quorum._run has it
+            self.quorum._fail(error)
+            return
+        world.checker.on_tick(self)
+        self._tick_in(max(int(self.poller.wait_s * 1_000_000), 1_000))
+
+    def raft_event(self, call: Callable[..., Any], *args: Any) -> None:
+        """Something came in for the tick thread."""
+        self._due(self._on_event, (call, args))
+
+    def _on_event(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.world.current = self
+        if self.quorum._failed:
+            return
+        try:
+            call(*args)
+        except Exception as error:
+            self.quorum._fail(error)
+            return
+        self.raft_wake()
+
+    # --- the end
+
+    def resign(self) -> None:
+        """As `Quorum.stop` begins: hand leadership over."""
+        self.world.network.disturb(self.name)
+        self.raft.resigning = True
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self.is_up and self.raft._isLeader():
+            self.quorum._calls.append(self.raft.transferLeadership)
+            self.raft_wake()
+            self.after(20_000, self._hand_over)
+
+    def end(self, *, silently: bool) -> None:
+        """SIGKILL, or power cut (`silently`)."""
+        self.kill()
+        for link in list(self.raft_links):
+            link.die(silently=silently)
+        listener = self.world.raft_listeners.get(self.name)
+        if listener is not None and listener.process is self:
+            del self.world.raft_listeners[self.name]
+        if hasattr(self, "server"):
+            self.server.stop()

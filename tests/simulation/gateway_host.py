@@ -1,0 +1,79 @@
+"""One gateway: the shipped relay, flight tables, metadata client and registration.
+
+Its Kafka listener is a stand-in, see `connections`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock_core.metadata.image import Endpoint
+from penstock_gateway.kafka.relay import Relay
+from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.registration import Registration
+from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.authorizer import AllowAll
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.kafka_metrics import KafkaMetrics
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.producer_ids import ProducerIdAllocator
+from simulation.controller_host import GRPC_PORT
+from simulation.process import Process
+from simulation.rpc import SimChannelPool, SimServer
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+GATEWAY_PORT = 7000
+
+
+class GatewayProcess(Process):
+    """A run of the gateway on host `g<id>`."""
+
+    def __init__(self, world: World, gateway_id: int) -> None:
+        super().__init__(world, f"g{gateway_id}")
+
+    def start(self) -> None:
+        self.spawn(self._run())
+
+    async def _run(self) -> None:
+        channels: Any = SimChannelPool(self)
+        addresses = [f"{i}@c{i}:{GRPC_PORT}" for i in self.world.controller_ids]
+        self.controllers = ControllerClient(addresses, self.name, channels, clock_ms=self.clock_ms)
+        self.metadata = MetadataClient(self.controllers, self.name, self.clock_ms, log=self.log)
+        checker = self.world.checker
+        self.metadata.on_change(lambda _old, new, _records: checker.on_node_image(self.name, new))
+        metrics = GatewayMetrics(KafkaMetrics(), self.metadata.contact_age_ms)
+        self.relay = Relay(
+            self.name, self.metadata, channels, metrics, AllowAll(), self.lifecycle, self.clock_ms
+        )
+        self.producer_ids = ProducerIdAllocator(self.controllers, self.name)
+        # The controllers probe this port.
+        SimServer(self, f"{self.name}:{GATEWAY_PORT}")
+        registration = Registration(self._request, self.controllers, self.metadata, self.lifecycle)
+        self.lifecycle.create_task(self.metadata.run(), "metadata")
+        self.relay.start()
+        self.lifecycle.create_task(registration.run(), "registration")
+
+    def _request(self) -> pb.RegisterGatewayRequest:
+        return pb.RegisterGatewayRequest(
+            gateway_id=self.name,
+            process=self.lifecycle.process_info(),
+            grpc=Endpoint("", self.name, GATEWAY_PORT).to_pb(),
+        )
+
+    @property
+    def is_serving(self) -> bool:
+        return self.is_up and hasattr(self, "relay") and bool(self.metadata.image.cluster_id)
+
+    @property
+    def is_serving_calls(self) -> bool:
+        return hasattr(self, "controllers")
+
+    def end(self) -> None:
+        """SIGKILL."""
+        self.kill()
+        server = self.world.servers.get(f"{self.name}:{GATEWAY_PORT}")
+        if server is not None and server.process is self:
+            server.stop()
+        self.drop_connections()

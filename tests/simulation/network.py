@@ -1,0 +1,242 @@
+"""Who hears whom: delays, losses, one-way blocks, and connections that break.
+
+A *host* is a name. A datagram (`send`) may be lost, doubled and overtaken. A *pipe* is one
+TCP connection: its bytes arrive in order or not at all. Loss on it is delay (the kernel sends
+again), a block holds everything back until it ends, and whoever hears nothing for the
+keepalive's time takes the connection for dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.scheduler import Scheduler
+
+RETRANSMIT_US = 200_000
+DEAD_AFTER_US = 4_000_000
+"""gRPC's keepalive: pings after 2 s without bytes, 2 s for the answer."""
+
+
+@dataclass(slots=True)
+class NetworkProfile:
+    """How bad the network is, for one seed."""
+
+    delay_us_min: int = 50
+    delay_us_max: int = 2_000
+    slow_probability: float = 0.01
+    """Chance of a delay of up to `slow_us_max`."""
+    slow_us_max: int = 60_000
+    loss_probability: float = 0.005
+    duplicate_probability: float = 0.005
+    reorder_probability: float = 0.01
+
+
+class Network:
+    """The state of all ways between hosts."""
+
+    def __init__(self, scheduler: Scheduler, profile: NetworkProfile) -> None:
+        self.profile = profile
+        self.scheduler = scheduler
+        self.blocked: set[tuple[str, str]] = set()
+        """(from, to) that carry nothing."""
+        self.pipes: dict[Pipe, None] = {}
+        self.lost = self.doubled = self.reordered = self.sent = 0
+        self.is_faulty = True
+        self.disturbed_us: dict[str, int] = {}
+        """When something last happened to a host, or to a way to or from it."""
+        self._rng = scheduler.rng
+
+    def disturb(self, *hosts: str) -> None:
+        """Something happens to these."""
+        for host in hosts:
+            self.disturbed_us[host] = self.scheduler.now_us
+
+    # --- faults
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing of `source` reaches `target` from now on."""
+        if (source, target) in self.blocked:
+            return
+        self.blocked.add((source, target))
+        self.disturb(source, target)
+        for pipe in list(self.pipes):
+            pipe.on_blocked(source, target)
+
+    def unblock(self, source: str, target: str) -> None:
+        """The opposite of `block`; what was held back follows."""
+        if (source, target) not in self.blocked:
+            return
+        self.blocked.discard((source, target))
+        self.disturb(source, target)
+        for pipe in list(self.pipes):
+            pipe.on_unblocked(source, target)
+
+    def heal(self) -> None:
+        """All ways are open again, and the weather is fine."""
+        for source, target in sorted(self.blocked):
+            self.unblock(source, target)
+        self.is_faulty = False
+
+    # --- datagrams
+
+    def delay_us(self) -> int:
+        """The time that one packet takes."""
+        profile, rng = self.profile, self._rng
+        if self.is_faulty and rng.random() < profile.slow_probability:
+            return int(rng.random() * profile.slow_us_max) + profile.delay_us_min
+        return profile.delay_us_min + int(rng.random() * (profile.delay_us_max - profile.delay_us_min))
+
+    def send(self, source: str, target: str, deliver: Callable[..., object], *args: Any) -> None:
+        """One datagram, on its own."""
+        self.sent += 1
+        if (source, target) in self.blocked:
+            return
+        profile, rng = self.profile, self._rng
+        if self.is_faulty:
+            chance = rng.random()
+            if chance < profile.loss_probability:
+                self.lost += 1
+                return
+            chance -= profile.loss_probability
+            if chance < profile.duplicate_probability:
+                self.doubled += 1
+                later_us = self.delay_us() + int(rng.random() * rng.random() * 1_500_000)
+                self.scheduler.after(later_us, self._deliver, source, target, deliver, args)
+            elif chance < profile.duplicate_probability + profile.reorder_probability:
+                self.reordered += 1
+                later_us = int(rng.random() * rng.random() * 1_500_000)
+                self.scheduler.after(later_us, self._deliver, source, target, deliver, args)
+                return
+        self.scheduler.after(self.delay_us(), self._deliver, source, target, deliver, args)
+
+    def _deliver(
+        self, source: str, target: str, deliver: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        if (source, target) not in self.blocked:
+            deliver(*args)
+
+
+class Pipe:
+    """One TCP connection. Each end has a callback for messages and one for its end."""
+
+    __slots__ = ("_arrival_us", "_held", "_network", "_stalled_us", "closed", "ends", "on_end", "on_message")
+
+    def __init__(self, network: Network, client: str, server: str) -> None:
+        self.ends = (client, server)
+        self.on_message: list[Callable[[Any], None]] = [_drop, _drop]
+        """Called at end i (0 client, 1 server) for each message to it."""
+        self.on_end: list[Callable[[str], None]] = [_drop, _drop]
+        self.closed = [False, False]
+        self._network = network
+        self._arrival_us = [0, 0]
+        self._held: tuple[list[Any], list[Any]] = ([], [])
+        self._stalled_us = [-1, -1]
+        network.pipes[self] = None
+
+    def send(self, end: int, message: Any) -> None:
+        """From end `end` to the other one."""
+        if self.closed[end]:
+            return
+        network = self._network
+        network.sent += 1
+        other = 1 - end
+        if (self.ends[end], self.ends[other]) in network.blocked or self._held[end]:
+            self._held[end].append(message)
+            return
+        delay_us = network.delay_us()
+        if network.is_faulty and network._rng.random() < network.profile.loss_probability:
+            network.lost += 1
+            delay_us += RETRANSMIT_US
+        arrival_us = max(self._arrival_us[other], network.scheduler.now_us + delay_us)
+        self._arrival_us[other] = arrival_us
+        network.scheduler.at(arrival_us, self._arrive, other, message)
+
+    def _arrive(self, end: int, message: Any) -> None:
+        if self.closed[end]:
+            return
+        if (self.ends[1 - end], self.ends[end]) in self._network.blocked:
+            self._held[1 - end].append(message)
+            return
+        self.on_message[end](message)
+
+    def close(self, end: int, reason: str = "closed") -> None:
+        """This end closes; the other one hears of it, if anything of it gets there."""
+        if self.closed[end]:
+            return
+        self.closed[end] = True
+        other = 1 - end
+        if self.closed[other]:
+            self._network.pipes.pop(self, None)
+            return
+        network = self._network
+        if (self.ends[end], self.ends[other]) in network.blocked:
+            network.scheduler.after(DEAD_AFTER_US, self._end, other, "keepalive: the peer is silent")
+            return
+        arrival_us = max(self._arrival_us[other], network.scheduler.now_us + network.delay_us())
+        network.scheduler.at(arrival_us, self._end, other, reason)
+
+    def vanish(self, end: int) -> None:
+        """The machine of this end lost power: the other end hears nothing, for a while."""
+        if not self.closed[end]:
+            self.closed[end] = True
+            self._network.scheduler.after(DEAD_AFTER_US, self._end, 1 - end, "keepalive: the peer is silent")
+
+    def _end(self, end: int, reason: str) -> None:
+        if self.closed[end]:
+            return
+        self.closed[end] = True
+        if self.closed[1 - end]:
+            self._network.pipes.pop(self, None)
+        self.on_end[end](reason)
+
+    # --- blocks
+
+    def on_blocked(self, source: str, target: str) -> None:
+        for end in (0, 1):
+            if (self.ends[end], self.ends[1 - end]) == (source, target):
+                # Either end misses answers: its own, or those to what does not arrive.
+                self.stall(0)
+                self.stall(1)
+
+    def on_unblocked(self, source: str, target: str) -> None:
+        for end in (0, 1):
+            if (self.ends[end], self.ends[1 - end]) == (source, target):
+                held, self._held[end][:] = list(self._held[end]), []
+                for message in held:
+                    self.send(end, message)
+                if (target, source) not in self._network.blocked:
+                    self._stalled_us = [-1, -1]
+
+    def stall(self, end: int) -> None:
+        """From now on this end's pings are not answered."""
+        if self._stalled_us[end] < 0 and not self.closed[end]:
+            now_us = self._network.scheduler.now_us
+            self._stalled_us[end] = now_us
+            # Servers ping less often.
+            after_us = DEAD_AFTER_US if end == 0 else 2 * DEAD_AFTER_US
+            self._network.scheduler.after(after_us, self._give_up, end, now_us)
+
+    def unstall(self, end: int) -> None:
+        """They are answered again."""
+        if (self.ends[0], self.ends[1]) not in self._network.blocked and (
+            self.ends[1],
+            self.ends[0],
+        ) not in self._network.blocked:
+            self._stalled_us[end] = -1
+
+    def _give_up(self, end: int, since_us: int) -> None:
+        if self._stalled_us[end] != since_us or self.closed[end]:
+            return
+        self._end(end, "keepalive: the peer is silent")
+        other = 1 - end
+        if not self.closed[other]:
+            if (self.ends[end], self.ends[other]) in self._network.blocked:
+                self.stall(other)
+            else:
+                self._network.scheduler.after(self._network.delay_us(), self._end, other, "reset by peer")
+
+
+def _drop(_: Any) -> None:
+    return None

@@ -1,0 +1,300 @@
+"""Names of shipped modules that lead to the simulation while a run goes on.
+
+Only names that stand for the outside world (`os`, `time`, `random`, `socket`, threads, gRPC's
+server and channels), and classes that `checked` observes. Each is put back at the end. The
+patches are process-wide, so simulations run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time as real_time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pysyncobj.journal
+import pysyncobj.pickle
+import pysyncobj.syncobj
+
+import penstock_controller.api.core
+import penstock_controller.quorum.files
+import penstock_controller.quorum.journal
+import penstock_controller.quorum.quorum
+import penstock_controller.quorum.raft
+import penstock_controller.quorum.snapshot
+import penstock_controller.quorum.transport
+import penstock_gateway.kafka.relay
+import penstock_runtime.controller_client
+import penstock_storage_node.api.forward
+import penstock_storage_node.log.directory
+import penstock_storage_node.partition
+import penstock_storage_node.replicas
+import penstock_storage_node.role
+from penstock_core.metadata.image import Endpoint
+from penstock_proto.v1 import controller_pb2_grpc
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.lifecycle import monotonic_ms
+from penstock_storage_node.group_commit import GroupFlush
+from simulation.checked import CheckedLog, CheckedMachine, CheckedReplica
+from simulation.disk_pool import SimDiskPool
+from simulation.ordered import OrderedSet
+from simulation.raft_net import SimLink, SimPipeNotifier, SimSocketModule
+from simulation.rpc import SimChannelPool, SimServer, probe
+
+if TYPE_CHECKING:
+    from simulation.process import Process
+    from simulation.world import World
+
+_world: World | None = None
+
+
+def the_world() -> World:
+    """The run that goes on in this process."""
+    assert _world is not None
+    return _world
+
+
+def the_process() -> Process:
+    """Whose code runs now."""
+    process = the_world().current
+    assert process is not None
+    return process
+
+
+class SimTime:
+    """`time`."""
+
+    def monotonic(self) -> float:
+        return the_process().loop.time()
+
+    perf_counter = monotonic
+
+    def monotonic_ns(self) -> int:
+        return int(the_process().loop.time() * 1e9)
+
+    def time_ns(self) -> int:
+        return the_process().wall_ms() * 1_000_000
+
+    def time(self) -> float:
+        return the_process().wall_ms() / 1000
+
+    def sleep(self, _: float) -> None:
+        return None
+
+
+class SimRandomModule:
+    """`random`: every generator is seeded by the run's."""
+
+    SystemRandom = None
+
+    def Random(self, seed: int | None = None) -> random.Random:  # noqa: N802 - the module's name for it
+        return random.Random(the_world().rng.getrandbits(64) if seed is None else seed)
+
+    def random(self) -> float:
+        return the_world().rng.random()
+
+    def uniform(self, low: float, high: float) -> float:
+        return the_world().rng.uniform(low, high)
+
+
+class SimUuidModule:
+    """`uuid`."""
+
+    def uuid4(self) -> uuid.UUID:
+        return uuid.UUID(int=the_world().rng.getrandbits(128), version=4)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(uuid, name)
+
+
+def _spawn(job: Callable[[], None], name: str) -> None:
+    """A thread that writes or checks a snapshot."""
+    del name
+    process = the_process()
+
+    def run() -> None:
+        process.world.current = process
+        job()
+        process.raft_wake()  # type: ignore[attr-defined]
+
+    process.after(int(process.world.rng.random() * 300_000), run)
+
+
+async def _probe(host: str, port: int, timeout_ms: int) -> Any:
+    process = _running()
+    return await probe(process.world, process, host, port, timeout_ms)
+
+
+def _running() -> Process:
+    process: Process = asyncio.get_running_loop().process  # type: ignore[attr-defined]
+    return process
+
+
+class _Server:
+    """What `serve` gives."""
+
+    def __init__(self, server: SimServer) -> None:
+        self._server = server
+
+    async def stop(self, _grace: float | None) -> None:
+        self._server.stop()
+
+
+async def _serve(
+    bind: str, add_services: Callable[[Any], None], **_kwargs: object
+) -> tuple[_Server, Endpoint]:
+    process = _running()
+    host, _, port = bind.partition(":")
+    server = SimServer(process, bind)
+    add_services(server)
+    return _Server(server), Endpoint("", host, int(port))
+
+
+class _NoHttp:
+    def __init__(self, *_: object) -> None:
+        return None
+
+    async def start(self) -> Endpoint:
+        return Endpoint("", "", 0)
+
+    async def stop(self) -> None:
+        return None
+
+
+def _open_group_flush(fs: Any, path: str) -> tuple[GroupFlush | None, str]:
+    if not _running_or_current().group_flush:  # type: ignore[attr-defined]
+        return None, "not in this seed"
+    return GroupFlush(fs, path), ""
+
+
+def _running_or_current() -> Process:
+    return the_process()
+
+
+_stub_cache: dict[int, Any] = {}
+
+
+class _Stubs:
+    """`controller_pb2_grpc` with one stub per channel: making one takes longer than a call."""
+
+    def ControllerStub(self, channel: Any) -> Any:  # noqa: N802
+        stub = getattr(channel, "controller_stub", None)
+        if stub is None:
+            stub = channel.controller_stub = controller_pb2_grpc.ControllerStub(channel)
+        return stub
+
+
+def _monotonic() -> float:
+    return the_process().loop.time()
+
+
+def _clock_ms() -> int:
+    return the_process().clock_ms()
+
+
+def _table(world: World) -> list[tuple[Any, str, Any]]:
+    quorum = penstock_controller.quorum
+    role = penstock_storage_node.role
+    time, sim_os = SimTime(), world.sim_os
+    rng = SimRandomModule()
+    table: list[tuple[Any, str, Any]] = [
+        (pysyncobj.syncobj, "createPoller", lambda _: the_process().poller),  # type: ignore[attr-defined]
+        (pysyncobj.syncobj, "PipeNotifier", SimPipeNotifier),
+        (pysyncobj.syncobj, "monotonicTime", _monotonic),
+        (pysyncobj.syncobj, "random", rng),
+        (pysyncobj.syncobj, "os", sim_os),
+        # `install_hooks` changes these; they are put back with the rest.
+        (pysyncobj.syncobj, "createJournal", pysyncobj.syncobj.createJournal),
+        (pysyncobj.syncobj, "Serializer", pysyncobj.syncobj.Serializer),
+        (pysyncobj.pickle, "loads", pysyncobj.pickle.loads),
+        (pysyncobj.pickle, "load", pysyncobj.pickle.load),
+        (pysyncobj.journal, "loads", pysyncobj.journal.loads),
+        (quorum.raft, "monotonic", _monotonic),
+        (quorum.transport, "socket", SimSocketModule(the_world)),
+        (quorum.transport, "Link", SimLink),
+        (quorum.snapshot, "os", sim_os),
+        (quorum.snapshot, "_start_thread", _spawn),
+        (quorum.journal, "os", sim_os),
+        (quorum.files, "os", sim_os),
+        (quorum.quorum, "Machine", CheckedMachine),
+        (penstock_controller.api.core, "probe", _probe),
+        (penstock_runtime.controller_client, "controller_pb2_grpc", _Stubs()),
+        (penstock_storage_node.log.directory, "PartitionLog", CheckedLog),
+        (penstock_storage_node.replicas, "PartitionReplica", CheckedReplica),
+        (penstock_storage_node.partition, "set", OrderedSet),
+        (penstock_storage_node.api.forward, "set", OrderedSet),
+        (penstock_gateway.kafka.relay, "set", OrderedSet),
+        (role, "DiskPool", lambda _threads: _make_pool()),
+        (role, "ChannelPool", lambda *_: SimChannelPool(_running())),
+        (role, "HttpServer", _NoHttp),
+        (role, "serve", _serve),
+        (role, "FileSystem", lambda: the_process().fs),  # type: ignore[attr-defined]
+        (role, "open_group_flush", _open_group_flush),
+        (role, "wall_ms", lambda: the_process().wall_ms()),
+    ]
+    # Every other place where shipped code looks at a clock or draws a number.
+    named = {(id(module), name) for module, name, _ in table}
+    stand_ins = ((real_time, time), (random, rng), (uuid, SimUuidModule()))
+    functions = ((monotonic_ms, _clock_ms), (real_time.perf_counter, _monotonic))
+    for module_name, module in sorted(sys.modules.items()):
+        if not module_name.startswith("penstock_"):
+            continue
+        for name, value in list(vars(module).items()):
+            for original, stand_in in (*stand_ins, *functions):
+                if value is original and (id(module), name) not in named:
+                    table.append((module, name, stand_in))
+    # Whoever asks the real world during a run would not replay.
+    for module, names in (
+        (real_time, ("monotonic", "monotonic_ns", "time", "time_ns", "sleep")),
+        (random, ("random", "uniform", "randrange", "choice", "shuffle")),
+        (os, ("urandom",)),
+    ):
+        table += [(module, name, _forbidden(f"{module.__name__}.{name}")) for name in names]
+    return table
+
+
+def _forbidden(name: str) -> Callable[..., Any]:
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError(f"{name} was called inside a simulation: it would not replay")
+
+    return refuse
+
+
+def _make_pool() -> SimDiskPool:
+    process = _running()
+    pool = SimDiskPool(process)
+    process.pool = pool  # type: ignore[attr-defined]
+    return pool
+
+
+_MISSING = object()
+
+
+@contextmanager
+def installed(world: World) -> Iterator[None]:
+    """Run the shipped code in `world`."""
+    global _world
+    _world = world
+    saved: list[tuple[Any, str, Any]] = []
+    client_defaults: Any = ControllerClient.__init__.__kwdefaults__
+    own_clock = client_defaults["clock_ms"]
+    client_defaults["clock_ms"] = _clock_ms
+    try:
+        for module, name, value in _table(world):
+            # Of the module itself: `set` is a builtin that some get a name of their own for.
+            saved.append((module, name, vars(module).get(name, _MISSING)))
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in reversed(saved):
+            if value is _MISSING:
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
+        client_defaults["clock_ms"] = own_clock
+        _world = None

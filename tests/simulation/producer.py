@@ -1,0 +1,337 @@
+"""A producer as clients are: retries, five requests in flight, idempotent with acks=all.
+
+What it does with each error is what librdkafka 2.x does (rdkafka_request.c,
+rd_kafka_handle_idempotent_Produce_error): retriable codes are sent again in order; an
+OUT_OF_ORDER_SEQUENCE_NUMBER is harmless where it follows, without a gap, a batch that is
+known not to be written; anywhere else the producer drains what is in flight, raises its epoch
+and sends all that is not acknowledged under new sequences. What had been written under the
+old epoch is then in the log twice, so no fault may ever make it do that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicPartition
+from penstock_core.kafka.produce import (
+    ProducePartition,
+    ProduceSkim,
+    decode_produce_response,
+    encode_produce_request,
+)
+from penstock_core.records.batch import read_header
+from penstock_core.records.build import NewRecord, build_batch
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+IN_FLIGHT_MAX = 5
+VERSION = 11
+TIMEOUT_MS = 3_000
+CLIENT_TIMEOUT_US = 12_000_000
+_RETRY_US = (20_000, 100_000)
+_NOT_WRITTEN = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+_MAYBE_WRITTEN = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+
+
+class Batch:
+    """Records that stay together, with their place in the producer's sequence."""
+
+    __slots__ = ("crc", "data", "epoch", "partition", "retry_at_us", "sequence", "values")
+
+    def __init__(self, partition: PartitionQueue, values: range) -> None:
+        self.partition = partition
+        self.values = values
+        self.sequence = -1
+        self.epoch = -1
+        self.data = b""
+        self.crc = 0
+        self.retry_at_us = 0
+
+
+class PartitionQueue:
+    """One partition's records on their way."""
+
+    __slots__ = ("in_flight", "key", "next_error_sequence", "next_sequence", "route", "waiting")
+
+    def __init__(self, key: TopicPartition) -> None:
+        self.key = key
+        self.waiting: deque[Batch] = deque()
+        self.in_flight: list[Batch] = []
+        self.next_sequence = 0
+        self.next_error_sequence = -1
+        self.route = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting) + len(self.in_flight)
+
+
+class Producer:
+    """One client. `acks` is -1 (idempotent) or 1."""
+
+    def __init__(self, world: World, number: int, acks: int, *, direct: bool) -> None:
+        self._world = world
+        self.number = number
+        self.acks = acks
+        self.is_direct = direct
+        self.name = f"p{number}"
+        self.partitions: dict[TopicPartition, PartitionQueue] = {}
+        self.producer_id = -1
+        self.producer_epoch = 0
+        self.acked = self.sent = self.bumps = 0
+        self._connections: dict[int, Any] = {}
+        """By node (direct) or 0 (gateway)."""
+        self._outstanding: dict[int, dict[int, tuple[list[Batch], Any]]] = {}
+        self._correlation = 0
+        self._is_bumping = False
+        self._asking_id = False
+        self._turn: Any = None
+
+    # --- from the workload
+
+    def produce(self, key: TopicPartition, count: int) -> None:
+        """Hand over `count` records."""
+        queue = self.partitions.get(key)
+        if queue is None:
+            queue = self.partitions[key] = PartitionQueue(key)
+        queue.waiting.append(Batch(queue, self._world.next_values(count)))
+        self._pump_soon()
+
+    def forget(self, key: TopicPartition) -> None:
+        """The topic is gone."""
+        queue = self.partitions.pop(key, None)
+        if queue is not None:
+            queue.waiting.clear()
+
+    @property
+    def left(self) -> int:
+        """Batches that are not acknowledged."""
+        return sum(queue.left for queue in self.partitions.values())
+
+    # --- sending
+
+    def _pump_soon(self, delay_us: int = 0) -> None:
+        if self._turn is None or self._turn.call is None:
+            self._turn = self._world.scheduler.after(delay_us, self._pump)
+        elif self._turn.when_us > self._world.scheduler.now_us + delay_us:
+            self._turn.cancel()
+            self._turn = self._world.scheduler.after(delay_us, self._pump)
+
+    def _pump(self) -> None:
+        self._turn = None
+        if self._is_bumping and not self._bump():
+            return
+        if self.acks == -1 and self.producer_id < 0:
+            self._ask_id()
+            return
+        now_us = self._world.scheduler.now_us
+        soonest_us = 1 << 62
+        groups: dict[int, list[Batch]] = {}
+        for queue in self.partitions.values():
+            if not queue.waiting:
+                continue
+            head = queue.waiting[0]
+            if head.retry_at_us > now_us:
+                soonest_us = min(soonest_us, head.retry_at_us)
+                continue
+            route = self._world.leader_for(queue.key) if self.is_direct else 0
+            if route is None or (route != queue.route and queue.in_flight):
+                # No leader; or another one, while requests to the old one are out.
+                soonest_us = min(soonest_us, now_us + 50_000)
+                continue
+            queue.route = route
+            groups.setdefault(route, []).append(head)
+        for route, heads in groups.items():
+            self._send_to(route, heads)
+        if soonest_us < 1 << 62:
+            self._pump_soon(soonest_us - now_us)
+
+    def _send_to(self, route: int, heads: list[Batch]) -> None:
+        connection = self._connections.get(route)
+        if connection is not None and connection.closed:
+            self.lost(route, connection)
+            return
+        if connection is None:
+            connection = self._world.connect(self, route)
+            if connection is None:
+                self._pump_soon(50_000)
+                return
+            self._connections[route] = connection
+            self._outstanding[route] = {}
+        outstanding = self._outstanding[route]
+        rng = self._world.rng
+        while heads and len(outstanding) < IN_FLIGHT_MAX:
+            count = 1 if rng.random() < 0.7 else len(heads)
+            chosen, heads = heads[:count], heads[count:]
+            self._send(route, connection, chosen)
+            for batch in chosen:
+                waiting = batch.partition.waiting
+                if waiting and waiting[0].retry_at_us <= self._world.scheduler.now_us:
+                    heads.append(waiting[0])
+
+    def _send(self, route: int, connection: Any, batches: list[Batch]) -> None:
+        items = []
+        for batch in batches:
+            queue = batch.partition
+            queue.waiting.popleft()
+            queue.in_flight.append(batch)
+            self._build(batch)
+            name = self._world.workload.names[queue.key.topic_id]
+            items.append(ProducePartition(name, None, queue.key.partition, memoryview(batch.data)))
+        self._correlation += 1
+        number = self._correlation
+        skim = ProduceSkim(None, self.acks, TIMEOUT_MS, items)
+        frame = b"".join(encode_produce_request(VERSION, number, self.name, skim))
+        timer = self._world.scheduler.after(CLIENT_TIMEOUT_US, self._timed_out, route, connection)
+        self._outstanding[route][number] = (batches, timer)
+        self.sent += 1
+        connection.send(frame, lambda data: self._on_response(route, number, data))
+
+    def _build(self, batch: Batch) -> None:
+        if self.acks == -1 and batch.epoch != self.producer_epoch:
+            queue = batch.partition
+            batch.epoch = self.producer_epoch
+            batch.sequence = queue.next_sequence
+            queue.next_sequence += len(batch.values)
+        elif batch.data:
+            return
+        wall_ms = self._world.scheduler.now_us // 1000 + 1_700_000_000_000
+        batch.data = build_batch(
+            [NewRecord(None, b"%d-%d" % (self.number, value), wall_ms) for value in batch.values],
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch if self.acks == -1 else -1,
+            base_sequence=batch.sequence,
+        )
+        batch.crc = read_header(batch.data).crc
+        if self.acks == -1:
+            self._world.checker.batch_values[batch.crc, self._place(batch)] = batch.values
+
+    def _place(self, batch: Batch) -> tuple[int, int, int]:
+        return (self.producer_id, batch.epoch, batch.sequence)
+
+    def _ask_id(self) -> None:
+        if not self._asking_id:
+            self._asking_id = True
+            self._world.allocate_producer_id(self._on_id)
+
+    def _on_id(self, producer_id: int | None) -> None:
+        self._asking_id = False
+        if producer_id is not None and self.producer_id < 0:
+            self.producer_id = producer_id
+            self._world.on_producer_id(producer_id)
+        self._pump_soon(0 if producer_id is not None else 200_000)
+
+    # --- answers
+
+    def _on_response(self, route: int, number: int, data: bytes) -> None:
+        found = self._outstanding.get(route, {}).pop(number, None)
+        if found is None:
+            return
+        batches, timer = found
+        timer.cancel()
+        response = decode_produce_response(data, VERSION)
+        results = {(r.topic, r.partition): r for r in response.results}
+        for batch in batches:
+            queue = batch.partition
+            result = results[self._world.workload.names[queue.key.topic_id], queue.key.partition]
+            if batch in queue.in_flight:
+                queue.in_flight.remove(batch)
+                self._on_result(
+                    queue, batch, ErrorCode(result.error), result.base_offset, result.error_message
+                )
+        self._pump_soon()
+
+    def _on_result(
+        self, queue: PartitionQueue, batch: Batch, error: ErrorCode, base_offset: int, message: str | None
+    ) -> None:
+        world = self._world
+        if queue.key not in self.partitions:
+            return
+        if error is ErrorCode.NONE:
+            self.acked += 1
+            world.say(self.name, f"{queue.key.partition}: {batch.sequence} is at {base_offset}")
+            if self.acks == -1:
+                world.checker.on_ack(queue.key, base_offset, batch.crc, self._place(batch))
+            return
+        world.errors[error.name] += 1
+        world.say(self.name, f"{queue.key.partition}: {error.name} for {batch.sequence}: {message}")
+        end = batch.sequence + len(batch.values)
+        if error in _NOT_WRITTEN:
+            queue.next_error_sequence = end
+        elif error in _MAYBE_WRITTEN:
+            queue.next_error_sequence = -1
+        elif error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.sequence == queue.next_error_sequence:
+            queue.next_error_sequence = end
+        elif error is ErrorCode.UNKNOWN_SERVER_ERROR:
+            world.checker.fail("no unexpected answer", f"{self.name}: {error.name} for {queue.key}")
+        elif self.acks == -1 and not self._is_bumping:
+            # Drain, raise the epoch, send everything again.
+            self._is_bumping = True
+            world.counts["producer epochs raised"] += 1
+            world.say(self.name, "drains and raises its epoch")
+        self._again(queue, batch)
+
+    def _again(self, queue: PartitionQueue, batch: Batch) -> None:
+        low, high = _RETRY_US
+        rng = self._world.rng
+        batch.retry_at_us = self._world.scheduler.now_us + low + int(rng.random() * (high - low))
+        waiting = queue.waiting
+        at = 0
+        # Batches that were never sent have no sequence yet; they come last.
+        while (
+            at < len(waiting)
+            and 0 <= waiting[at].sequence < batch.sequence
+            and waiting[at].epoch == batch.epoch
+        ):
+            at += 1
+        waiting.insert(at, batch)
+        self._pump_soon(batch.retry_at_us - self._world.scheduler.now_us)
+
+    def _bump(self) -> bool:
+        if any(self._outstanding.values()):
+            return False
+        self._is_bumping = False
+        self.bumps += 1
+        self.producer_epoch += 1
+        for queue in self.partitions.values():
+            queue.next_sequence = 0
+            queue.next_error_sequence = -1
+        return True
+
+    # --- broken connections
+
+    def _timed_out(self, route: int, connection: Any) -> None:
+        self._world.counts["client timeouts"] += 1
+        connection.close()
+        self.lost(route, connection)
+
+    def lost(self, route: int, connection: Any) -> None:
+        """A connection broke: what was in flight may be written."""
+        self._world.say(self.name, f"connection to {connection.process.name} is lost")
+        if self._connections.get(route) is not connection:
+            return
+        del self._connections[route]
+        for batches, timer in list(self._outstanding.pop(route, {}).values()):
+            timer.cancel()
+            for batch in batches:
+                queue = batch.partition
+                if batch in queue.in_flight:
+                    queue.in_flight.remove(batch)
+                    queue.next_error_sequence = -1
+                    if queue.key in self.partitions:
+                        self._again(queue, batch)
+        self._pump_soon(20_000)
