@@ -123,11 +123,11 @@ def skip(history: History, dice: random.Random) -> Anomaly:
 def reorder(history: History, dice: random.Random) -> Anomaly:
     """Two acked sends of one process to one partition swap their places, in the log and in the acks."""
     sends, polls = history.sends, history.polls
-    rows = [
-        r
-        for r in range(len(sends))
-        if sends.offset[r] >= 0 and (sends.process[r], sends.partition[r]) == (0, 0)
-    ]
+    acked: dict[tuple[int, int], list[int]] = {}
+    for row in range(len(sends)):
+        if sends.offset[row] >= 0:
+            acked.setdefault((sends.process[row], sends.partition[row]), []).append(row)
+    rows = max(acked.values(), key=len)
     first, last = sorted(dice.sample(rows, 2))
     places = {sends.value[first]: sends.offset[last], sends.value[last]: sends.offset[first]}
     swapped = {sends.value[first]: sends.value[last], sends.value[last]: sends.value[first]}

@@ -373,8 +373,8 @@ BY_NAME = {bug.name: bug for bug in BUGS}
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """Run with that bug in the code."""
+def planted(name: str | None, *, control: bool = False) -> Iterator[None]:
+    """Run with that bug in the code; `control`: with its settings alone."""
     if not name:
         yield
         return
@@ -388,7 +388,8 @@ def planted(name: str | None) -> Iterator[None]:
 
     saved: list[Patch] = []
     try:
-        for owner, attribute, value in [*bug.patches(), (Settings, "draw", staticmethod(drawn))]:
+        patches = [] if control else bug.patches()
+        for owner, attribute, value in [*patches, (Settings, "draw", staticmethod(drawn))]:
             saved.append((owner, attribute, vars(owner).get(attribute)))
             setattr(owner, attribute, value)
         yield

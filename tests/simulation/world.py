@@ -268,6 +268,8 @@ class World:
 
     def run(self) -> Result:
         """The whole seed."""
+        # Files that a crash left open are closed by the collector, whenever that comes by.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with patches.installed(self):
             checked.install(self.checker)
             try:
@@ -279,6 +281,7 @@ class World:
                 checked.install(None)
                 events, digest = self.scheduler.events, self.scheduler.digest
                 self._dispose()
+                sys.unraisablehook = hook
         return self._result(events, digest)
 
     def _run(self) -> None:
@@ -400,16 +403,11 @@ class World:
 
     def _dispose(self) -> None:
         """Let go of everything that still waits, quietly."""
-        hook = sys.unraisablehook
-        sys.unraisablehook = lambda _: None
         asyncio._set_running_loop(None)
-        try:
-            for process in self.processes:
-                process.is_up = False
-            for process in self.processes:
-                process.loop.dispose()
-        finally:
-            sys.unraisablehook = hook
+        for process in self.processes:
+            process.is_up = False
+        for process in self.processes:
+            process.loop.dispose()
 
     def _result(self, events: int, digest: int) -> Result:
         checker = self.checker

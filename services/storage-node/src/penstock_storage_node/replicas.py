@@ -435,7 +435,10 @@ class ReplicaManager:
             else:
                 log.truncate_to(cut.offset)
 
+        partition.replica.cuts_under_way += 1
+
         def done(result: asyncio.Future[None]) -> None:
+            partition.replica.cuts_under_way -= 1
             error = result.exception()
             if error is not None:
                 if is_full(error) and log.state is not LogState.FAILED:

@@ -54,9 +54,11 @@ class Following:
     @property
     def may_open(self) -> bool:
         """False while appended data is still on its way to the file: what the open says of
-        this log must be true of the disk."""
+        this log must be true of the disk. Nor while a cut is under way, perhaps one that an
+        earlier leader asked for: the next leader would ask for one as well, of a log that is no
+        more, and that would take away what was appended, and acknowledged, in between."""
         log = self._replica.log
-        return log.written_offset == log.log_end_offset
+        return log.written_offset == log.log_end_offset and not self._replica.cuts_under_way
 
     def open_request(self) -> OpenRequest:
         """What to say to the leader now."""

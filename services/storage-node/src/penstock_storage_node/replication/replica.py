@@ -106,6 +106,8 @@ class PartitionReplica:
         self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
         self.leader_epoch = -1
         self.leader = NO_NODE
+        self.cuts_under_way = 0
+        """Truncations that the shell has been asked for and has not finished."""
         self.leadership: Leadership | None = None
         self.following: Following | None = None
         self._lag_max_ms = lag_max_ms
