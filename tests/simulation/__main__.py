@@ -25,6 +25,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
     parser.add_argument("--planted", nargs="?", const="all", metavar="NAME", help="plant bugs, or that one")
     parser.add_argument("--bug", metavar="NAME", help="with --seed: replay it with that bug planted")
+    parser.add_argument("--control", metavar="NAME", help="with --seed: that bug's settings, not the bug")
     parser.add_argument("--most", type=int, default=300, help="seeds that a planted bug may stay hidden")
     return parser.parse_args()
 
@@ -51,7 +52,7 @@ def _one(arguments: argparse.Namespace) -> int:
     from simulation.world import run_seed
 
     quiet()
-    with planted(arguments.bug):
+    with planted(arguments.control or arguments.bug, control=bool(arguments.control)):
         result, world = run_seed(arguments.seed, verbose=arguments.verbose)
         print(describe(result))
         if result.violation:
@@ -83,6 +84,8 @@ def _many(arguments: argparse.Namespace) -> int:
         if time.monotonic() - shown > 10:
             shown = time.monotonic()
             print(totals.line(), file=sys.stderr, flush=True)
+            if arguments.json and arguments.json != "-":
+                write_json(arguments.json, totals.as_json())
     print(totals.text())
     if arguments.json:
         write_json(arguments.json, totals.as_json())

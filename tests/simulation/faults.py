@@ -50,7 +50,11 @@ class Faults:
             (1, "bit rot in a controller's files", self._rot),
         ]
         # Each seed has a taste of its own.
-        self._table = [(weight * self._rng.choice((0, 1, 1, 3)), name, run) for weight, name, run in table]
+        favoured = world.settings.favoured
+        self._table = [
+            (weight * self._rng.choice((0, 1, 1, 3)) + 40 * (name in favoured), name, run)
+            for weight, name, run in table
+        ]
         self._total = sum(weight for weight, _, _ in self._table)
 
     def start(self) -> None:

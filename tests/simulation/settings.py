@@ -42,6 +42,8 @@ class Settings:
     produce_interval_us: int
     fault_interval_us: int
     network: NetworkProfile
+    favoured: tuple[str, ...] = ()
+    """Faults that come far more often than by their weight."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Settings:

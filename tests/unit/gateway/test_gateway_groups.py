@@ -73,7 +73,12 @@ def test_every_group_api_has_a_way() -> None:
     assert routed & set(SUPPORTED) == {int(k) for k in GROUP_CALLS}
 
 
-HEARTBEAT: dict[str, Any] = {"group_id": "g1", "generation_id": 1, "member_id": "m", "group_instance_id": None}
+HEARTBEAT: dict[str, Any] = {
+    "group_id": "g1",
+    "generation_id": 1,
+    "member_id": "m",
+    "group_instance_id": None,
+}
 
 
 @pytest.mark.parametrize("version", range(5))
