@@ -113,7 +113,7 @@ class SimUuidModule:
 
 
 def _spawn(job: Callable[[], None], name: str) -> None:
-    """A thread that writes or checks a snapshot."""
+    """A thread that writes or checks a snapshot, or cuts the journal."""
     del name
     process = the_process()
 
@@ -123,6 +123,13 @@ def _spawn(job: Callable[[], None], name: str) -> None:
         process.raft_wake()  # type: ignore[attr-defined]
 
     process.after(int(process.world.rng.random() * 300_000), run)
+
+
+class _NoSlices:
+    """A job that is no thread holds up nobody."""
+
+    def breathe(self) -> None:
+        """Go on."""
 
 
 async def _probe(host: str, port: int, timeout_ms: int) -> Any:
@@ -218,7 +225,8 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (quorum.transport, "socket", SimSocketModule(the_world)),
         (quorum.transport, "Link", SimLink),
         (quorum.snapshot, "os", sim_os),
-        (quorum.snapshot, "_start_thread", _spawn),
+        (quorum.snapshot, "start_thread", _spawn),
+        (quorum.snapshot, "Slicer", _NoSlices),
         (quorum.journal, "os", sim_os),
         (quorum.files, "os", sim_os),
         (quorum.quorum, "Machine", CheckedMachine),

@@ -1,7 +1,9 @@
 """A producer as clients are: retries, five requests in flight, idempotent with acks=all.
 
 What it does with each error is what librdkafka 2.x does (rdkafka_request.c,
-rd_kafka_handle_idempotent_Produce_error): retriable codes are sent again in order; an
+rd_kafka_handle_idempotent_Produce_error): retriable codes are sent again in order, once
+nothing else of the partition is in flight (rd_kafka_toppar_retry, "drain before retrying"; the
+Java client's RecordAccumulator.shouldStopDrainBatchesForPartition is stricter); an
 OUT_OF_ORDER_SEQUENCE_NUMBER is harmless where it follows, without a gap, a batch that is
 known not to be written; anywhere else the producer drains what is in flight, raises its epoch
 and sends all that is not acknowledged under new sequences. What had been written under the
@@ -65,7 +67,15 @@ class Batch:
 class PartitionQueue:
     """One partition's records on their way."""
 
-    __slots__ = ("in_flight", "key", "next_error_sequence", "next_sequence", "route", "waiting")
+    __slots__ = (
+        "in_flight",
+        "is_draining",
+        "key",
+        "next_error_sequence",
+        "next_sequence",
+        "route",
+        "waiting",
+    )
 
     def __init__(self, key: TopicPartition) -> None:
         self.key = key
@@ -74,6 +84,8 @@ class PartitionQueue:
         self.next_sequence = 0
         self.next_error_sequence = -1
         self.route = 0
+        self.is_draining = False
+        """Something is to be sent again once what is in flight has been answered."""
 
     @property
     def left(self) -> int:
@@ -153,6 +165,9 @@ class Producer:
                 # No leader; or another one, while requests to the old one are out.
                 soonest_us = min(soonest_us, now_us + 50_000)
                 continue
+            if queue.is_draining and queue.in_flight:
+                continue  # its answer, or the end of its connection, brings the next turn
+            queue.is_draining = False
             queue.route = route
             groups.setdefault(route, []).append(head)
         for route, heads in groups.items():
@@ -180,7 +195,11 @@ class Producer:
             self._send(route, connection, chosen)
             for batch in chosen:
                 waiting = batch.partition.waiting
-                if waiting and waiting[0].retry_at_us <= self._world.scheduler.now_us:
+                if (
+                    waiting
+                    and waiting[0].retry_at_us <= self._world.scheduler.now_us
+                    and not batch.partition.is_draining
+                ):
                     heads.append(waiting[0])
 
     def _send(self, route: int, connection: Any, batches: list[Batch]) -> None:
@@ -288,6 +307,7 @@ class Producer:
     def _again(self, queue: PartitionQueue, batch: Batch) -> None:
         low, high = _RETRY_US
         rng = self._world.rng
+        queue.is_draining = True
         batch.retry_at_us = self._world.scheduler.now_us + low + int(rng.random() * (high - low))
         waiting = queue.waiting
         at = 0
@@ -310,6 +330,7 @@ class Producer:
         for queue in self.partitions.values():
             queue.next_sequence = 0
             queue.next_error_sequence = -1
+            queue.is_draining = False
         return True
 
     # --- broken connections

@@ -32,9 +32,11 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_random_seeds_hold() -> None:
-    first = random.SystemRandom().randrange(1, 10**9)
-    print(f"first seed {first}")
+def test_seeds_hold() -> None:
+    """The same seeds each time, `PENSTOCK_SIMULATION_FIRST` apart: a change is judged by what it changes.
+    New ones are looked for by `make simulate`."""
+    first = int(os.environ.get("PENSTOCK_SIMULATION_FIRST", "1"))
+    print(f"PENSTOCK_SIMULATION_FIRST={first}")
     run = simulate("--first", str(first), "--seeds", str(SEEDS), "--json", "-", "--keep-going")
     assert run.returncode == 0, f"first seed {first}\n{run.stdout}\n{run.stderr}"
     totals = json.loads(run.stdout[run.stdout.index("\n{") :])
