@@ -182,6 +182,7 @@ class RelayRig:
         self.leaders = [1, 2, 1]
         self.epochs = [0, 0, 0]
         self.fenced: set[int] = set()
+        self.topics = {"t": TOPIC_ID}
         self.version = 0
         self.channels = ChannelPool()
         self.lifecycle = Lifecycle("gateway", "gateway-1")
@@ -226,14 +227,19 @@ class RelayRig:
             )
             for n in self.nodes.values()
         ]
-        records.append(
-            metadata_pb2.MetadataRecord(topic=metadata_pb2.TopicRecord(topic_id=TOPIC_ID, name="t"))
-        )
-        for p, (leader, epoch) in enumerate(zip(self.leaders, self.epochs, strict=True)):
-            record = metadata_pb2.PartitionRecord(
-                topic_id=TOPIC_ID, partition=p, leader=leader, leader_epoch=epoch, replicas=[1, 2], isr=[1, 2]
-            )
-            records.append(metadata_pb2.MetadataRecord(partition=record))
+        for name, topic_id in self.topics.items():
+            topic = metadata_pb2.TopicRecord(topic_id=topic_id, name=name)
+            records.append(metadata_pb2.MetadataRecord(topic=topic))
+            for p, (leader, epoch) in enumerate(zip(self.leaders, self.epochs, strict=True)):
+                record = metadata_pb2.PartitionRecord(
+                    topic_id=topic_id,
+                    partition=p,
+                    leader=leader,
+                    leader_epoch=epoch,
+                    replicas=[1, 2],
+                    isr=[1, 2],
+                )
+                records.append(metadata_pb2.MetadataRecord(partition=record))
         chunk = metadata_pb2.MetadataSnapshotChunk(
             version=self.version, records=records, first=True, last=True
         )

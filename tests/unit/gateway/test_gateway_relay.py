@@ -21,6 +21,7 @@ from penstock_core.kafka.produce import (
     encode_produce_request,
 )
 from penstock_core.kafka.wire import Buffer
+from penstock_core.records.build import NewRecord, build_batch
 from penstock_gateway.kafka.queries import ListOffsetsQuery, encode_list_offsets, read_answers
 from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce
 
@@ -86,6 +87,33 @@ async def test_unknown_topics_are_answered_here(rig: Rig) -> None:
     closed = await outcome(rig.submit(rig.session(), Produce, produce_frame((0, b"a"), topic="x", acks=0)))
     assert closed is Ending.CLOSE
     assert rig.nodes[1].frames == []
+
+
+async def test_each_unknown_topic_is_called_unknown(rig: Rig) -> None:
+    """Not "named twice" (INVALID_REQUEST, which no client retries), as the simulator saw."""
+    partitions = [ProducePartition(name, None, 0, memoryview(b"a")) for name in ("x", "y", "x")]
+    frame = b"".join(encode_produce_request(9, 42, "me", ProduceSkim(None, -1, 5000, partitions)))
+    response = decode_produce_response(whole(await outcome(rig.submit(rig.session(), Produce, frame))), 9)
+    assert {(r.topic, r.error) for r in response.results} == {("x", 3), ("y", 3)}
+
+
+async def test_a_batch_does_not_overtake_one_whose_topic_was_not_known_yet(rig: Rig) -> None:
+    """The leader would take the second for the producer's first, and its client the first for written."""
+
+    def numbered(sequence: int) -> bytes:
+        batch = build_batch(
+            [NewRecord(None, b"x", 0)], producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        return produce_frame((0, batch), topic="new")
+
+    session = rig.session()
+    assert codes(await outcome(rig.submit(session, Produce, numbered(0)))) == {0: 3}
+    rig.topics["new"] = b"n" * 16
+    rig.publish()
+    assert codes(await outcome(rig.submit(session, Produce, numbered(1)))) == {0: 6}
+    for sequence in (0, 1, 2):
+        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence)))) == {0: 0}
+    assert len(rig.nodes[1].logs["new", 0]) == 3
 
 
 async def test_without_acks(rig: Rig) -> None:

@@ -23,7 +23,7 @@ from penstock_core.kafka.wire import Buffer
 from penstock_core.metadata.image import MetadataImage
 from penstock_gateway.kafka.forward_wire import InFrame, OutFrame
 from penstock_gateway.kafka.node_stream import NodeStream
-from penstock_gateway.kafka.requests import Nudge, Part, Relayed, Veto
+from penstock_gateway.kafka.requests import Nudge, Part, Relayed, Unknown, Veto
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.routing.flights import Flight, FlightTable, Kind
 from penstock_proto.v1 import storage_pb2 as pb
@@ -124,6 +124,7 @@ class Session:
         self._metrics = relay.metrics
         self._table = FlightTable(relay.metadata.image, relay.clock_ms)
         self._nudge = Nudge(self._table.leader)
+        self._unknown = Unknown(relay.clock_ms)
         self._streams: dict[NodeId, _Link] = {}
         self._failures: dict[NodeId, int] = {}
         self._closed = False
@@ -134,7 +135,8 @@ class Session:
 
     def submit(self, request: Relayed) -> None:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
-        flight = request.start(self._relay.metadata.image, self._veto(request))
+        unknown = self._unknown if request.kind is Kind.PRODUCE else None
+        flight = request.start(self._relay.metadata.image, self._veto(request), unknown)
         if request.error_codes:
             self._count_errors(request)
         if flight is not None:

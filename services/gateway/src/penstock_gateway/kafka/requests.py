@@ -38,7 +38,7 @@ from penstock_core.kafka.produce import (
 from penstock_core.kafka.wire import Buffer
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.records.batch import HEADER_BYTES
-from penstock_gateway.routing.fences import ProducerSequence
+from penstock_gateway.routing.fences import Fences, ProducerSequence
 from penstock_gateway.routing.flights import Flight, Kind
 from penstock_runtime.authorizer import Operation
 
@@ -98,6 +98,29 @@ class Part:
 Veto = Callable[[TopicPartition, MetadataImage], ErrorCode]
 """Why a partition that is known is refused all the same; NONE lets it through."""
 
+Named = tuple[str, TopicId | None, int]
+"""How a request names a partition: topic name, topic id (from the versions that use it), partition."""
+
+
+class Unknown:
+    """Batches of one client connection whose partition was not known here when they came."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._fences: Fences[Named] = Fences()
+        self._clock_ms = clock_ms
+
+    def check(self, request: Relayed, index: int, code: ErrorCode) -> ErrorCode:
+        """The code of an item that metadata give `code`: what is behind an unknown one waits for it."""
+        named = request.names()[index]
+        if code in _UNKNOWN:
+            self._fences.failed(named, request.sequence(index), self._clock_ms())
+        elif self._fences and self._fences.turns_away(named, request.sequence(index), self._clock_ms()):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return code
+
+
+_UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
 
 class Relayed(ABC):
     """A request in flight. `finish` is called once, with the outcome."""
@@ -124,8 +147,8 @@ class Relayed(ABC):
     # -- what each API says -----------------------------------------------------------
 
     @abstractmethod
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
-        """Topic name, topic id (from the versions that use it), partition of each item."""
+    def names(self) -> Sequence[Named]:
+        """The partition of each item."""
 
     @abstractmethod
     def failure(self, index: int, code: ErrorCode) -> Any:
@@ -149,22 +172,28 @@ class Relayed(ABC):
 
     # -- the life of a request -----------------------------------------------------------
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> Flight | None:
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, unknown: Unknown | None = None
+    ) -> Flight | None:
         """Resolve topics; the flight for what can be routed, None when all is answered already.
 
-        `veto` may refuse a partition that is known, with its code. A partition that is
-        named twice is refused: which one counts would depend on how requests are split.
+        `veto` may refuse a partition that is known, with its code; `unknown` keeps batches in
+        order whose partition became known between them. A partition that is named twice is
+        refused: which one counts would depend on how requests are split.
         """
         routable: list[int] = []
         seen: set[TopicPartition] = set()
         failures: list[tuple[int, ErrorCode]] = []
         for index, (topic, topic_id, partition) in enumerate(self.names()):
             key, code = resolve(image, topic, topic_id, partition)
-            if key in seen:
-                code = ErrorCode.INVALID_REQUEST
-            seen.add(key)
-            if code is ErrorCode.NONE and veto is not None:
-                code = veto(key, image)
+            if unknown is not None:
+                code = unknown.check(self, index, code)
+            if code is ErrorCode.NONE:
+                if key in seen:
+                    code = ErrorCode.INVALID_REQUEST
+                elif veto is not None:
+                    code = veto(key, image)
+                seen.add(key)
             self.keys.append(key)
             if code is ErrorCode.NONE:
                 routable.append(index)
@@ -297,7 +326,7 @@ class Produce(Relayed):
         self.answer_ms = self.deadline_ms + SLACK_MS
         self._names = [(p.topic, p.topic_id, p.partition) for p in self.skim.partitions]
 
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+    def names(self) -> Sequence[Named]:
         return self._names
 
     def failure(self, index: int, code: ErrorCode) -> ProduceResult:
@@ -362,14 +391,16 @@ class Fetch(Relayed):
         self.answer_ms = wait_ms + FETCH_SLACK_MS
         self._names = [(p.topic, p.topic_id, p.partition) for p in self.fetch.partitions]
 
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+    def names(self) -> Sequence[Named]:
         return self._names
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> Flight | None:
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, unknown: Unknown | None = None
+    ) -> Flight | None:
         if self.fetch.is_incremental:
             self._end(encode_fetch_response(self.header, [], error=FETCH_SESSION_ID_NOT_FOUND))
             return None
-        return super().start(image, veto)
+        return super().start(image, veto, unknown)
 
     def failure(self, index: int, code: ErrorCode) -> FetchResult:
         topic, topic_id, partition = self._names[index]

@@ -13,14 +13,19 @@ down with R1's connection, or is refused by the same deposed leader.
 The retry may take another connection, and then nothing older ever comes by this one.
 Therefore a fence turns away no more than could have been under way (PIPELINE_MAX), and
 none after EXPIRY_MS.
+
+A fence stands before whatever names a partition: a `TopicPartition`, or what the request said
+when R1's topic was not known here. Without a fence R2 would be the first that the leader sees
+of its producer, so it would be written, and clients take R1 for written as soon as R2 is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from penstock_core.ids import TopicPartition
+K = TypeVar("K", bound=Hashable)
 
 PIPELINE_MAX: Final = 5
 """Requests that an idempotent producer may have in flight on a connection (KIP-98: Kafka
@@ -53,16 +58,16 @@ class _Fence:
     expires_ms: int
 
 
-class Fences:
+class Fences(Generic[K]):
     """The fences of one client connection."""
 
     def __init__(self) -> None:
-        self._fences: dict[TopicPartition, _Fence] = {}
+        self._fences: dict[K, _Fence] = {}
 
     def __bool__(self) -> bool:
         return bool(self._fences)
 
-    def failed(self, key: TopicPartition, sequence: ProducerSequence | None, now_ms: int) -> None:
+    def failed(self, key: K, sequence: ProducerSequence | None, now_ms: int) -> None:
         """A batch was answered with a failure that makes the client send it again."""
         if sequence is None:
             return
@@ -71,12 +76,12 @@ class Fences:
             return
         self._fences[key] = _Fence(sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
 
-    def holds_back(self, key: TopicPartition, sequence: ProducerSequence | None) -> bool:
+    def holds_back(self, key: K, sequence: ProducerSequence | None) -> bool:
         """Whether a batch that came earlier, and is to be routed again, must fail."""
         fence = self._fences.get(key)
         return fence is not None and sequence is not None and sequence.is_behind(fence.failed)
 
-    def turns_away(self, key: TopicPartition, sequence: ProducerSequence | None, now_ms: int) -> bool:
+    def turns_away(self, key: K, sequence: ProducerSequence | None, now_ms: int) -> bool:
         """Whether a batch that comes now must fail; opens the fence when its time is over."""
         fence = self._fences.get(key)
         if fence is None or sequence is None:

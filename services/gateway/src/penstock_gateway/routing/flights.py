@@ -112,7 +112,7 @@ class FlightTable:
         self._streams: dict[NodeId, _Stream] = {}
         self._held: dict[Flight, None] = {}
         self._lines: dict[TopicPartition, _Line] = {}
-        self._fences = Fences()
+        self._fences: Fences[TopicPartition] = Fences()
         self._seq = 0
         self._grace = False
         self._sweep_ms = 0
