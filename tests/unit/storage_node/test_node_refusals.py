@@ -6,6 +6,7 @@ one written first, an acknowledged record would be lost.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -54,6 +55,26 @@ async def test_what_is_written_already_is_acknowledged(leading: MiniNode) -> Non
     info = read_header(item_of(1).records)
     assert leading.partition.log.is_next_of_producer(info)
     kept.check(item_of(1), info, True, 1)
+
+
+async def test_a_batch_that_was_cut_off_again_must_come_before_later_ones(tmp_path: Path) -> None:
+    """R1 is written, its node deposed, R1 answered 7 and cut off; then the node leads again and R2 comes."""
+    cluster = await MiniCluster(tmp_path).start(2)
+    node = cluster.nodes[1]
+    cluster.make_topic(isr=(1, 2))
+    await eventually(lambda: bool(node.manager.partitions) and node.partition.replica.leadership is not None)
+    assert await send(node, 0) == 0
+    await cluster.nodes.pop(2).stop()
+    unacknowledged = asyncio.ensure_future(send(node, 1))
+    await eventually(lambda: node.partition.log.log_end_offset == 2)
+    cluster.elect(2, (2,))
+    assert await unacknowledged == ErrorCode.REQUEST_TIMED_OUT
+    await node.partition.exclusive(lambda: node.partition.log.truncate_to(1))
+    cluster.elect(1, (1,))
+    await eventually(lambda: node.partition.replica.leadership is not None)
+    assert await send(node, 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert [await send(node, sequence) for sequence in (1, 2)] == [0, 0]
+    await cluster.stop()
 
 
 def test_batches_that_are_held_back_do_not_make_it_last() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka.frames import RequestHeader
@@ -21,6 +22,7 @@ from penstock_core.kafka.produce import (
     encode_produce_response,
     skim_produce,
 )
+from penstock_core.records.batch import BatchInfo
 from penstock_core.records.check import InvalidRecords, accept_produced
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Buffer, Response
@@ -40,13 +42,23 @@ STAGED_BYTES_SOFT_MAX = 16 * 1024 * 1024
 caught up, so that their connections' own bounds hold them back."""
 
 
+class _Appended(NamedTuple):
+    """A batch that is in the leader's log, or was there already."""
+
+    leadership: Leadership
+    end_offset: int
+    """Its acks must reach that."""
+    info: BatchInfo
+
+
 class _Pending:
     """One request whose acks are not all there. Waits are acknowledged from the manager's
     turn, never while the request is still being appended."""
 
-    __slots__ = ("_header", "_results", "future", "left")
+    __slots__ = ("_header", "_results", "caller", "future", "left")
 
-    def __init__(self, header: RequestHeader, results: list[ProduceResult]) -> None:
+    def __init__(self, caller: Caller, header: RequestHeader, results: list[ProduceResult]) -> None:
+        self.caller = caller
         self._header = header
         self._results = results
         self.left = 0
@@ -59,32 +71,29 @@ class _Pending:
 
 
 class _Wait:
-    """One partition of a request, waiting for its acks. With `led`, (leadership, offset after the
-    batch), the result gets a receipt."""
+    """One partition of a request, waiting for its acks."""
 
-    __slots__ = ("_caller", "_led", "_pending", "_result")
+    __slots__ = ("_appended", "_handler", "_pending", "_result", "_want_receipt")
 
     def __init__(
         self,
-        caller: Caller,
+        handler: ProduceHandler,
         pending: _Pending,
         result: ProduceResult,
-        led: tuple[Leadership, int] | None = None,
+        appended: _Appended,
+        want_receipt: bool,
     ) -> None:
-        self._caller = caller
+        self._handler = handler
         self._pending = pending
         self._result = result
-        self._led = led
+        self._appended = appended
+        self._want_receipt = want_receipt
 
     def acknowledge(self, error: ErrorCode) -> None:
         if error:
-            result = self._result
-            result.error = error
-            result.base_offset = result.log_append_time_ms = -1
-            result.error_message = _MESSAGES.get(error)
-            self._caller.note(error)
-        elif self._led is not None:
-            leadership, end_offset = self._led
+            self._handler.not_acknowledged(self._pending.caller, self._result, self._appended.info, error)
+        elif self._want_receipt:
+            leadership, end_offset, _ = self._appended
             held, flushed = leadership.holders(end_offset)
             self._result.receipt = Receipt(leadership.epoch, tuple(held), tuple(flushed))
         self._pending.one_done()
@@ -132,16 +141,14 @@ class ProduceHandler:
     ) -> Response | asyncio.Future[Response]:
         manager = self._manager
         results: list[ProduceResult] = []
-        pending = _Pending(header, results)
+        pending = _Pending(caller, header, results)
         now_ms, wall_ms = manager.clock_ms(), time.time_ns() // 1_000_000
         deadline_ms = now_ms + min(max(skim.timeout_ms, 0), TIMEOUT_MS_MAX)
         for item in skim.partitions:
             result = ProduceResult(item.topic, item.topic_id, item.partition)
             results.append(result)
             try:
-                leadership, required = self._append(
-                    caller, item, result, header.api_version, skim.acks, now_ms, wall_ms
-                )
+                appended = self._append(caller, item, result, header.api_version, skim.acks, now_ms, wall_ms)
             except PenstockError as e:
                 manager.metrics.rejected_batches += 1
                 result.error, result.error_message = e.code, e.message
@@ -153,9 +160,9 @@ class ProduceHandler:
             if skim.acks == 0:
                 continue
             pending.left += 1
+            leadership = appended.leadership
             wait = leadership.wait_all if skim.acks == ACKS_ALL else leadership.wait_one
-            led = (leadership, required) if skim.want_receipt else None
-            wait(required, deadline_ms, _Wait(caller, pending, result, led))
+            wait(appended.end_offset, deadline_ms, _Wait(self, pending, result, appended, skim.want_receipt))
         if not manager.effects.empty:
             manager.schedule()
         if skim.acks == 0:
@@ -163,6 +170,16 @@ class ProduceHandler:
         if pending.left == 0:
             return [encode_produce_response(header, results)]
         return pending.future
+
+    def not_acknowledged(
+        self, caller: Caller, result: ProduceResult, info: BatchInfo, error: ErrorCode
+    ) -> None:
+        """The acks of a batch that was appended did not come."""
+        result.error = error
+        result.base_offset = result.log_append_time_ms = -1
+        result.error_message = _MESSAGES.get(error)
+        caller.note(error)
+        self._refusals.note_unacknowledged(result, info, self._manager.clock_ms())
 
     def _append(
         self,
@@ -173,8 +190,8 @@ class ProduceHandler:
         acks: int,
         now_ms: int,
         wall_ms: int,
-    ) -> tuple[Leadership, int]:
-        """Append one batch; its leadership and the offset that its acks must reach."""
+    ) -> _Appended:
+        """Append one batch."""
         manager = self._manager
         if acks not in (ACKS_ALL, 0, 1):
             raise PenstockError(
@@ -216,7 +233,7 @@ class ProduceHandler:
         result.base_offset = appended.base_offset
         result.log_append_time_ms = appended.log_append_time_ms
         result.log_start_offset = log.log_start_offset
-        return leadership, appended.last_offset + 1
+        return _Appended(leadership, appended.last_offset + 1, info)
 
     def _no_response(self, results: list[ProduceResult]) -> Response | asyncio.Future[Response]:
         if any(result.error for result in results):

@@ -10,6 +10,9 @@ acknowledged: an acknowledged record is lost.
 
 So R2 is answered NOT_LEADER_OR_FOLLOWER, "certainly not written, send it again", until R1
 has come again or has had time to. Gateways do the same for what they fail themselves.
+
+The same holds for R1 that was written here and answered REQUEST_TIMED_OUT, as this node no
+longer led: it may cut R1 off as a follower and lead again, all before R2 arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_core.kafka.produce import ProducePartition
+from penstock_core.kafka.produce import ProducePartition, ProduceResult
 from penstock_core.records.batch import HEADER_BYTES, BatchInfo
 
 EXPIRY_MS: Final = 10_000
@@ -39,6 +42,9 @@ RETRIED: Final = frozenset(
     }
 )
 """Refusals after which a client sends the batch again."""
+
+UNACKNOWLEDGED: Final = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+"""Answers to a batch that was written, but may not stay, after which a client sends it again."""
 
 _PRODUCER: Final = struct.Struct(">qhi")
 _PRODUCER_OFFSET: Final = 43
@@ -70,7 +76,16 @@ class Refusals:
         producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_OFFSET)
         if producer_id < 0 or sequence < 0:
             return
-        key = (producer_id, epoch, item.topic, item.topic_id, item.partition)
+        self._keep((producer_id, epoch, item.topic, item.topic_id, item.partition), sequence, now_ms)
+
+    def note_unacknowledged(self, result: ProduceResult, info: BatchInfo, now_ms: int) -> None:
+        """A batch was written here, and answered with an error that makes its producer send it again."""
+        if info.producer_id < 0 or result.error not in UNACKNOWLEDGED:
+            return
+        key = (info.producer_id, info.producer_epoch, result.topic, result.topic_id, result.partition)
+        self._keep(key, info.base_sequence, now_ms)
+
+    def _keep(self, key: _Key, sequence: int, now_ms: int) -> None:
         known = self._refused.pop(key, None)
         expires_ms = now_ms + EXPIRY_MS
         if known is not None and known.expires_ms > now_ms and _is_behind(sequence, known.sequence):
