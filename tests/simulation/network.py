@@ -8,8 +8,10 @@ keepalive's time takes the connection for dead.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from simulation.scheduler import Scheduler
@@ -121,7 +123,17 @@ class Network:
 class Pipe:
     """One TCP connection. Each end has a callback for messages and one for its end."""
 
-    __slots__ = ("_arrival_us", "_held", "_network", "_stalled_us", "closed", "ends", "on_end", "on_message")
+    __slots__ = (
+        "_arrival_us",
+        "_held",
+        "_network",
+        "_sent_count",
+        "_stalled_us",
+        "closed",
+        "ends",
+        "on_end",
+        "on_message",
+    )
 
     def __init__(self, network: Network, client: str, server: str) -> None:
         self.ends = (client, server)
@@ -131,7 +143,9 @@ class Pipe:
         self.closed = [False, False]
         self._network = network
         self._arrival_us = [0, 0]
-        self._held: tuple[list[Any], list[Any]] = ([], [])
+        self._held: tuple[list[tuple[int, Any]], list[tuple[int, Any]]] = ([], [])
+        """What a block holds back: what was under way already when it began comes first."""
+        self._sent_count = [0, 0]
         self._stalled_us = [-1, -1]
         network.pipes[self] = None
 
@@ -139,11 +153,15 @@ class Pipe:
         """From end `end` to the other one."""
         if self.closed[end]:
             return
+        self._network.sent += 1
+        self._sent_count[end] += 1
+        self._carry(end, self._sent_count[end], message)
+
+    def _carry(self, end: int, number: int, message: Any) -> None:
         network = self._network
-        network.sent += 1
         other = 1 - end
         if (self.ends[end], self.ends[other]) in network.blocked or self._held[end]:
-            self._held[end].append(message)
+            self._hold(end, number, message)
             return
         delay_us = network.delay_us()
         if network.is_faulty and network._rng.random() < network.profile.loss_probability:
@@ -151,13 +169,16 @@ class Pipe:
             delay_us += RETRANSMIT_US
         arrival_us = max(self._arrival_us[other], network.scheduler.now_us + delay_us)
         self._arrival_us[other] = arrival_us
-        network.scheduler.at(arrival_us, self._arrive, other, message)
+        network.scheduler.at(arrival_us, self._arrive, other, number, message)
 
-    def _arrive(self, end: int, message: Any) -> None:
+    def _hold(self, end: int, number: int, message: Any) -> None:
+        insort(self._held[end], (number, message), key=itemgetter(0))
+
+    def _arrive(self, end: int, number: int, message: Any) -> None:
         if self.closed[end]:
             return
         if (self.ends[1 - end], self.ends[end]) in self._network.blocked:
-            self._held[1 - end].append(message)
+            self._hold(1 - end, number, message)
             return
         self.on_message[end](message)
 
@@ -204,8 +225,8 @@ class Pipe:
         for end in (0, 1):
             if (self.ends[end], self.ends[1 - end]) == (source, target):
                 held, self._held[end][:] = list(self._held[end]), []
-                for message in held:
-                    self.send(end, message)
+                for number, message in held:
+                    self._carry(end, number, message)
                 if (target, source) not in self._network.blocked:
                     self._stalled_us = [-1, -1]
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from simulation.network import Network, NetworkProfile, Pipe
+from simulation.scheduler import Scheduler
+
 TESTS = Path(__file__).parent.parent
 SEEDS = 24
 
@@ -28,6 +31,23 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_connection_keeps_its_order_through_blocks(seed: int) -> None:
+    """What is under way when a block begins arrives before what is sent later."""
+    scheduler = Scheduler(seed)
+    network = Network(scheduler, NetworkProfile(loss_probability=0.1, slow_probability=0.2))
+    pipe = Pipe(network, "a", "b")
+    got: list[int] = []
+    pipe.on_message[1] = got.append
+    for number in range(300):
+        scheduler.at(number * 500, pipe.send, 0, number)
+    for begin_us in range(5_000, 150_000, 10_000):
+        scheduler.at(begin_us, network.block, "a", "b")
+        scheduler.at(begin_us + 4_000, network.unblock, "a", "b")
+    scheduler.run(3_000_000)
+    assert got == list(range(300))
 
 
 @pytest.mark.slow
