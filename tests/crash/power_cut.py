@@ -26,6 +26,8 @@ from pathlib import Path
 from crash.disk_model import Directory, File, Node, change, cut, walk
 
 SOURCE = Path(__file__).with_name("power_cut.c")
+COMPILER_FLAGS = ("-shared", "-fPIC", "-O2")
+LINKED = ("-ldl", "-lpthread")
 VARIABLES = ("LD_PRELOAD", "POWER_CUT_ROOT", "POWER_CUT_JOURNAL")
 _HEAD = struct.Struct("<IIQqiII")
 _MAGIC = 0x0FF0C0DE
@@ -49,12 +51,12 @@ class PowerCut:
         self.directory = directory.resolve()
         self.journals = scratch / "power-cut-journals"
         self.journals.mkdir(parents=True)
-        self.library = scratch / "power_cut.so"
+        self.recorder = scratch / "power_cut.so"
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
             raise RuntimeError("power cuts need a C compiler: install gcc")
         subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O2", "-o", str(self.library), str(SOURCE), "-ldl", "-lpthread"],
+            [compiler, *COMPILER_FLAGS, "-o", self.recorder, SOURCE, *LINKED],
             check=True,
         )
         self.disks: dict[str, Directory] = {}
@@ -64,10 +66,10 @@ class PowerCut:
         self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> PowerCut:
-        values = (str(self.library), str(self.directory), str(self.journals))
+        values = (self.recorder, self.directory, self.journals)
         for name, value in zip(VARIABLES, values, strict=True):
             self._before[name] = os.environ.get(name)
-            os.environ[name] = value
+            os.environ[name] = str(value)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chaos.cluster import HOST, Needs
 from chaos.network import Network
 from chaos.run import Run
@@ -21,24 +23,25 @@ def held_and_mended(run: Run) -> None:
     net(run).mend()
 
 
+def cut_off(run: Run, victim: str, others: Sequence[str]) -> None:
+    """The whole fault: `victim` and the others do not hear each other for a while."""
+    run.fault()
+    net(run).isolate(victim, others)
+    held_and_mended(run)
+
+
 def everyone(run: Run) -> list[str]:
     return [*run.cluster.names, HOST]
 
 
 @scenario("leader-isolated", "a leader is cut off from everything", NETWORK)
 def leader_isolated(run: Run) -> None:
-    victim = run.leader()
-    run.fault()
-    net(run).isolate(victim, everyone(run))
-    held_and_mended(run)
+    cut_off(run, run.leader(), everyone(run))
 
 
 @scenario("follower-isolated", "a follower is cut off from everything", NETWORK)
 def follower_isolated(run: Run) -> None:
-    victim = run.follower()
-    run.fault()
-    net(run).isolate(victim, everyone(run))
-    held_and_mended(run)
+    cut_off(run, run.follower(), everyone(run))
 
 
 @scenario("leader-deaf", "one way: nothing reaches a leader, what it sends arrives", NETWORK)
@@ -61,34 +64,22 @@ def leader_mute(run: Run) -> None:
 
 @scenario("non-transitive", "two nodes do not hear each other, everybody else hears both", NETWORK)
 def non_transitive(run: Run) -> None:
-    one, other = run.leader(), run.follower()
-    run.fault()
-    net(run).isolate(one, [other])
-    held_and_mended(run)
+    cut_off(run, run.leader(), [run.follower()])
 
 
 @scenario("controller-leader-isolated", "the active controller is cut off from everything", NETWORK)
 def controller_leader_isolated(run: Run) -> None:
-    victim = run.controller_leader()
-    run.fault()
-    net(run).isolate(victim, everyone(run))
-    held_and_mended(run)
+    cut_off(run, run.controller_leader(), everyone(run))
 
 
 @scenario("controllers-non-transitive", "the active controller and one other do not hear each other", NETWORK)
 def controllers_non_transitive(run: Run) -> None:
-    one, other = run.controller_leader(), run.controller_follower()
-    run.fault()
-    net(run).isolate(one, [other])
-    held_and_mended(run)
+    cut_off(run, run.controller_leader(), [run.controller_follower()])
 
 
 @scenario("leader-without-controllers", "a leader hears its peers and clients, but no controller", NETWORK)
 def leader_without_controllers(run: Run) -> None:
-    victim = run.leader()
-    run.fault()
-    net(run).isolate(victim, run.cluster.controllers)
-    held_and_mended(run)
+    cut_off(run, run.leader(), run.cluster.controllers)
 
 
 @scenario("nodes-without-controllers", "no node hears any controller", NETWORK)
@@ -101,26 +92,17 @@ def nodes_without_controllers(run: Run) -> None:
 
 @scenario("leader-without-followers", "a leader hears controllers and clients, but no other node", NETWORK)
 def leader_without_followers(run: Run) -> None:
-    victim = run.leader()
-    run.fault()
-    net(run).isolate(victim, run.cluster.nodes)
-    held_and_mended(run)
+    cut_off(run, run.leader(), run.cluster.nodes)
 
 
 @scenario("gateways-without-leader", "no gateway hears a leader, everybody else does", NETWORK)
 def gateways_without_leader(run: Run) -> None:
-    victim = run.leader()
-    run.fault()
-    net(run).isolate(victim, run.cluster.gateways)
-    held_and_mended(run)
+    cut_off(run, run.leader(), run.cluster.gateways)
 
 
 @scenario("gateway-without-leader", "one of two gateways does not hear a leader", NETWORK)
 def gateway_without_leader(run: Run) -> None:
-    victim = run.leader()
-    run.fault()
-    net(run).isolate(victim, [run.cluster.gateways[0]])
-    held_and_mended(run)
+    cut_off(run, run.leader(), [run.cluster.gateways[0]])
 
 
 @scenario("halves", "a leader, the active controller and a gateway here, all others there", NETWORK)

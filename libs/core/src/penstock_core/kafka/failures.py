@@ -84,57 +84,42 @@ def _respond(header: RequestHeader, **values: Any) -> bytes:
     return codec.encode_response(header, codec.build(schema, **values))
 
 
-def _list_offsets(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+def _each_partition(
+    header: RequestHeader, frame: Buffer, kinds: tuple[str, str], fields: tuple[str, str], **values: Any
+) -> bytes:
+    """The same `values` for each partition asked for. `kinds` are the schema's names of a topic and a partition
+    in the response, `fields` what both call their name and number."""
     request = codec.decode_request(header, frame)
-    topic_type = codec.entity_type(header.api_key, header.api_version, "ListOffsetsTopicResponse")
-    item_type = codec.entity_type(header.api_key, header.api_version, "ListOffsetsPartitionResponse")
+    topic_type, item_type = (codec.entity_type(header.api_key, header.api_version, kind) for kind in kinds)
+    name, number = fields
     topics = tuple(
         codec.build(
             topic_type,
-            name=topic.name,
             partitions=tuple(
-                codec.build(item_type, partition_index=p.partition_index, error_code=code)
-                for p in topic.partitions
+                codec.build(item_type, **{number: getattr(p, number)}, **values) for p in topic.partitions
             ),
+            **{name: getattr(topic, name)},
         )
         for topic in request.topics
     )
     return _respond(header, topics=topics)
+
+
+def _list_offsets(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    kinds = ("ListOffsetsTopicResponse", "ListOffsetsPartitionResponse")
+    return _each_partition(header, frame, kinds, ("name", "partition_index"), error_code=code)
 
 
 def _delete_records(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    request = codec.decode_request(header, frame)
-    topic_type = codec.entity_type(header.api_key, header.api_version, "DeleteRecordsTopicResult")
-    item_type = codec.entity_type(header.api_key, header.api_version, "DeleteRecordsPartitionResult")
-    topics = tuple(
-        codec.build(
-            topic_type,
-            name=topic.name,
-            partitions=tuple(
-                codec.build(item_type, partition_index=p.partition_index, low_watermark=-1, error_code=code)
-                for p in topic.partitions
-            ),
-        )
-        for topic in request.topics
+    kinds = ("DeleteRecordsTopicResult", "DeleteRecordsPartitionResult")
+    return _each_partition(
+        header, frame, kinds, ("name", "partition_index"), error_code=code, low_watermark=-1
     )
-    return _respond(header, topics=topics)
 
 
 def _offset_for_leader_epoch(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    request = codec.decode_request(header, frame)
-    topic_type = codec.entity_type(header.api_key, header.api_version, "OffsetForLeaderTopicResult")
-    item_type = codec.entity_type(header.api_key, header.api_version, "EpochEndOffset")
-    topics = tuple(
-        codec.build(
-            topic_type,
-            topic=topic.topic,
-            partitions=tuple(
-                codec.build(item_type, partition=p.partition, error_code=code) for p in topic.partitions
-            ),
-        )
-        for topic in request.topics
-    )
-    return _respond(header, topics=topics)
+    kinds = ("OffsetForLeaderTopicResult", "EpochEndOffset")
+    return _each_partition(header, frame, kinds, ("topic", "partition"), error_code=code)
 
 
 def _find_coordinator(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
