@@ -16,6 +16,7 @@ from penstock_storage_node.log.simulated_fs import SimulatedFileSystem
 TOPIC_ID = TopicId(bytes(range(16)))
 ROOT = Path("/data")
 NOW_MS = 1_700_000_000_000
+SMALL = TopicSettings(segment_bytes=1000, index_interval_bytes=200)
 
 
 def make_batch(
@@ -128,3 +129,34 @@ class Model:
         stored = read_all_batches(log, max_bytes)
         first = log.log_start_offset
         assert stored == [data for info, data in self.batches if info.last_offset >= first]
+
+
+def add(log: PartitionLog, model: Model, batch: bytes, epoch: int = 0) -> None:
+    """Append to both."""
+    appended = append(log, batch, epoch)
+    assert isinstance(appended, Appended)
+    model.add(appended.data)
+
+
+def check_prefix(log: PartitionLog, model: Model, at_least: int) -> None:
+    """The log holds a prefix of the model's batches, `at_least` that offset long."""
+    end = log.log_end_offset
+    assert at_least <= end <= model.end
+    assert end in {0, model.end, *(info.base_offset for info, _ in model.batches)}
+    stored = read_all_batches(log)
+    first = log.log_start_offset
+    assert stored == [data for info, data in model.batches if first <= info.last_offset < end]
+    assert log.flushed_offset == end
+
+
+def filled(count: int = 50, settings: TopicSettings = SMALL) -> tuple[PartitionLog, Model]:
+    """A log of so many batches, most of them written."""
+    _, log = new_log(new_disk(), settings)
+    model = Model()
+    for number in range(count):
+        appended = append(log, make_batch(1 + number % 3, timestamp_ms=NOW_MS + number), epoch=number // 20)
+        assert isinstance(appended, Appended)
+        model.add(appended.data)
+        if number % 7 == 0:
+            run_job(log)
+    return log, model

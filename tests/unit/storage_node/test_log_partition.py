@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import errno
-import struct
 
 import pytest
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.records.batch import is_crc_valid, iter_batches, read_header
 from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob
+from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog
 from penstock_storage_node.log.simulated_fs import SimulatedFileSystem, keep_synced
 from unit.storage_node.log_model import (
     NOW_MS,
+    SMALL,
     Model,
     append,
+    filled,
     make_batch,
     new_disk,
     new_log,
@@ -25,20 +26,7 @@ from unit.storage_node.log_model import (
     run_job,
 )
 
-SMALL = TopicSettings(segment_bytes=1000, index_interval_bytes=200)
 REPLICATED = TopicSettings(segment_bytes=1000, index_interval_bytes=200, durability="replicated")
-
-
-def filled(count: int = 50, settings: TopicSettings = SMALL) -> tuple[PartitionLog, Model]:
-    _, log = new_log(new_disk(), settings)
-    model = Model()
-    for number in range(count):
-        appended = append(log, make_batch(1 + number % 3, timestamp_ms=NOW_MS + number), epoch=number // 20)
-        assert isinstance(appended, Appended)
-        model.add(appended.data)
-        if number % 7 == 0:
-            run_job(log)
-    return log, model
 
 
 def state_of(log: PartitionLog) -> LogState:
@@ -95,80 +83,6 @@ def test_flush_comes_after_the_write_and_new_files_are_made_durable() -> None:
         assert names.index(("pwritev", base)) < names.index(("fdatasync", base))
     last_sync = max(i for i, (call, _) in enumerate(names) if call == "sync_directory")
     assert last_sync > max(i for i, (call, name) in enumerate(names) if call == "create")
-
-
-def test_what_is_written_is_read_by_any_size() -> None:
-    log, model = filled()
-    for max_bytes in (1, 100, 333, 1000, 100_000):
-        model.check(log, max_bytes)
-    run_job(log)
-    for max_bytes in (1, 100, 333, 1000, 100_000):
-        model.check(log, max_bytes)
-
-
-def test_read_begins_with_the_batch_that_holds_the_offset() -> None:
-    log, model = filled()
-    for offset in range(log.log_end_offset):
-        data = read(log, offset, 1)
-        (wanted,) = [row for row in model.batches if row[0].base_offset <= offset <= row[0].last_offset]
-        assert b"".join(data.buffers) == wanted[1]
-        assert data.base_offset == wanted[0].base_offset
-        assert data.next_offset == wanted[0].next_offset
-
-
-def test_read_stops_before_the_upper_offset() -> None:
-    log, _ = filled()
-    for upper in range(1, log.log_end_offset + 1):
-        for start in (0, upper // 2, upper - 1):
-            offset, got = start, b""
-            while offset < upper:
-                data = read(log, offset, 100_000, upper)
-                got += b"".join(data.buffers)
-                offset = data.next_offset
-            infos = list(iter_batches(got))
-            assert infos[-1].base_offset < upper <= infos[-1].next_offset
-
-
-def test_read_at_or_past_the_upper_offset_is_empty() -> None:
-    log, _ = filled()
-    for offset in (5, log.log_end_offset):
-        data = log.read(offset, 1000, 5)
-        assert isinstance(data, ReadData)
-        assert (data.size_bytes, data.buffers, data.next_offset) == (0, [], offset)
-
-
-def test_read_without_min_one_gives_nothing_that_is_too_large() -> None:
-    log, model = filled()
-    size = len(model.batches[0][1])
-    for _ in range(2):
-        small = log.read(0, size - 1, log.log_end_offset, min_one=False)
-        small = small.run() if isinstance(small, ReadJob) else small
-        assert small.size_bytes == 0
-        exact = log.read(0, size, log.log_end_offset, min_one=False)
-        exact = exact.run() if isinstance(exact, ReadJob) else exact
-        assert exact.size_bytes == size
-        run_job(log)
-
-
-def test_read_outside_the_log_is_refused() -> None:
-    log, _ = filled()
-    for offset in (-1, log.log_end_offset + 1):
-        with pytest.raises(PenstockError) as caught:
-            log.read(offset, 100, 1000)
-        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-
-
-def test_read_of_what_is_not_in_the_page_cache_goes_to_the_pool() -> None:
-    fs = new_disk()
-    _, log = new_log(fs)
-    append(log, make_batch())
-    run_job(log)
-    read(log, 0)
-    assert isinstance(log.read(0, 100, 1), ReadData)
-    fs.cold_chance = 1.0
-    job = log.read(0, 100, 1)
-    assert isinstance(job, ReadJob)
-    assert job.run().next_offset == 1
 
 
 def test_duplicates_are_answered_and_gaps_refused() -> None:
@@ -500,26 +414,6 @@ def test_after_a_restart_retention_first_reads_timestamps() -> None:
     assert again.log_start_offset > 0
 
 
-@pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize("codec", [0, 4])
-def test_offsets_by_timestamp(written: bool, codec: int) -> None:
-    settings = TopicSettings(segment_bytes=2000, index_interval_bytes=100)
-    _, log = new_log(new_disk(), settings)
-    times: list[int] = []
-    for number in range(80):
-        start = NOW_MS + (number * 37 % 50) * 100
-        append(log, make_batch(3, timestamp_ms=start, codec=codec))
-        times.extend(range(start, start + 3))
-    if written:
-        run_job(log)
-    for wanted in range(NOW_MS - 50, NOW_MS + 5100, 37):
-        expected = next(((o, t) for o, t in enumerate(times) if t >= wanted), None)
-        assert log.offset_for_timestamp(wanted, len(times)) == expected
-    best = max(times)
-    assert log.offset_of_max_timestamp(len(times)) == (times.index(best), best)
-    assert log.offset_for_timestamp(best, times.index(best)) is None
-
-
 def test_roll_by_age_of_records() -> None:
     _, log = new_log(new_disk(), TopicSettings(segment_ms=1000))
     append(log, make_batch(timestamp_ms=NOW_MS))
@@ -527,71 +421,6 @@ def test_roll_by_age_of_records() -> None:
     assert log.segment_count == 1
     append(log, make_batch(timestamp_ms=NOW_MS + 1001))
     assert log.segment_count == 2
-
-
-def test_index_files_have_kafkas_entries() -> None:
-    fs = new_disk()
-    _, log = new_log(fs, TopicSettings(segment_bytes=100_000, index_interval_bytes=300))
-    expected_index, expected_time = b"", b""
-    since = position = 0
-    for number in range(30):
-        batch = make_batch(2, timestamp_ms=NOW_MS + number * 10)
-        append(log, batch)
-        if since > 300:
-            expected_index += struct.pack(">ii", number * 2 + 1, position)
-            expected_time += struct.pack(">qi", NOW_MS + number * 10 + 1, number * 2 + 1)
-            since = 0
-        since += len(batch)
-        position += len(batch)
-    log.close(clean=True)
-    last = struct.pack(">qi", NOW_MS + 29 * 10 + 1, 59)
-    if not expected_time.endswith(last):
-        expected_time += last
-    stem = "/data/t-0/00000000000000000000"
-    assert fs.pread(fs.open(stem + ".index"), 1 << 20, 0) == expected_index
-    assert fs.pread(fs.open(stem + ".timeindex"), 1 << 20, 0) == expected_time
-
-
-def test_a_damaged_index_costs_time_but_no_data() -> None:
-    fs = new_disk()
-    directory, log = new_log(fs, SMALL)
-    model = Model()
-    for number in range(60):
-        appended = append(log, make_batch(1, timestamp_ms=NOW_MS + number))
-        assert isinstance(appended, Appended)
-        model.add(appended.data)
-    log.close(clean=True)
-    directory.close(clean=True)
-    for name in fs.list_directory("/data/t-0"):
-        if name.endswith(".index"):
-            fd = fs.open(f"/data/t-0/{name}")
-            size = fs.size(fd)
-            entries = b"".join(struct.pack(">ii", i + 1, 7 * i + 3) for i in range(size // 8))
-            if entries:
-                fs.pwritev(fd, [entries], 0)
-    _, again = reopen(fs, SMALL)
-    for offset in range(59, -1, -1):
-        data = read(again, offset, 1)
-        assert b"".join(data.buffers) == model.batches[offset][1]
-    assert again.index_fault_count > 0
-    assert again.offset_for_timestamp(NOW_MS + 33, 60) == (33, NOW_MS + 33)
-
-
-def test_few_descriptors_serve_many_segments() -> None:
-    fs = new_disk()
-    fs.files._max = 4
-    _, log = new_log(fs, SMALL)
-    model = Model()
-    for _ in range(100):
-        appended = append(log, make_batch())
-        assert isinstance(appended, Appended)
-        model.add(appended.data)
-        run_job(log)
-    assert log.segment_count > 8
-    model.check(log)
-    assert fs.open_count <= 4 + 1  # and the directory's lock
-    log.close(clean=False)
-    assert fs.open_count == 1
 
 
 def test_a_log_knows_whether_acks_may_lack_a_flush() -> None:
