@@ -170,6 +170,36 @@ def test_a_vote_counts_once_and_in_its_own_term(tmp_path: Path) -> None:
         quorum.stop()
 
 
+def acknowledged(raft: Any, peer: Any, term: int) -> int:
+    """The peer acknowledges the log through index 2; what of its log counts for commits then."""
+    message = {"type": "next_node_idx", "term": term, "next_node_idx": 3, "reset": False, "success": True}
+    raft.transport._on_message(peer, message)
+    return int(raft._SyncObj__raftMatchIndex[peer])
+
+
+def test_a_directory_that_was_not_admitted_commits_nothing(tmp_path: Path) -> None:
+    """With its old directory it may have voted for a leader of a later term, and has forgotten that."""
+    quorum = quorum_of(tmp_path)
+    try:
+        raft: Any = quorum._raft
+        raft.tick()
+        raft._SyncObj__setCurrentTerm(5, "1")
+        raft._SyncObj__onBecomeLeader()
+        peer = raft.transport._nodes[2]
+        hello = {"directory_id": b"p" * 16, "joined": True, "remembered": bytes(16)}
+        raft.on_hello(2, hello)
+        assert acknowledged(raft, peer, 5) == 2
+        raft.on_hello(2, dict(hello, directory_id=b"q" * 16, joined=False))
+        assert acknowledged(raft, peer, 5) == 0, "we remember another directory"
+        raft.machine.image = MetadataImage(version=3, controllers={2: b"p" * 16})
+        assert acknowledged(raft, peer, 5) == 0, "and so does the log"
+        assert raft._SyncObj__raftNextIndex[peer] == 3, "it is sent the log all the same"
+        raft.machine.image = MetadataImage(version=4, controllers={2: b"q" * 16})
+        assert acknowledged(raft, peer, 5) == 2
+    finally:
+        quorum.stop()
+
+
 def test_an_acknowledgement_counts_in_its_own_term_only(tmp_path: Path) -> None:
     quorum = quorum_of(tmp_path)
     try:
@@ -179,21 +209,10 @@ def test_an_acknowledgement_counts_in_its_own_term_only(tmp_path: Path) -> None:
         raft._SyncObj__onBecomeLeader()
         peer = raft.transport._nodes[2]
 
-        def acknowledge(term: int) -> int:
-            message = {
-                "type": "next_node_idx",
-                "term": term,
-                "next_node_idx": 3,
-                "reset": False,
-                "success": True,
-            }
-            raft.transport._on_message(peer, message)
-            return int(raft._SyncObj__raftMatchIndex[peer])
-
-        assert acknowledge(4) == 0
-        assert acknowledge(5) == 2
+        assert acknowledged(raft, peer, 4) == 0
+        assert acknowledged(raft, peer, 5) == 2
         # One of a later term: somebody else leads there.
-        acknowledge(6)
+        acknowledged(raft, peer, 6)
         assert not leads(quorum)
         assert raft.raftCurrentTerm == 6
     finally:

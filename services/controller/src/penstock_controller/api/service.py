@@ -224,6 +224,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request: api.ReplaceControllerRequest, context: ServicerContext
     ) -> api.ReplaceControllerResponse:
         core = self._core
+        if core.active:
+            # Without them nothing is committed, not even what a refusal would have to wait for.
+            reason = controllers.absent_voters(core.image, request.controller_id, core.quorum_view())
+            if reason:
+                return api.ReplaceControllerResponse(error=make_error(ErrorCode.INVALID_REQUEST, reason))
         reply = await self._do(
             context, lambda ctx: controllers.replace_controller(ctx, request, core.quorum_view())
         )

@@ -49,6 +49,7 @@ _INSTANCE_NAMES = (
     "_SyncObj__raftLastApplied",
     "_SyncObj__raftLeader",
     "_SyncObj__raftLog",
+    "_SyncObj__raftMatchIndex",
     "_SyncObj__raftState",
     "_SyncObj__serializer",
     "_SyncObj__transferInProgress",

@@ -16,7 +16,8 @@ Names are private to PySyncObj and pinned (`pins`). Ticks come from `Quorum`'s t
 Joining (a controller that lost its disk): a peer that remembers another directory for
 this controller id says so in its hello, and the log names the directory that was
 admitted (`identity`). Until both agree with ours, this controller neither votes nor
-stands, else two controllers could elect a leader without acknowledged entries.
+stands, else two controllers could elect a leader without acknowledged entries; nor does
+what it acknowledges count.
 
 Everything that depends on time, chance or the network comes in through the constructor
 or through `pysyncobj.syncobj.monotonicTime` and `.random`, so a simulation can own it.
@@ -349,6 +350,12 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def may_vote(self) -> bool:
         return not self.not_voting_reason
 
+    def _is_member(self, peer_id: int) -> bool:
+        """Whether what a peer acknowledges counts: not with a directory that was not admitted."""
+        said = self._said.get(peer_id)
+        expected = self.machine.image.controllers.get(peer_id) or self._memory.directory_of(peer_id)
+        return said is None or not any(expected) or expected == said.directory_id
+
     def would_vote(self, message: Message) -> bool:
         last = self.journal.entries[-1]
         hears_leader = self.transport.hears_leader()
@@ -373,8 +380,11 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         if self._SyncObj__raftLeader is None and self._SyncObj__votedForNodeId is None:
             self.hasten()
 
-    def after_ack(self, message: Message) -> None:
+    def after_ack(self, node: PeerNode, message: Message) -> None:
         """A follower told where its log parts from ours: go on from there without a pause."""
+        if not self._is_member(node.controller_id):
+            # With its old disk it may have voted for a leader of a later term, whom it no longer knows.
+            self._SyncObj__raftMatchIndex[node] = 0
         if message["reset"] or self._store.sending:
             self._SyncObj__newAppendEntriesTime = 0.0
 

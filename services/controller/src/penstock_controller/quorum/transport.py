@@ -349,7 +349,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
                 raft.step_down(message["term"])
             elif message["term"] == term:
                 self._onMessageReceived(node, message)
-                raft.after_ack(message)
+                raft.after_ack(node, message)
         elif kind == "response_vote":
             self._on_vote(node, message, term)
         elif kind == "request_vote":

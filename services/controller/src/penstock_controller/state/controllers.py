@@ -102,10 +102,15 @@ def _refusal(image: MetadataImage, request: api.ReplaceControllerRequest, view: 
             f"controller {controller_id} came with directory {said.directory_id.hex()}, not "
             f"{request.directory_id.hex()}; look at `penstock controller list`"
         )
+    return absent_voters(image, controller_id, view)
+
+
+def absent_voters(image: MetadataImage, controller_id: int, view: QuorumView) -> str:
+    """Why too few others are there to commit a controller's admission, and the mend; "" when there are enough."""
     others = sorted(view.members - {controller_id})
     there = [i for i in others if i in view.connected and is_voter(image, i, view.connected[i])]
     needed = len(view.members) // 2 + 1
-    if len(there) < needed:
+    if others and len(there) < needed:
         absent = ", ".join(str(i) for i in others if i not in there)
         return (
             f"only {len(there)} of the {needed} other voters that make a majority are there (not controller "
