@@ -2,12 +2,12 @@
 
 constraints.txt pins every third-party package, with hashes, for the packages of this
 repository and the `dev` group of the root pyproject.toml, resolved together.
-`services/<role>/requirements.txt` is the part of it that one service needs: derived,
-never edited; a test proves that it is current.
+`services/<role>/requirements.txt` is the part of it that one service needs, `client/requirements-pytest.txt`
+what `penstock[pytest]` does: derived, never edited; a test proves that they are current.
 
     .venv/bin/python tools/lock.py             resolve again, keeping versions where possible
     .venv/bin/python tools/lock.py --upgrade   take the newest versions
-    .venv/bin/python tools/lock.py --derive    only write the services' requirements again
+    .venv/bin/python tools/lock.py --derive    only write the derived files again
     .venv/bin/python tools/lock.py --check     exit 1 when one of those is stale
 """
 
@@ -27,7 +27,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-SERVICES = ("controller", "storage-node", "gateway")
+DERIVED = {
+    "services/controller/requirements.txt": ("penstock-controller", ""),
+    "services/storage-node/requirements.txt": ("penstock-storage-node", ""),
+    "services/gateway/requirements.txt": ("penstock-gateway", ""),
+    "client/requirements-pytest.txt": ("penstock", "pytest"),
+}
+"""Files, and the package and extra that each is for."""
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
 
 
@@ -66,10 +72,10 @@ def pinned_blocks() -> dict[str, str]:
     return blocks
 
 
-def closure(names: set[str]) -> set[str]:
-    """`names` and all that they need, by the metadata of the installed packages."""
+def closure(package: str, extra: str) -> set[str]:
+    """The package and all that it needs with that extra, by the metadata of the installed packages."""
     seen: set[str] = set()
-    waiting = [(name, "") for name in names]
+    waiting = [(package, ""), (package, extra)]
     while waiting:
         name, extra = waiting.pop()
         key = canonicalize_name(name)
@@ -83,10 +89,10 @@ def closure(names: set[str]) -> set[str]:
     return {mark.split("[")[0] for mark in seen}
 
 
-def service_requirements(service: str) -> str:
-    """Text of services/<service>/requirements.txt."""
+def requirements(package: str, extra: str) -> str:
+    """Text of a derived file."""
     own = {table["name"][0] for table in project_tables().values()}
-    needed = closure({f"penstock-{service}"}) - {canonicalize_name(name) for name in own}
+    needed = closure(package, extra) - {canonicalize_name(name) for name in own}
     # setuptools builds our own packages where they are installed from source.
     needed |= {"setuptools", "wheel"}
     blocks = pinned_blocks()
@@ -95,9 +101,9 @@ def service_requirements(service: str) -> str:
 
 def derive(*, check: bool) -> int:
     stale = []
-    for service in SERVICES:
-        path = ROOT / "services" / service / "requirements.txt"
-        text = service_requirements(service)
+    for name, wanted in DERIVED.items():
+        path = ROOT / name
+        text = requirements(*wanted)
         if not path.exists() or path.read_text() != text:
             stale.append(str(path.relative_to(ROOT)))
             if not check:
@@ -113,7 +119,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
-    parser.add_argument("--derive", action="store_true", help="only write the services' requirements")
+    parser.add_argument("--derive", action="store_true", help="only write the derived files")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     arguments = parser.parse_args()
     if arguments.check or arguments.derive:

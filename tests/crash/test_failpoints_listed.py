@@ -67,6 +67,49 @@ def test_the_nth_hit_only_or_every_one() -> None:
     assert [armed["produce.before_answer"].is_due() for _ in range(3)] == [True] * 3
 
 
+FOLLOWER = """
+import sys
+from penstock_core.failpoints import hit
+from penstock_runtime.failpoints import arm_from_environment
+arm_from_environment()
+for _ in sys.stdin:
+    try:
+        hit("log.append.before_write")
+        print("passed", flush=True)
+    except OSError as error:
+        print(error.errno, flush=True)
+"""
+
+
+def test_a_file_arms_and_disarms_while_the_process_runs(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", FOLLOWER],
+        cwd=tmp_path,
+        env={"PENSTOCK_FAILPOINTS": "@faults"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert "ARMED" in child.stdout.readline()
+    answers = []
+    for text in (None, "log.append.before_write=enospc", "", "log.append.before_write=eio", "nonsense", None):
+        file = tmp_path / "faults"
+        if text is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(text)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        answers.append(child.stdout.readline().strip())
+    _, errors = child.communicate()
+    assert answers == ["passed", "28", "passed", "5", "passed", "passed"]
+    assert "'nonsense' is not name=action" in errors
+    assert child.returncode == 0
+
+
 CHILD = """
 import sys
 from penstock_core.failpoints import hit, torn

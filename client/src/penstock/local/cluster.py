@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,10 +86,16 @@ class ClusterStatus:
 class LocalCluster:
     """The cluster that lives in `directory`."""
 
-    def __init__(self, directory: Path, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        progress: Progress = silent,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.store = Store(directory)
         self.directory = self.store.directory
         self._progress = progress
+        self._environment = environment
 
     # --- facts -------------------------------------------------------------------
 
@@ -254,6 +260,15 @@ class LocalCluster:
                 self.store.wipe(state)
             return names
 
+    def destroy(self) -> None:
+        """Kill every process at once and remove the data: for clusters that nobody needs any more."""
+        with self.store.locked():
+            state = self.store.load()
+            for record in state.processes:
+                send_signal(record.pid, record.identity, signal.SIGKILL)
+            self._await_dead(state.processes, KILL_TIMEOUT_S)
+            self.store.wipe(state)
+
     def differences(self, asked: dict[str, object]) -> list[str]:
         """Which of the options that were given explicitly do not fit the cluster in the directory."""
         if not self.store.exists():
@@ -301,7 +316,7 @@ class LocalCluster:
             directory.mkdir(exist_ok=True)
             module, *arguments = plan.module_and_arguments(state, record, self.directory)
             jobs.append(launch.Job(module, arguments, str(directory), str(self._log(record.name))))
-        for record, pid in zip(records, launch.start_all(jobs), strict=True):
+        for record, pid in zip(records, launch.start_all(jobs, self._environment), strict=True):
             record.pid = pid
             record.identity = identity(pid)
         self.store.save(state)

@@ -20,7 +20,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -49,13 +49,15 @@ class Job(NamedTuple):
     log: str
 
 
-def start_all(jobs: Sequence[Job]) -> list[int]:
+def start_all(jobs: Sequence[Job], environment: Mapping[str, str] | None = None) -> list[int]:
     """Start the jobs, several of them through a launcher process; their pids, in order.
+
+    They have this process's environment but for its PENSTOCK_* variables, and `environment`.
 
     Ctrl-C waits until the pids are known, so that none of them is left behind unknown.
     """
     if len(jobs) <= 1:
-        return [_spawn(job) for job in jobs]
+        return [_spawn(job, environment) for job in jobs]
     padding = "-" * COMMAND_BYTES
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -63,7 +65,7 @@ def start_all(jobs: Sequence[Job]) -> list[int]:
             [sys.executable, "-P", "-m", "penstock.local.launch", padding],
             input=json.dumps({"preloaded": PRELOADED, "jobs": jobs}),
             stdout=subprocess.PIPE,
-            env=child_environment(),
+            env=child_environment(environment),
             text=True,
             check=True,
             start_new_session=True,
@@ -88,13 +90,14 @@ def main() -> int:
         may_fork = len(list(Path("/proc/self/task").iterdir())) == 1
         gc.collect()
         gc.freeze()
-    pids = [_fork(job) if may_fork else _spawn(job) for job in jobs]
+    pids = [_fork(job) if may_fork else _spawn(job, os.environ) for job in jobs]
     sys.stdout.write(json.dumps(pids))
     return 0
 
 
-def _spawn(job: Job) -> int:
-    return spawn([sys.executable, "-P", "-m", job.module, *job.arguments], Path(job.directory), Path(job.log))
+def _spawn(job: Job, environment: Mapping[str, str] | None) -> int:
+    command = [sys.executable, "-P", "-m", job.module, *job.arguments]
+    return spawn(command, Path(job.directory), Path(job.log), environment)
 
 
 def _fork(job: Job) -> int:

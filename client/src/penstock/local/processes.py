@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import cache
@@ -33,8 +33,8 @@ class ProcessState(StrEnum):
     DEAD = "dead"
 
 
-def child_environment() -> dict[str, str]:
-    """This environment without variables named PENSTOCK_*.
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment without variables named PENSTOCK_*, and with `more`.
 
     They would win over the settings file that the local cluster wrote for a process. The one
     that arms failpoints is no setting; crash tests pass it on.
@@ -45,16 +45,18 @@ def child_environment() -> dict[str, str]:
         if not name.startswith("PENSTOCK_") or name == FAILPOINTS
     }
     environment["PYTHONUNBUFFERED"] = "1"
-    return environment
+    return {**environment, **(more or {})}
 
 
-def spawn(command: Sequence[str], directory: Path, log: Path) -> int:
+def spawn(
+    command: Sequence[str], directory: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> int:
     """Start a process in the background, its output appended to `log`; returns its pid."""
     with log.open("ab") as output:
         child = subprocess.Popen(  # noqa: S603 (our own interpreter, arguments that we made)
             command,
             cwd=directory,
-            env=child_environment(),
+            env=child_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -7,8 +7,12 @@ An entry is `name=action[:argument][@n]`: at the nth hit only, or at every hit w
 (the OSError that the disk would give), `pause:MS` (the thread that hit it sleeps) and
 `torn` (half of the write, then SIGKILL; only for the names that end in `torn_write`).
 
+With `PENSTOCK_FAILPOINTS=@FILE` the entries are those of a file that may change, come and
+go while the process runs: it is looked at whenever a failpoint is met. A path that is
+not absolute begins at the process's working directory.
+
 An armed process says so loudly at start, and names each failpoint that fires on
-stderr, before it does what it was told.
+stderr (its first hit, when it is armed for every one), before it does what it was told.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock_core import failpoints
 from penstock_core.failpoints import FAILPOINTS
@@ -77,13 +82,34 @@ def parse(text: str) -> dict[str, Armed]:
 class _Failpoints:
     """The armed ones. Hits come from any thread."""
 
-    def __init__(self, armed: Mapping[str, Armed]) -> None:
+    def __init__(self, armed: Mapping[str, Armed], file: Path | None = None) -> None:
         self._armed = armed
+        self._file = file
+        self._read: tuple[int, int] | None = None
+        """Time of change and size of the file when it was read."""
         self._lock = threading.Lock()
         self._torn: set[str] = set()
 
+    def _find(self, name: str) -> Armed | None:
+        if self._file is not None:
+            with self._lock:
+                self._follow(self._file)
+        return self._armed.get(name)
+
+    def _follow(self, file: Path) -> None:
+        try:
+            now = file.stat()
+            known = (now.st_mtime_ns, now.st_size)
+            if known != self._read:
+                self._read, self._armed = known, parse(file.read_text().strip())
+        except FileNotFoundError:
+            self._read, self._armed = None, {}
+        except StartupError as e:
+            os.write(2, f"{file}: {e.message}; nothing is armed\n".encode())
+            self._armed = {}
+
     def on_torn(self, name: str) -> bool:
-        armed = self._armed.get(name)
+        armed = self._find(name)
         if armed is None:
             return False
         with self._lock:
@@ -93,13 +119,14 @@ class _Failpoints:
         return is_due
 
     def on_hit(self, name: str) -> None:
-        armed = self._armed.get(name)
+        armed = self._find(name)
         if armed is None:
             return
         with self._lock:
             if name not in self._torn and (armed.action == "torn" or not armed.is_due()):
                 return
-        os.write(2, f"failpoint {name}: {armed.action}\n".encode())
+        if armed.at_hit or armed.hits == 1:
+            os.write(2, f"failpoint {name}: {armed.action}\n".encode())
         if armed.action in ("kill", "torn"):
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(PAUSE_MS_MAX)  # the signal is on its way; nothing may happen any more
@@ -117,10 +144,11 @@ def arm_from_environment() -> None:
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
-    armed = parse(text)
-    if not armed:
+    file = Path(text[1:]).absolute() if text.startswith("@") else None
+    armed = {} if file else parse(text)
+    if not armed and file is None:
         return
-    points = _Failpoints(armed)
+    points = _Failpoints(armed, file)
     failpoints.install(points.on_hit, points.on_torn)
     get_log().warning(
         "FAILPOINTS ARE ARMED: this process will crash or fail on purpose; never in production",
