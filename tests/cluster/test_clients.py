@@ -79,6 +79,7 @@ def test_kcat_needs_nothing_but_the_address(cluster: LocalCluster) -> None:
     assert 'topic "kcat" with 2 partitions' in listed
     port = cluster.bootstrap.rpartition(":")[2]
     brokers = [line for line in listed.splitlines() if line.strip().startswith("broker ")]
+    assert len(brokers) == 3
     assert all(f"127.0.0.1:{port}" in line for line in brokers), "every address is the gateway's own"
     lines = "".join(f"line {n}\n" for n in range(500))
     run_kcat("-b", cluster.bootstrap, "-P", "-t", "kcat", "-p", "1", text=lines)

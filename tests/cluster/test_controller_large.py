@@ -255,12 +255,14 @@ async def test_a_hundred_thousand_partitions(controllers: Controllers) -> None:
         # Fenced and out of every ISR in the very same version.
         image = cluster.metadata.image
         partitions = [p for t in image.topics.values() for p in t.partitions.values()]
+        assert len(partitions) == PARTITIONS
         assert not any(dead in p.isr or p.leader in (dead, NO_NODE) for p in partitions)
         assert image.version > epoch_before
         await cluster.report("node fenced")
         for controller_id in controllers.processes:
             await cluster.at_version(controller_id, image.version)
             held = await image_of(cluster, controller_id, image.version)
+            assert partition_count(held) == PARTITIONS
             assert not any(dead in p.isr for t in held.topics.values() for p in t.partitions.values())
 
         after = await cluster.quorum()

@@ -62,7 +62,7 @@ class Load:
 
     async def wait_for_acks(self, count: int) -> None:
         goal = len(self.acked) + count
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(self.acked) < goal:  # noqa: ASYNC110 - other processes know nothing of our events
                 await asyncio.sleep(0.005)
 
@@ -89,7 +89,7 @@ async def image_of(controllers: Controllers, controller_id: int, version: int) -
     client = MetadataClient(ControllerClient([address], "test", channels), "test", monotonic_ms)
     task = asyncio.create_task(client.run())
     try:
-        assert await client.wait_for_version(version, 15_000), f"controller {controller_id} is behind"
+        assert await client.wait_for_version(version, 120_000), f"controller {controller_id} is behind"
         return client.image
     finally:
         task.cancel()
@@ -108,7 +108,7 @@ async def check_nothing_lost(controllers: Controllers, load: Load) -> None:
 
 
 async def wait_for_active(controllers: Controllers, channels: ChannelPool) -> int:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         while (active := await controllers.active_id(channels)) < 0:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return active
@@ -138,11 +138,10 @@ async def test_all_killed_at_once_lose_nothing(controllers: Controllers) -> None
     async with under_load(controllers) as load:
         for _ in range(4):
             await asyncio.to_thread(controllers.kill_all)
-            # Answers that were on their way are in before the clock runs.
-            await asyncio.sleep(0.1)
             started_ms = monotonic_ms()
             controllers.start_all()
-            await load.wait_for_acks(1)
+            # As many answers as there are writers may have been on their way.
+            await load.wait_for_acks(WRITERS + 1)
             recovery_ms.append(monotonic_ms() - started_ms)
             await load.wait_for_acks(100)
     print(f"acked {len(load.acked)}, recovery {recovery_ms} ms")
@@ -174,12 +173,16 @@ async def test_stopped_leader_is_replaced_and_follows_when_it_wakes(controllers:
             await load.wait_for_acks(20)
         finally:
             controllers.processes[leader].send_signal(signal.SIGCONT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while (await controllers.describe(channels, leader)).active_controller_id in (leader, -1):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        # Its coming back unseats nobody.
+        # Its coming back unseats nobody: it takes from the other what is written from here on.
         before = await wait_for_active(controllers, channels)
-        await asyncio.sleep(0.5)
+        await load.wait_for_acks(100)
+        version = max(load.acked.values())
+        async with asyncio.timeout(120):
+            while (await controllers.describe(channels, leader)).version < version:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         assert await wait_for_active(controllers, channels) == before
     await channels.close()
     await check_nothing_lost(controllers, load)
@@ -198,7 +201,7 @@ async def test_wiped_controller_comes_back_by_snapshot(controllers: Controllers)
         controllers.start(lost)
         await load.wait_for_acks(50)
         # It follows; it votes once it is admitted (see test_controller_replace).
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not (await admit(load.client, lost)).new_directory_id:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             while not (await controllers.describe(channels, lost)).voter:  # noqa: ASYNC110

@@ -156,7 +156,7 @@ async def test_a_lost_disk_is_replaced(controllers: Controllers, channels: Chann
     await until(lambda: "that was replaced" in controllers.log(other) + controllers.log(active))
     await commit(controllers, channels)
     members = (await controllers.describe(channels, other)).members
-    assert not any(m.reachable for m in members if m.controller_id == lost)
+    assert [m.reachable for m in members if m.controller_id == lost] == [False]
 
 
 async def test_one_that_is_not_admitted_helps_nobody_to_lead(

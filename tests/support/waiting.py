@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,3 +22,15 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> 
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {timeout_s:.0f} s (last: {value!r})")
         time.sleep(POLL_INTERVAL_S)
+
+
+async def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
+    """As `wait_for`, on the event loop: what is waited for has no event of its own."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s:.0f} s (last: {value!r})")
+        await asyncio.sleep(0.005)

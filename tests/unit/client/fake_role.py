@@ -2,6 +2,7 @@
 
 It lets the tests of `penstock local` cause what a real role should never do: die at its
 start, ignore TERM, never become ready. Behaviour comes by files in its working directory.
+The file `told` says that it was asked whether it is ready, `asked` has a byte for every Metadata.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Http(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         unready = Path("unready").exists()
+        Path("told").touch()
         self.send_response(503 if unready else 200)
         self.end_headers()
         self.wfile.write(b"told so" if unready else b"ready")
@@ -36,6 +38,9 @@ class Kafka(socketserver.BaseRequestHandler):
         while head := self.request.recv(4):
             frame = self.request.recv(struct.unpack(">i", head)[0])
             api_key = struct.unpack_from(">h", frame)[0]
+            if api_key == 3:
+                with Path("asked").open("a") as asked:
+                    asked.write("x")
             nodes = int(Path("nodes").read_text()) if Path("nodes").exists() else 100
             body = (
                 struct.pack(">iiq", 1, 0, nodes << 32)

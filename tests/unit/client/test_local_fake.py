@@ -9,7 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +32,6 @@ def small(port: int | None = None) -> ClusterSpec:
 
 def states(cluster: LocalCluster) -> dict[str, str]:
     return {row.name: str(row.state) for row in cluster.status().processes}
-
-
-def _ignore(_result: object) -> None:
-    pass
 
 
 def pid_of(cluster: LocalCluster, name: str) -> int:
@@ -141,9 +140,32 @@ def test_failed_restart_keeps_the_old_settings(fake_cluster: LocalCluster) -> No
     assert fake_cluster.alive() == []
 
 
-def test_not_ready_in_time_is_told_with_the_reason(tmp_path: Path, fake_roles: None) -> None:
+class Time:
+    """The cluster's `time`, which stands still until all that the test is about is there."""
+
+    def __init__(self, runs: Callable[[], bool]) -> None:
+        self._runs = runs
+        self._now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._now_s += seconds if self._runs() else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def test_not_ready_in_time_is_told_with_the_reason(
+    tmp_path: Path, fake_roles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "node-1").mkdir()
     (tmp_path / "node-1" / "unready").touch()
+    names = ("controller-1", "node-1", "gateway-1")
+    all_answer = Time(lambda: all((tmp_path / name / "told").exists() for name in names))
+    monkeypatch.setattr(cluster_module, "time", all_answer)
     with pytest.raises(CommandError, match="node-1 is not ready after 1 s: told so"):
         LocalCluster(tmp_path).up(small(), timeout_s=0.6)
 
@@ -153,10 +175,17 @@ def test_up_waits_until_the_gateway_sees_every_node(tmp_path: Path, fake_roles: 
     seen = tmp_path / "gateway-1" / "nodes"
     seen.write_text("0")
     cluster = LocalCluster(tmp_path)
-    thread = threading.Timer(0.7, lambda: _ignore(seen.write_text("1")))
+    asked = tmp_path / "gateway-1" / "asked"
+
+    def register() -> None:
+        # It asks again, and again, for as long as there are too few.
+        wait_for(lambda: asked.exists() and asked.stat().st_size >= 3, "three questions", 120)
+        seen.write_text("1")
+
+    thread = threading.Thread(target=register, daemon=True)
     thread.start()
     cluster.up(small())
-    assert not thread.is_alive()
+    assert seen.read_text() == "1"
     thread.join()
     cluster.down()
 

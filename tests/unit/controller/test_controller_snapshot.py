@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from penstock_controller.quorum.snapshot import SnapshotStore
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
+from support.waiting import wait_for
 
 
 def image(topics: int = 250) -> MetadataImage:
@@ -65,13 +65,12 @@ def test_every_cut_and_every_flip_is_refused() -> None:
 
 def write(target: SnapshotStore, last: int) -> int:
     target.serialize((None, (b"last", last, 4), (b"prev", last - 1, 4), None), last - 1)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+
+    def ended() -> list[int]:
         state, _ = target.checkSerializing()
-        if state != SERIALIZER_STATE.SERIALIZING:
-            return int(state)
-        time.sleep(0.002)
-    raise AssertionError("snapshot is not written")
+        return [] if state == SERIALIZER_STATE.SERIALIZING else [int(state)]
+
+    return wait_for(ended, "the snapshot is written")[0]
 
 
 def test_written_in_the_background_and_loaded(tmp_path: Path) -> None:
@@ -109,11 +108,13 @@ def transfer(source: SnapshotStore, target: SnapshotStore, spoil: bool = False) 
             data = data[:-1] + bytes([data[-1] ^ 1])
         target.receive((data, first, last))
         if last:
-            taken = None
-            while target.checking:
+
+            def checked() -> list[Snapshot | None]:
                 taken = target.take_received()
-                time.sleep(0.001)
-            return taken
+                return [] if target.checking else [taken]
+
+            assert target.checking
+            return wait_for(checked, "the check")[0]
 
 
 def test_transfer_between_controllers(tmp_path: Path) -> None:

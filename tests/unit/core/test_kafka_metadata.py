@@ -191,7 +191,8 @@ def test_garbage_requests(version: int, body: bytes) -> None:
 def test_no_topics_at_all() -> None:
     empty = MetadataImage()
     for version in range(14):
-        codec.decode_response(ApiKey.METADATA, version, encode(version, view=empty))
+        _, shown = codec.decode_response(ApiKey.METADATA, version, encode(version, view=empty))
+        assert not shown.topics
 
 
 def large_image(count: int) -> MetadataImage:

@@ -55,6 +55,11 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.frames: list[tuple[RequestHeader, bytes]] = []
         self.came = asyncio.Event()
         self.streams = 0
+        self.streams_ended = 0
+        self.attempts = 0
+        self._refusing: asyncio.Server | None = None
+        self.ranges_left = 0
+        """FetchRange calls that the gateway cancelled."""
         self.ranges: list[data_pb2.FetchRangeRequest] = []
         self.range_script: list[list[Any]] = []
         """Responses (or an exception-like status) of the next FetchRange calls."""
@@ -70,10 +75,22 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
 
     async def die(self) -> None:
         await self._server.stop(None)
+        if self._refusing is not None:
+            self._refusing.close()
+
+    async def refuse_connections(self) -> None:
+        """Dead, but for the count of attempts to connect."""
+
+        def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.attempts += 1
+            writer.close()
+
+        await self.die()
+        self._refusing = await asyncio.start_server(refuse, "127.0.0.1", self.port)
 
     async def frame(self, count: int = 1) -> None:
         """Wait until so many frames have come in all."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.frames) < count:
                 self.came.clear()
                 await self.came.wait()
@@ -82,6 +99,15 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self, requests: AsyncIterator[storage_pb2.ForwardRequest], context: Any
     ) -> AsyncIterator[storage_pb2.ForwardResponse]:
         self.streams += 1
+        try:
+            async for response in self._forward(requests):
+                yield response
+        finally:
+            self.streams_ended += 1
+
+    async def _forward(
+        self, requests: AsyncIterator[storage_pb2.ForwardRequest]
+    ) -> AsyncIterator[storage_pb2.ForwardResponse]:
         parts: dict[int, bytes] = {}
         async for request in requests:
             if request.HasField("open"):
@@ -112,10 +138,8 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                 results.append(
                     ProduceResult(p.topic, p.topic_id, p.partition, code, len(log) - 1, receipt=receipt)
                 )
-            if skim.acks == 0:
-                frame = storage_pb2.ForwardResponseFrame(
-                    request_id=request_id, last=True, none=not stale, close_connection=stale
-                )
+            if skim.acks == 0 and not stale:
+                frame = storage_pb2.ForwardResponseFrame(request_id=request_id, last=True, none=True)
                 return [storage_pb2.ForwardResponse(frames=[frame])]
             out = encode_produce_response(header, results)
         elif header.api_key == ApiKey.FETCH:
@@ -169,9 +193,15 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
             if isinstance(item, grpc.StatusCode):
                 await context.abort(item, "as the script says")
             elif item == "hang":
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.ranges_left += 1
             else:
                 yield item
+
+    async def Positions(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no gateway asks for it")
 
 
 class RelayRig:

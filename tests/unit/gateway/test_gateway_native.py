@@ -18,6 +18,7 @@ from penstock_gateway.native.service import DIALLED_KEY, GatewayService
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_runtime.grpc_tools import serve
+from support.waiting import eventually
 
 Rig = Any
 Stub = Any
@@ -44,7 +45,7 @@ def batch(next_offset: int, records: bytes, **more: Any) -> data_pb2.FetchRangeR
 
 
 async def read(call: Any) -> list[Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [r async for r in call]
 
 
@@ -156,6 +157,8 @@ async def test_a_client_that_leaves_ends_the_call_at_the_node(rig: Rig, stub: St
     rig.nodes[1].range_script = [[batch(4, b"a"), "hang"]]
     call = stub.FetchRange(data_pb2.FetchRangeRequest(topic="t"))
     await call.read()
+    assert len(rig.metadata._callbacks) == 2
+    assert rig.nodes[1].ranges_left == 0
     call.cancel()
-    await asyncio.sleep(0.1)
-    assert not rig.metadata._callbacks[1:]
+    await eventually(lambda: rig.nodes[1].ranges_left, "the end of the call at the node")
+    await eventually(lambda: len(rig.metadata._callbacks) == 1, "the end of the call at the gateway")

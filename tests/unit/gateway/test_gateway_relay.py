@@ -24,6 +24,7 @@ from penstock_core.kafka.wire import Buffer
 from penstock_core.records.build import NewRecord, build_batch
 from penstock_gateway.kafka.queries import ListOffsetsQuery, encode_list_offsets, read_answers
 from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce
+from support.waiting import eventually
 
 Rig = Any
 VERSIONS = [3, 8, 9]
@@ -40,7 +41,7 @@ def fetch_frame(*partitions: int, max_bytes: int = 1000, version: int = 12) -> b
 
 
 async def outcome(future: asyncio.Future[Outcome]) -> Outcome:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await future
 
 
@@ -122,7 +123,24 @@ async def test_without_acks(rig: Rig) -> None:
     assert await outcome(rig.submit(session, Produce, both)) is Ending.NO_RESPONSE
     assert rig.nodes[2].logs == {("t", 1): [b"b"]}
     rig.nodes[2].refuse.add(1)
-    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE
+    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, "refused for as long as it is held"
+    waiting = rig.submit(session, Produce, both)
+    before = len(rig.nodes[2].frames)
+    await rig.nodes[2].frame(before + 1)
+    rig.nodes[2].refuse.clear()
+    assert await outcome(waiting) is Ending.NO_RESPONSE, "what was refused is routed again"
+    assert rig.nodes[2].logs == {("t", 1): [b"b"] * 2}
+
+
+async def test_what_was_sent_without_acks_is_written_though_the_client_is_gone(rig: Rig) -> None:
+    """As kcat does it: the last batch, then the end of the connection, before any node was dialled."""
+    session = rig.session()
+    done = rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b"), acks=0))
+    session.close()
+    assert await outcome(done) is Ending.NO_RESPONSE
+    assert (rig.nodes[1].logs, rig.nodes[2].logs) == ({("t", 0): [b"a"]}, {("t", 1): [b"b"]})
+    session.tick()
+    assert (rig.metrics.sessions, rig.relay.leaving_count) == (0, 0)
 
 
 async def test_large_frames_both_ways(rig: Rig) -> None:
@@ -153,12 +171,13 @@ async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
     sent = rig.submit(session, Produce, produce_frame((0, b"a")))
     reading = rig.submit(session, Fetch, fetch_frame(0, 2))
     await rig.nodes[1].frame(2)
-    await rig.nodes[1].die()
+    await rig.nodes[1].refuse_connections()
     assert codes(await outcome(sent)) == {0: 7}
     assert {code for code, _ in fetched(await outcome(reading)).values()} == {6}
     # What comes now is held until there is a leader, and arrives once.
     later = rig.submit(session, Produce, produce_frame((0, b"b")))
-    await asyncio.sleep(0.1)
+    tried = rig.nodes[1].attempts
+    await eventually(lambda: rig.nodes[1].attempts >= tried + 2, "attempts at the dead node")
     assert not later.done()
     rig.fenced.add(1)
     rig.move(0, 2)
@@ -168,10 +187,11 @@ async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
 
 
 async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:
-    await rig.nodes[1].die()
+    await rig.nodes[1].refuse_connections()
     session = rig.session()
     held = [rig.submit(session, Produce, produce_frame((0, bytes([i])))) for i in range(5)]
-    await asyncio.sleep(0.1)
+    await eventually(lambda: rig.nodes[1].attempts >= 2, "attempts at the dead node")
+    assert not any(future.done() for future in held)
     rig.move(0, 2)
     rig.publish()
     for future in held:
@@ -197,9 +217,9 @@ async def test_a_refusal_is_routed_again(rig: Rig) -> None:
     rig.nodes[1].refuse.add(0)
     first = rig.submit(session, Produce, produce_frame((0, b"a"), (2, b"c")))
     second = rig.submit(session, Produce, produce_frame((0, b"b")))
-    await rig.nodes[1].frame(2)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: rig.metrics.reroutes == 2, "both refusals")
     assert not first.done()
+    assert not second.done()
     rig.move(0, 2)
     rig.publish()
     assert codes(await outcome(first)) == {0: 0, 2: 0}
@@ -240,7 +260,7 @@ async def test_a_closed_session_ends_its_streams(rig: Rig) -> None:
     await rig.nodes[1].frame()
     assert (rig.metrics.sessions, rig.metrics.streams) == (1, 1)
     session.close()
-    await asyncio.sleep(0.05)
+    await eventually(lambda: rig.nodes[1].streams_ended == 1, "the end of the stream at the node")
     assert (rig.metrics.sessions, rig.metrics.streams, rig.metrics.streams_lost) == (0, 0, 0)
     assert not pending.done()
 

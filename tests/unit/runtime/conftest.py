@@ -12,6 +12,9 @@ import uvloop
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
+HANG_S = 120
+"""A test that takes so long hangs; no test is about how long it takes."""
+
 _FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
     "asyncio": asyncio.SelectorEventLoop,
@@ -24,6 +27,6 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run_one(coro: Coroutine[Any, Any, Any]) -> Any:
         with warnings.catch_warnings(), asyncio.Runner(loop_factory=_FACTORIES[request.param]) as runner:
-            return runner.run(asyncio.wait_for(coro, 30))
+            return runner.run(asyncio.wait_for(coro, HANG_S))
 
     return run_one

@@ -21,6 +21,11 @@ from penstock_runtime.grpc_tools import serve
 Records = list[metadata_pb2.MetadataRecord]
 
 
+async def forever() -> None:
+    """No answer."""
+    await asyncio.get_running_loop().create_future()
+
+
 class Cluster:
     """What all controllers of a test share: who is active, and the history."""
 
@@ -53,6 +58,8 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.behind = 0
         self.history_kept_from = 0
         self.calls: list[str] = []
+        self.asked = 0
+        """Times that it was asked who is active."""
         self.watch_from: list[int] = []
         self.next_producer_id = 1000
         self.endpoint = Endpoint("", "", 0)
@@ -73,7 +80,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     async def _require_active(self, name: str, context: Any) -> None:
         self.calls.append(name)
         if self.silent:
-            await asyncio.sleep(60)
+            await forever()
         if self.cluster.active != self.controller_id:
             active = self.cluster.members.get(self.cluster.active)
             address = active.endpoint.address if active and self.hint else ""
@@ -81,8 +88,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not the active controller")
 
     async def DescribeQuorum(self, request: Any, context: Any) -> pb.DescribeQuorumResponse:
+        self.asked += 1
         if self.silent:
-            await asyncio.sleep(60)
+            await forever()
         return pb.DescribeQuorumResponse(
             controller_id=self.controller_id, active_controller_id=self.cluster.active, term=self.cluster.term
         )
@@ -165,7 +173,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.watch_from.append(request.from_version)
         cluster = self.cluster
         if self.silent:
-            await asyncio.sleep(60)
+            await forever()
         if request.from_version > cluster.image.version - self.behind:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "behind")
         sent = request.from_version

@@ -25,6 +25,7 @@ from penstock_runtime.kafka_listener import (
 )
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.settings import ListenerSettings
+from support.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Answer = Callable[[Connection, bytearray], Response | Awaitable[Response]]
@@ -93,9 +94,24 @@ async def connected(
 
 async def closed_by_peer(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(1), 5) == b""
+        return await asyncio.wait_for(reader.read(1), 60) == b""
     except ConnectionError:
         return True
+
+
+PASSER_BY = 999
+"""Correlation id of a request that handlers answer at once."""
+
+
+async def passed_by(endpoint: Endpoint) -> None:
+    """Requests of another client, come after all that was sent before, are answered.
+
+    So whatever the listener would have taken of the others it has taken by now.
+    """
+    for _ in range(3):
+        async with connected(endpoint) as (reader, writer):
+            writer.write(request(PASSER_BY))
+            assert (await read_response(reader))[0] == PASSER_BY
 
 
 def metric(lifecycle: Lifecycle, name: str) -> float:
@@ -196,7 +212,11 @@ def test_a_huge_announced_length_takes_no_memory(run: Run) -> None:
     async def main() -> None:
         async with listening(echo) as (listener, _, endpoint, _l), connected(endpoint) as (_r, w):
             w.write(struct.pack(">i", 100 * 1024 * 1024) + bytes(10))
-            await asyncio.sleep(0.1)
+
+            def all_came() -> bool:
+                return any(c._frame is not None and c._filled == 10 for c in listener.connections)
+
+            await eventually(all_came, "the beginning of the frame")
             (connection,) = listener.connections
             assert connection._frame is not None
             assert len(connection._frame) <= 1024 * 1024
@@ -207,49 +227,66 @@ def test_a_huge_announced_length_takes_no_memory(run: Run) -> None:
 def test_a_slow_reader_stops_the_handling_of_its_requests(run: Run) -> None:
     async def main() -> None:
         big = bytes(200_000)
+        handled_while_paused: list[bool] = []
+
+        def answer(connection: Connection, frame: bytearray) -> Response:
+            if int.from_bytes(frame[4:8], "big") == PASSER_BY:
+                return [frame[4:8]]
+            handled_while_paused.append(connection._write_paused)
+            return [frame[4:8], big]
+
         limits = ListenerLimits(write_buffer_bytes_max=256 * 1024)
         async with (
-            listening(lambda c, f: [f[4:8], big], limits) as (listener, handler, endpoint, _),
+            listening(answer, limits) as (listener, _, endpoint, _l),
             connected(endpoint) as (r, w),
         ):
             w.transport.pause_reading()  # type: ignore[attr-defined]
             for i in range(500):
                 w.write(request(i))
-            for _attempt in range(100):
-                await asyncio.sleep(0.01)
-                if any(c._write_paused for c in listener.connections):
-                    break
-            handled = len(handler.frames)
-            await asyncio.sleep(0.1)
-            assert len(handler.frames) == handled < 200
+            await eventually(lambda: any(c._write_paused for c in listener.connections), "a pause")
+            await passed_by(endpoint)
+            assert 0 < len(handled_while_paused) < 200
             w.transport.resume_reading()  # type: ignore[attr-defined]
             for i in range(500):
                 assert await read_response(r) == (i, big)
+            assert handled_while_paused == [False] * 500
 
     run(main())
+
+
+def held_in(futures: list[asyncio.Future[Response]]) -> Answer:
+    """Answers of which each is a future of this list, but for the passer-by's."""
+
+    def answer(_: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+        if int.from_bytes(frame[4:8], "big") == PASSER_BY:
+            return [frame[4:8]]
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    return answer
 
 
 def test_reading_stops_at_the_cap_of_unanswered_requests(run: Run) -> None:
     async def main() -> None:
         futures: list[asyncio.Future[Response]] = []
-
-        def answer(_: Connection, frame: bytearray) -> Awaitable[Response]:
-            futures.append(asyncio.get_running_loop().create_future())
-            return futures[-1]
-
         limits = ListenerLimits(inflight_requests_max=10)
-        async with listening(answer, limits) as (_, _h, endpoint, _l), connected(endpoint) as (r, w):
+        async with (
+            listening(held_in(futures), limits) as (_, _h, endpoint, _l),
+            connected(endpoint) as (r, w),
+        ):
             w.write(b"".join(request(i) for i in range(25)))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(futures) >= 10, "ten requests at hand")
+            await passed_by(endpoint)
             assert len(futures) == 10
             for i in reversed(range(10)):
                 futures[i].set_result([i.to_bytes(4, "big")])
             assert [(await read_response(r))[0] for _ in range(10)] == list(range(10))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(futures) >= 20, "ten more")
+            await passed_by(endpoint)
             assert len(futures) == 20
             for i in range(10, 20):
                 futures[i].set_result([i.to_bytes(4, "big")])
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(futures) == 25, "the rest")
             for i in range(20, 25):
                 futures[i].set_result([i.to_bytes(4, "big")])
             assert [(await read_response(r))[0] for _ in range(15)] == list(range(10, 25))
@@ -260,35 +297,34 @@ def test_reading_stops_at_the_cap_of_unanswered_requests(run: Run) -> None:
 def test_byte_caps_of_one_connection_and_of_all(run: Run) -> None:
     async def main() -> None:
         futures: list[asyncio.Future[Response]] = []
-
-        def answer(_: Connection, frame: bytearray) -> Awaitable[Response]:
-            futures.append(asyncio.get_running_loop().create_future())
-            return futures[-1]
-
         limits = ListenerLimits(inflight_bytes_max=250_000, frames_bytes_max=400_000)
         async with (
-            listening(answer, limits) as (_, _h, endpoint, _l),
+            listening(held_in(futures), limits) as (listener, handler, endpoint, _l),
             connected(endpoint) as (r1, w1),
             connected(endpoint) as (r2, w2),
         ):
             for i in range(4):
                 w1.write(request(i, bytes(100_000)))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(futures) >= 3, "three requests at hand")
+            await w1.drain()
+            await passed_by(endpoint)
             assert len(futures) == 3
             w2.write(request(9, bytes(200_000)))
-            await asyncio.sleep(0.05)
-            assert len(futures) == 3  # the second client waits for memory
+            await eventually(lambda: any(c._starved for c in listener.connections), "a wait for memory")
+            await passed_by(endpoint)
+            assert len(futures) == 3
+            # It is the second client that waits; the first is at its own cap.
+            (first,) = {c for c in handler.connections if c.inflight_count}
+            assert first._inflight_bytes >= 250_000
+            assert not first._starved
             futures[0].set_result([(0).to_bytes(4, "big")])
             futures[1].set_result([(1).to_bytes(4, "big")])
             assert [(await read_response(r1))[0] for _ in range(2)] == [0, 1]
-            await asyncio.sleep(0.05)
-            for i, future in enumerate(futures):
-                if not future.done():
-                    future.set_result([i.to_bytes(4, "big")])
-            await asyncio.sleep(0.05)
-            for i, future in enumerate(futures):
-                if not future.done():
-                    future.set_result([i.to_bytes(4, "big")])
+            for count in (4, 5):
+                await eventually(lambda: len(futures) >= count, f"request {count}")  # noqa: B023
+                for i, future in enumerate(futures):
+                    if not future.done():
+                        future.set_result([i.to_bytes(4, "big")])
             assert len(futures) == 5
             await read_response(r1)
             await read_response(r1)
@@ -304,12 +340,12 @@ def test_disconnect_in_flight_cancels_coroutines_and_leaves_futures(run: Run) ->
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
         async def wait() -> Response:
+            never: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.sleep(60)
+                return await never
             except asyncio.CancelledError:
                 cancelled.set()
                 raise
-            return []
 
         def answer(connection: Connection, frame: bytearray) -> Awaitable[Response]:
             connection.on_closed(gone.set)
@@ -318,10 +354,9 @@ def test_disconnect_in_flight_cancels_coroutines_and_leaves_futures(run: Run) ->
         async with listening(answer) as (listener, handler, endpoint, _):
             async with connected(endpoint) as (_r, w):
                 w.write(request(0) + request(1))
-                await asyncio.sleep(0.05)
-                assert len(handler.frames) == 2
-            await asyncio.wait_for(gone.wait(), 5)
-            await asyncio.wait_for(cancelled.wait(), 5)
+                await eventually(lambda: len(handler.frames) == 2, "both requests at hand")
+            await gone.wait()
+            await cancelled.wait()
             assert not future.done()
             future.set_result([b"late"])
             await asyncio.sleep(0)
@@ -339,9 +374,9 @@ def test_close_comes_after_earlier_responses(run: Run) -> None:
                 return future
             return {1: NO_RESPONSE, 3: CLOSE}.get(frame[7], [frame[4:8]])
 
-        async with listening(answer) as (_, _h, endpoint, _l), connected(endpoint) as (r, w):
+        async with listening(answer) as (_, handler, endpoint, _l), connected(endpoint) as (r, w):
             w.write(b"".join(request(i) for i in range(6)))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(handler.frames) == 6, "all requests at hand")
             future.set_result([bytes(4)])
             assert [(await read_response(r))[0] for _ in range(2)] == [0, 2]
             assert await closed_by_peer(r)
@@ -402,17 +437,24 @@ def test_a_broken_invariant_ends_the_role(run: Run) -> None:
 
 def test_stop_answers_what_is_at_hand(run: Run) -> None:
     async def main() -> None:
+        done = asyncio.Event()
+
         async def slow(frame: bytearray) -> Response:
-            await asyncio.sleep(0.05)
+            await done.wait()
             return [bytes(frame[4:8])]
 
         async with (
-            listening(lambda c, f: slow(f)) as (listener, _, endpoint, _l),
+            listening(lambda c, f: slow(f)) as (listener, handler, endpoint, _l),
             connected(endpoint) as (r, w),
         ):
             w.write(request(1) + request(2))
-            await asyncio.sleep(0.02)
-            await listener.stop()
+            await eventually(lambda: len(handler.frames) == 2, "both requests at hand")
+            (connection,) = listener.connections
+            stopping = asyncio.create_task(listener.stop(timeout_ms=60_000))
+            await eventually(lambda: connection._close_when_empty, "the stop")
+            assert not stopping.done()
+            done.set()
+            await stopping
             assert [(await read_response(r))[0] for _ in range(2)] == [1, 2]
             assert await closed_by_peer(r)
             with pytest.raises(OSError):
@@ -465,11 +507,13 @@ V2 = (
 def test_the_proxy_protocol_names_the_client(run: Run, header: bytes, cut: int) -> None:
     async def main() -> None:
         async with (
-            listening(echo, proxy_protocol=True) as (_, handler, endpoint, _l),
+            listening(echo, proxy_protocol=True) as (listener, handler, endpoint, _l),
             connected(endpoint) as (r, w),
         ):
             w.write(header[:cut])
-            await asyncio.sleep(0.01)
+            if cut:
+                await eventually(lambda: any(c._head for c in listener.connections), "its beginning")
+            assert not handler.frames
             w.write(header[cut:] + request(1, b"x"))
             assert await read_response(r) == (1, b"x")
             connection = handler.connections[0]

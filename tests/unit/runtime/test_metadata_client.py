@@ -17,9 +17,27 @@ from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
+from support.waiting import eventually
 from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
+IN_TIME_MS = 60_000
+AGES_MS = 3_600_000
+
+
+class Clock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+async def heard_now(metadata: MetadataClient, clock: Clock) -> None:
+    """Wait until something has come since the clock was moved."""
+    await eventually(lambda: metadata._last_message_ms == clock.now_ms, "a keepalive")
 
 
 def topic(name: str) -> metadata_pb2.MetadataRecord:
@@ -34,14 +52,14 @@ def cluster_record() -> metadata_pb2.MetadataRecord:
 
 @contextlib.asynccontextmanager
 async def following(
-    count: int = 3,
+    count: int = 3, clock: Callable[[], int] = monotonic_ms
 ) -> AsyncIterator[tuple[MetadataClient, Cluster, list[FakeController], asyncio.Task[None]]]:
     async with controllers(count) as (cluster, members):
         cluster.commit(cluster_record())
         channels = ChannelPool()
         client = ControllerClient([m.endpoint.address for m in members], "test", channels)
         client._active = members[0].endpoint.address
-        metadata = MetadataClient(client, "test", monotonic_ms)
+        metadata = MetadataClient(client, "test", clock)
         task = asyncio.create_task(metadata.run())
         try:
             yield metadata, cluster, members, task
@@ -54,7 +72,8 @@ async def following(
 
 def test_snapshot_then_deltas_in_order(run: Run) -> None:
     async def main() -> None:
-        async with following() as (metadata, cluster, _, _t):
+        clock = Clock()
+        async with following(clock=clock) as (metadata, cluster, _, _t):
             assert metadata.contact_age_ms() == NEVER_MS
             seen: list[tuple[int, int, int]] = []
 
@@ -65,19 +84,21 @@ def test_snapshot_then_deltas_in_order(run: Run) -> None:
                 seen.append((old.version, new.version, len(records)))
 
             stop = metadata.on_change(changed)
-            assert await metadata.wait_for_version(1, 5000)
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             for i in range(100):
                 cluster.commit(topic(f"t{i}"), topic(f"u{i}"))
-            waits = [asyncio.create_task(metadata.wait_for_version(v, 5000)) for v in (101, 50, 2, 1)]
+            waits = [asyncio.create_task(metadata.wait_for_version(v, IN_TIME_MS)) for v in (101, 50, 2, 1)]
             assert await asyncio.gather(*waits) == [True] * 4
             assert len(metadata.image.topics) == 200
             assert seen == [(0, 1, 1)] + [(v, v + 1, 2) for v in range(1, 101)]
-            assert metadata.contact_age_ms() < 1000
+            assert metadata.contact_age_ms() == 0
+            clock.now_ms += 700
+            assert metadata.contact_age_ms() == 700
             assert not await metadata.wait_for_version(200, 50)
             assert not metadata._waiting
             stop()
             cluster.commit(topic("x"))
-            assert await metadata.wait_for_version(102, 5000)
+            assert await metadata.wait_for_version(102, IN_TIME_MS)
             assert len(seen) == 101
 
     run(main())
@@ -85,31 +106,45 @@ def test_snapshot_then_deltas_in_order(run: Run) -> None:
 
 def test_a_broken_stream_resumes_by_version_elsewhere(run: Run) -> None:
     async def main() -> None:
-        async with following() as (metadata, cluster, members, _):
-            assert await metadata.wait_for_version(1, 5000)
+        # With a clock that stands still nobody is too slow.
+        async with following(clock=Clock()) as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             assert metadata.watched_address == members[0].endpoint.address
             await members[0].kill()
             cluster.commit(topic("a"))
-            assert await metadata.wait_for_version(2, 2000)
+            assert await metadata.wait_for_version(2, IN_TIME_MS)
             assert (members[1].watch_from + members[2].watch_from)[0] == 1
 
     run(main())
 
 
 def test_a_silent_stream_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_client, "KEEPALIVE_MS", 100)
-    monkeypatch.setattr(metadata_client, "STALL_MS", 400)
+    # It looks often; how long it was silent is the clock's affair.
+    monkeypatch.setattr(metadata_client, "KEEPALIVE_MS", 20)
+    stall_ms = metadata_client.STALL_MS
 
     async def main() -> None:
-        async with following() as (metadata, cluster, members, _):
-            assert await metadata.wait_for_version(1, 5000)
-            await asyncio.sleep(0.8)
+        clock = Clock()
+        async with following(clock=clock) as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
+            for _ in range(5):
+                clock.now_ms += stall_ms - 1
+                await heard_now(metadata, clock)
             assert members[0].watch_from == [0]  # keepalives kept it
             members[0].keepalives = False
-            await asyncio.sleep(0.8)
+
+            def elsewhere() -> bool:
+                if members[1].watch_from + members[2].watch_from:
+                    return True
+                # A keepalive may still have been on its way.
+                if metadata._last_message_ms == clock.now_ms:
+                    clock.now_ms += stall_ms
+                return False
+
+            await eventually(elsewhere, "another stream")
             assert members[1].watch_from + members[2].watch_from == [1]
             cluster.commit(topic("a"))
-            assert await metadata.wait_for_version(2, 2000)
+            assert await metadata.wait_for_version(2, IN_TIME_MS)
 
     run(main())
 
@@ -118,7 +153,7 @@ def test_a_controller_that_never_answers_is_left(run: Run) -> None:
     async def main() -> None:
         async with following() as (metadata, _, members, _t):
             members[0].silent = True
-            assert await metadata.wait_for_version(1, 4000)
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             assert metadata.watched_address != members[0].endpoint.address
 
     run(main())
@@ -126,20 +161,20 @@ def test_a_controller_that_never_answers_is_left(run: Run) -> None:
 
 def test_it_never_goes_back(run: Run) -> None:
     async def main() -> None:
-        async with following(2) as (metadata, cluster, members, _):
+        async with following(2, Clock()) as (metadata, cluster, members, _):
             for i in range(5):
                 cluster.commit(topic(f"t{i}"))
-            assert await metadata.wait_for_version(6, 5000)
+            assert await metadata.wait_for_version(6, IN_TIME_MS)
             members[1].behind = 3
             versions: list[int] = []
             metadata.on_change(lambda old, new, records: versions.append(new.version))
             await members[0].kill()
-            await asyncio.sleep(0.5)
-            assert members[1].watch_from
+            await eventually(lambda: len(members[1].watch_from) >= 3, "attempts at the one that is behind")
+            assert {*members[1].watch_from} == {6}
             assert metadata.image.version == 6
             members[1].behind = 0
             cluster.commit(topic("after"))
-            assert await metadata.wait_for_version(7, 5000)
+            assert await metadata.wait_for_version(7, IN_TIME_MS)
             assert versions == [7]
 
     run(main())
@@ -148,31 +183,38 @@ def test_it_never_goes_back(run: Run) -> None:
 def test_history_that_is_gone_comes_as_a_snapshot(run: Run) -> None:
     async def main() -> None:
         async with following(2) as (metadata, cluster, members, _):
-            assert await metadata.wait_for_version(1, 5000)
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             await members[0].kill()
             await members[1].kill()
             for i in range(5):
                 cluster.commit(topic(f"t{i}"))
             members[1].history_kept_from = 100
             await members[1].start(members[1].endpoint.address)
-            assert await metadata.wait_for_version(6, 5000)
+            assert await metadata.wait_for_version(6, IN_TIME_MS)
             assert len(metadata.image.topics) == 5
 
     run(main())
 
 
 def test_the_stream_moves_to_the_new_active_controller(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_client, "MOVE_AFTER_MS", 600)
+    monkeypatch.setattr(metadata_client, "KEEPALIVE_MS", 20)
+    monkeypatch.setattr(metadata_client, "STALL_MS", AGES_MS)
 
     async def main() -> None:
-        async with following() as (metadata, cluster, members, _):
-            assert await metadata.wait_for_version(1, 5000)
+        clock = Clock()
+        async with following(clock=clock) as (metadata, cluster, members, _):
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             metadata._controllers._active = members[2].endpoint.address
-            await asyncio.sleep(1.5)
-            assert metadata.watched_address == members[2].endpoint.address
+            clock.now_ms += metadata_client.MOVE_AFTER_MS - 1
+            await heard_now(metadata, clock)
+            assert metadata.watched_address == members[0].endpoint.address
+            clock.now_ms += 1
+            await eventually(
+                lambda: metadata.watched_address == members[2].endpoint.address, "a stream to the active one"
+            )
             assert members[2].watch_from == [1]
             cluster.commit(topic("a"))
-            assert await metadata.wait_for_version(2, 1000)
+            assert await metadata.wait_for_version(2, IN_TIME_MS)
 
     run(main())
 
@@ -180,7 +222,7 @@ def test_the_stream_moves_to_the_new_active_controller(run: Run, monkeypatch: py
 def test_parted_histories_end_the_role(run: Run) -> None:
     async def main() -> None:
         async with following(1) as (metadata, cluster, _, task):
-            assert await metadata.wait_for_version(1, 5000)
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
             cluster.history.append(
                 [metadata_pb2.MetadataRecord(partition=metadata_pb2.PartitionRecord(topic_id=bytes(16)))]
             )
@@ -188,7 +230,7 @@ def test_parted_histories_end_the_role(run: Run) -> None:
             cluster.changed.set()
             cluster.changed = asyncio.Event()
             with pytest.raises(InvariantBroken):
-                await asyncio.wait_for(task, 5)
+                await task
 
     run(main())
 
@@ -202,6 +244,6 @@ def test_a_callback_that_raises_ends_the_role(run: Run) -> None:
 
             metadata.on_change(fail)
             with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(task, 5)
+                await task
 
     run(main())

@@ -43,6 +43,10 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         self.topics: dict[str, Topic] = {}
         self.changed = threading.Condition()
         self.calls: list[str] = []
+        self.waits_ms: list[int] = []
+        """How long each ListOffsets was to wait for news at most."""
+        self.holds = threading.Event()
+        """Set while a ListOffsets waits."""
         self.fault: Callable[[Any, int], None] | None = None
         """Called with (context, chunks sent so far) before each chunk of FetchRange."""
         self.latest_shift = 0
@@ -144,6 +148,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
 
     def ListOffsets(self, request: Any, context: Any) -> gateway_pb2.ListOffsetsResponse:  # noqa: N802
         self.calls.append("ListOffsets")
+        self.waits_ms.append(request.wait_ms)
         deadline = time.monotonic() + request.wait_ms / 1000
         with self.changed:
             while True:
@@ -152,6 +157,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                 left = deadline - time.monotonic()
                 if news or left <= 0 or not context.is_active():
                     return gateway_pb2.ListOffsetsResponse(results=results)
+                self.holds.set()
                 self.changed.wait(min(left, 0.5))
 
     def Produce(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802

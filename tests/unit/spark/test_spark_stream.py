@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,6 +114,30 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGateway]:
     memory.stop()
 
 
+class Time:
+    """The stream's `time`: it passes only where the stream sleeps or the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.sleeps = 0
+        self.after_sleep: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.sleeps += 1
+        self.after_sleep()
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    fake = Time()
+    monkeypatch.setattr(stream_module, "time", fake)
+    return fake
+
+
 Make = Callable[..., PenstockStreamReader]
 
 
@@ -158,25 +181,32 @@ def test_an_idle_start_is_written_down(cluster: MemoryGateway, make: Make) -> No
     assert spans(reader, stored(make(startingOffsets="latest").latestOffset(first, ALL))) == [(1, 0, 3)]
 
 
-def test_nothing_new_gives_back_the_start(make: Make) -> None:
+def test_nothing_new_gives_back_the_start(cluster: MemoryGateway, make: Make) -> None:
     reader = make()
     end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
     assert spans(reader, end) == [(0, 0, 100)]
-    began = time.monotonic()
+    cluster.waits_ms.clear()
     assert reader.latestOffset(end, ALL) is end
-    assert time.monotonic() - began >= 0.045
+    assert cluster.waits_ms == [50]
     assert reader.reportLatestOffset()["to"] == {"t": {"0": 100, "1": 0}}  # type: ignore[index]
 
 
 def test_the_long_poll_ends_with_news(cluster: MemoryGateway, make: Make) -> None:
     reader = make(latestWaitMs="20000")
     end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
-    timer = threading.Timer(0.2, lambda: cluster.append("t", 1, [b"v"]))
-    timer.start()
-    began = time.monotonic()
-    assert spans(reader, reader.latestOffset(end, ALL)) == [(1, 0, 1)]
-    assert time.monotonic() - began < 10
-    timer.join()
+    cluster.waits_ms.clear()
+    cluster.holds.clear()
+
+    def produce() -> None:
+        assert cluster.holds.wait(60)
+        cluster.append("t", 1, [b"v"])
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    after = reader.latestOffset(end, ALL)
+    producer.join()
+    assert cluster.waits_ms == [20_000]
+    assert spans(reader, after) == [(1, 0, 1)]
 
 
 def test_caps(cluster: MemoryGateway, make: Make) -> None:
@@ -189,7 +219,7 @@ def test_caps(cluster: MemoryGateway, make: Make) -> None:
     assert spans(reader, at) == [(0, 40, 100), (1, 20, 50)]
 
 
-def test_least_per_trigger(cluster: MemoryGateway, make: Make) -> None:
+def test_least_per_trigger(cluster: MemoryGateway, fake_time: Time, make: Make) -> None:
     reader = make(minOffsetsPerTrigger="20", maxTriggerDelay="700ms", latestWaitMs="10")
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMinRows(20)
@@ -202,7 +232,9 @@ def test_least_per_trigger(cluster: MemoryGateway, make: Make) -> None:
     cluster.append("t", 0, [b"v"])
     assert reader.latestOffset(at, limit) is at
     assert reader.latestOffset(at, ALL) != at
-    time.sleep(0.75)
+    fake_time.now_s += 0.6875
+    assert reader.latestOffset(at, limit) is at
+    fake_time.now_s += 0.0625
     assert spans(reader, reader.latestOffset(at, limit)) == [(0, 125, 126)]
 
 
@@ -257,22 +289,29 @@ def test_a_topic_that_goes_away(cluster: MemoryGateway, make: Make) -> None:
     assert after["ids"]["t"] == cluster.topics["t"].topic_id.hex() != old.topic_id.hex()
 
 
-def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, make: Make) -> None:
+def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, fake_time: Time, make: Make) -> None:
     reader = make()
     at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
     cluster.latest_shift = -30
-    timer = threading.Timer(0.2, lambda: setattr(cluster, "latest_shift", 0))
-    timer.start()
+
+    def catch_up() -> None:
+        if fake_time.sleeps == 3:
+            cluster.latest_shift = 0
+
+    fake_time.after_sleep = catch_up
     assert reader.latestOffset(at, ALL) is at
-    timer.join()
+    assert fake_time.sleeps == 3
     cluster.latest_shift = -30
+    began_s = fake_time.now_s
     with pytest.raises(DataLossError, match="now ends at 70, but was read up to 100"):
         reader.latestOffset(at, ALL)
+    assert fake_time.now_s - began_s == pytest.approx(0.6, abs=0.11)  # all of its grace
     lenient = make(failOnDataLoss="false")
     assert lenient.latestOffset(at, ALL) is at
-    began = time.monotonic()
+    # It waited once, and does not again.
+    sleeps = fake_time.sleeps
     assert lenient.latestOffset(at, ALL) is at
-    assert time.monotonic() - began < 0.4
+    assert fake_time.sleeps == sleeps
 
 
 def test_given_starts_must_exist(make: Make) -> None:

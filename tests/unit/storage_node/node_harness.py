@@ -173,7 +173,7 @@ class MiniNode:
     # -- clients ------------------------------------------------------------------
 
     async def produce(
-        self, *values: bytes, acks: int = -1, timeout_ms: int = 10_000, **batch: Any
+        self, *values: bytes, acks: int = -1, timeout_ms: int = 60_000, **batch: Any
     ) -> ProduceResult:
         return await self.produce_batch(make_batch(*values, **batch), acks=acks, timeout_ms=timeout_ms)
 
@@ -182,7 +182,7 @@ class MiniNode:
         records: bytes,
         *,
         acks: int = -1,
-        timeout_ms: int = 10_000,
+        timeout_ms: int = 60_000,
         topic: str = TOPIC,
         receipt: bool = False,
     ) -> ProduceResult:
@@ -199,6 +199,8 @@ class MiniNode:
             TOPIC, None, 0, more.get("epoch", -1), offset, -1, -1, more.get("max_bytes", 1 << 20)
         )
         request = FetchRequest(max_wait_ms, min_bytes, 50 << 20, partitions=[item])
+        request.isolation_level = more.get("isolation_level", 0)
+        request.replica_id = more.get("replica_id", -1)
         response = await self.ask(bytearray(encode_fetch_request(11, 8, "test", request)))
         return decode_fetch_response(response, 11).results[0]
 
@@ -296,7 +298,7 @@ class MiniCluster:
             await node.stop()
 
 
-async def eventually(check: Any, timeout_s: float = 10.0) -> None:
+async def eventually(check: Any, timeout_s: float = 60.0) -> None:
     """Wait until `check()` is true."""
     deadline = time.monotonic() + timeout_s
     while not check():

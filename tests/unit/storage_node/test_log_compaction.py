@@ -424,6 +424,7 @@ def test_a_crash_at_every_change_of_the_disk(prepare: str) -> None:
 
 def test_a_crash_during_recovery_of_a_swap() -> None:
     rng = random.Random(SEED)
+    crashes = 0
     for fs, expected in crash_at_every_step(SEED, "fresh"):
         if not any(".swap" in name for name in fs.list_directory("/data/t-0")):
             continue
@@ -440,6 +441,9 @@ def test_a_crash_during_recovery_of_a_swap() -> None:
             second = disk.crash(keep_random(rng), keep_names=lambda count: rng.randint(0, count))
             _, log = reopen(second, COMPACT)
             expected.check(log, tombstones_may_go=True)
+            crashes += 1
+    print(f"{crashes} crashes, seed {SEED}")
+    assert crashes > 5
 
 
 def test_a_follower_takes_gaps_over_and_keeps_them_through_a_crash() -> None:

@@ -13,6 +13,7 @@ class Wire:
     """A writer that is in the middle of a message until `passed` is set."""
 
     def __init__(self) -> None:
+        self.begun = asyncio.Event()
         self.passed = asyncio.Event()
         self.ending = False
         self.sent = 0
@@ -20,10 +21,11 @@ class Wire:
 
     def stop(self) -> None:
         self.ending = True
-        asyncio.get_running_loop().call_later(0.01, self.passed.set)
+        asyncio.get_running_loop().call_soon(self.passed.set)
 
     async def write(self) -> None:
         while not self.ending:
+            self.begun.set()
             try:
                 await self.passed.wait()
             except asyncio.CancelledError:
@@ -56,7 +58,7 @@ async def test_error_of_the_reader_comes_out_after_the_writer_has_ended() -> Non
 async def test_cancelled_call_cancels_both() -> None:
     wire = Wire()
     call = asyncio.ensure_future(run_both_ways(asyncio.Event().wait(), wire.write(), wire.stop))  # type: ignore[arg-type]
-    await asyncio.sleep(0.01)
+    await wire.begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

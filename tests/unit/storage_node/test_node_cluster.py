@@ -20,6 +20,9 @@ from unit.storage_node.node_harness import (
     make_batch,
 )
 
+LONG_MS = 60_000
+"""The longest that a fetch may wait; one that is answered in half of it was woken."""
+
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
@@ -61,7 +64,10 @@ async def test_followers_refuse_clients(cluster: MiniCluster) -> None:
     assert (await cluster.nodes[2].produce(b"x")).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await cluster.nodes[2].fetch(0)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await cluster.nodes[1].fetch(0, epoch=5)).error == ErrorCode.UNKNOWN_LEADER_EPOCH
-    assert (await cluster.nodes[1].fetch(7)).error == ErrorCode.OFFSET_OUT_OF_RANGE
+    past = await cluster.nodes[1].fetch(7)
+    assert (past.error, past.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert (await cluster.nodes[1].fetch(0, replica_id=2)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await cluster.nodes[1].fetch(0, isolation_level=7)).error == ErrorCode.UNKNOWN_SERVER_ERROR
     refused = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="nowhere")
     assert refused.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert (await cluster.nodes[1].produce(b"x", acks=2)).error == ErrorCode.INVALID_REQUIRED_ACKS
@@ -74,19 +80,19 @@ async def test_fetch_waits_for_records_and_no_longer(cluster: MiniCluster) -> No
     cluster.make_topic()
     await hosted(cluster)
     leader = cluster.nodes[1]
-    waiting = asyncio.ensure_future(leader.fetch(0, max_wait_ms=5000))
-    await asyncio.sleep(0.05)
+    waiting = asyncio.ensure_future(leader.fetch(0, max_wait_ms=LONG_MS))
+    await eventually(lambda: leader.partition.readers)
     assert not waiting.done()
     await leader.produce(b"x")
-    found = await asyncio.wait_for(waiting, 2)
+    found = await asyncio.wait_for(waiting, LONG_MS / 2000)
     assert found.records
     empty = await leader.fetch(1, max_wait_ms=30)
     assert not empty.records
     assert not leader.partition.readers
-    waiting = asyncio.ensure_future(leader.fetch(1, max_wait_ms=5000))
-    await asyncio.sleep(0.02)
+    waiting = asyncio.ensure_future(leader.fetch(1, max_wait_ms=LONG_MS))
+    await eventually(lambda: leader.partition.readers)
     cluster.elect(2, [1, 2, 3])
-    assert (await asyncio.wait_for(waiting, 2)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await asyncio.wait_for(waiting, LONG_MS / 2000)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 async def test_failover_keeps_what_was_acknowledged(cluster: MiniCluster) -> None:
@@ -165,10 +171,10 @@ async def test_deleting_a_topic_answers_who_waits_and_frees_the_name(cluster: Mi
     await hosted(cluster)
     await cluster.nodes[1].produce(b"x")
     directories = [n.partition.log.directory for n in cluster.nodes.values()]
-    waiting = asyncio.ensure_future(cluster.nodes[1].fetch(1, max_wait_ms=5000))
-    await asyncio.sleep(0.02)
+    waiting = asyncio.ensure_future(cluster.nodes[1].fetch(1, max_wait_ms=LONG_MS))
+    await eventually(lambda: cluster.nodes[1].partition.readers)
     cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
-    assert (await asyncio.wait_for(waiting, 2)).error in (
+    assert (await asyncio.wait_for(waiting, LONG_MS / 2000)).error in (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.topic_settings import TopicSettings
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.log import FileSystem, LogState
@@ -29,6 +29,7 @@ class FaultyFileSystem(FileSystem):
         self.write_error = 0
         self.create_error = 0
         self.read_error = 0
+        self.refused_creates = 0
 
     def fdatasync(self, fd: int) -> None:
         if self.fsync_error:
@@ -37,11 +38,13 @@ class FaultyFileSystem(FileSystem):
 
     def create(self, path: str) -> int:
         if self.create_error:
+            self.refused_creates += 1
             raise OSError(self.create_error, "injected")
         return super().create(path)
 
     def make_directory(self, path: str) -> None:
         if self.create_error:
+            self.refused_creates += 1
             raise OSError(self.create_error, "injected")
         super().make_directory(path)
 
@@ -100,7 +103,12 @@ async def test_a_follower_that_cannot_flush_acknowledges_nothing(cluster: MiniCl
     disk_of(cluster, 3).fsync_error = errno.EIO
     waiting = asyncio.ensure_future(cluster.nodes[1].produce(b"x", timeout_ms=20_000))
     await eventually(lambda: cluster.nodes[3].manager.disk_failed)
-    await asyncio.sleep(0.1)
+    leadership = cluster.nodes[1].partition.replica.leadership
+    assert leadership is not None
+    # The leader has heard all that the follower said before it gave up, and that the other one is done.
+    await eventually(lambda: not leadership.followers[NodeId(3)].heard)
+    await eventually(lambda: leadership.followers[NodeId(2)].flushed_offset == 1)
+    await eventually(lambda: cluster.nodes[1].partition.log.flushed_offset == 1)
     assert not waiting.done()
     assert cluster.nodes[1].partition.replica.high_watermark == 0
     cluster.set_isr(1, 2)
@@ -130,7 +138,9 @@ async def test_a_full_follower_catches_up_once_there_is_space(cluster: MiniClust
         asyncio.ensure_future(cluster.nodes[1].produce(b"%d" % i, timeout_ms=30_000)) for i in range(5)
     ]
     await eventually(lambda: cluster.nodes[3].partition.log.state is LogState.FULL)
-    await asyncio.sleep(0.1)
+    await eventually(lambda: all(cluster.nodes[n].partition.log.flushed_offset == 5 for n in (1, 2)))
+    assert not any(future.done() for future in waiting)
+    assert not cluster.nodes[3].manager.disk_failed
     disk_of(cluster, 3).write_error = 0
     assert [r.error for r in await asyncio.gather(*waiting)] == [0] * 5
     await eventually(lambda: stored(cluster.nodes[3]) == stored(cluster.nodes[1]))
@@ -171,10 +181,9 @@ async def test_a_failed_disk_takes_the_whole_node_out_and_says_why(cluster: Mini
     assert "injected" in reason
     # No role is taken any more, whatever the metadata say.
     cluster.elect(1, [1, 2, 3])
-    await asyncio.sleep(0)
+    assert (await leader.produce(b"more")).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert leader.partition.replica.leadership is None
     assert not leader.manager.leading
-    assert (await leader.produce(b"more")).error == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 async def test_no_space_at_a_flush_is_no_full_disk_but_a_failed_one(cluster: MiniCluster) -> None:
@@ -204,7 +213,8 @@ async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
     for number in (1, 2, 3):
         disk_of(cluster, number).create_error = errno.ENOSPC
     other = make_other_topic(cluster)
-    await asyncio.sleep(0.05)
+    # Whoever tries a second time has seen the first fail.
+    await eventually(lambda: all(disk_of(cluster, number).refused_creates >= 2 for number in (1, 2, 3)))
     assert not any(node.manager.disk_failed for node in cluster.nodes.values())
     for number in (1, 2, 3):
         disk_of(cluster, number).create_error = 0

@@ -391,6 +391,7 @@ def test_nothing_acknowledged_is_lost(block: int) -> None:
             assert world.controller.state.isr and set(world.controller.state.isr) == set(IDS), "not healed"
             leader = world.nodes[world.controller.state.leader]
             assert leader.replica.leadership is not None
+            assert world.acked
             for offset, value in world.acked.items():
                 assert leader.log.entries[offset][1] == value
             agreed = min(n.replica.high_watermark for n in world.nodes.values())
