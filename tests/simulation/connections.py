@@ -48,7 +48,7 @@ class KafkaConnection:
         self.process.after(self._delay_us(0), self._on_loop, frame, on_response)
 
     def _on_loop(self, frame: bytes, on_response: Callable[[bytes], None]) -> None:
-        self.process.loop.call_soon(self._take, frame, on_response)
+        self.process.loop.call_now(self._take, frame, on_response)
 
     def _take(self, frame: bytes, on_response: Callable[[bytes], None]) -> None:
         if self.closed:

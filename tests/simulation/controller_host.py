@@ -119,6 +119,7 @@ class ControllerProcess(Process):
         self.spawn(self.worker.run())
         self.spawn(self.core.run())
         self.raft = self.quorum._raft
+        world.checker.rafts[self.controller_id] = self.raft
         world.checker.on_reset(self.name, self.quorum.image)
         self.raft_wake()
 
@@ -198,6 +199,7 @@ class ControllerProcess(Process):
     def end(self, *, silently: bool) -> None:
         """SIGKILL, or power cut (`silently`)."""
         self.kill()
+        self.world.checker.on_controller_end(self.name)
         for link in list(self.raft_links):
             link.die(silently=silently)
         listener = self.world.raft_listeners.get(self.name)

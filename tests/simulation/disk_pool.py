@@ -117,12 +117,13 @@ class SimDiskPool:
             job.write()
         except Exception as e:
             self._gathering.on_not_written()
+            self._take()
             self._finish(done, None, e)
-        else:
-            self._waiting[id(job)] = done
-            if self._gathering.on_written(job):
-                delay_us = self._sync_us()
-                self._after(delay_us, self._flush_alone, job, delay_us)
+            return
+        self._waiting[id(job)] = done
+        if self._gathering.on_written(job):
+            delay_us = self._sync_us()
+            self._after(delay_us, self._flush_alone, job, delay_us)
         self._take()
 
     def _take(self) -> None:
@@ -139,8 +140,8 @@ class SimDiskPool:
             error = e
         if job.fsync:
             self._gathering.note(took_us / 1e6, grouped=False)
-        self._finish(self._waiting.pop(id(job)), None, error)
         self._take()
+        self._finish(self._waiting.pop(id(job)), None, error)
 
     def _flush_together(self, jobs: Sequence[WriteJob], took_us: float) -> None:
         error: BaseException | None = None
@@ -152,13 +153,13 @@ class SimDiskPool:
             error = e
         self._gathering.note(took_us / 1e6, grouped=True)
         self._gathering.on_flushed()
+        self._take()
         for job in jobs:
             job.release()
             self._finish(self._waiting.pop(id(job)), None, error)
-        self._take()
 
     def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
-        self._process.loop.call_soon(self._deliver, done, result, error)
+        self._process.loop.call_now(self._deliver, done, result, error)
 
     def _deliver(self, done: Done, result: Any, error: BaseException | None) -> None:
         self.jobs_done += 1

@@ -88,6 +88,8 @@ class Checker:
         """Committed Raft entries: index -> (term, CRC)."""
         self.raft_commit = 1
         self.raft_leaders: dict[int, int] = {}
+        self.rafts: dict[int, Any] = {}
+        """By controller: the RaftNode that ran last."""
         self.last_raft_leader = ""
         self.answered_version = 0
         self.elections = self.truncations = self.isr_changes = self.leader_changes = 0
@@ -419,6 +421,13 @@ class Checker:
                 "one Raft leader per term", f"term {term}: controllers {known} and {process.controller_id}"
             )
         self._check_unseated(process, term)
+        me = str(process.controller_id)
+        votes = sum(j is None or j._term > term or (j._term, j._vote) == (term, me) for j in self._journals())
+        if 2 * votes <= len(self.world.controller_ids):
+            self.fail(
+                "a Raft leader has a majority's votes",
+                f"controller {me} leads term {term} with {votes} of {len(self.world.controller_ids)} votes",
+            )
         entries = raft.journal.entries
         first, last = entries[0][1], entries[-1][1]
         for index in range(max(first, 2), self.raft_commit + 1):
@@ -430,6 +439,37 @@ class Checker:
                     "no committed command lost",
                     f"controller {process.controller_id} leads term {term} without committed entry {index}",
                 )
+
+    def _journals(self) -> list[Any]:
+        """The log of each controller, as it was when it last ran; None where it may have had any other:
+        its disk was lost."""
+        hosts = self.world.host_of
+        return [
+            None if hosts[f"c{i}"].is_wiped or (raft := self.rafts.get(i)) is None else raft.journal
+            for i in self.world.controller_ids
+        ]
+
+    def _check_majority(self, who: int, index: int, term: int) -> None:
+        holders = 0
+        for journal in self._journals():
+            if journal is None:
+                holders += 1
+                continue
+            entries = journal.entries
+            at = index - entries[0][1]
+            # Before its first entry there is a snapshot.
+            holders += at < 0 or (at < len(entries) and entries[at][2] == term)
+        if 2 * holders <= len(self.world.controller_ids):
+            self.fail(
+                "what is committed is on a majority",
+                f"controller {who} commits entry {index} of term {term}, which {holders} of"
+                f" {len(self.world.controller_ids)} have",
+            )
+
+    def on_controller_end(self, name: str) -> None:
+        """A controller's process is gone; when it comes back it leads no more."""
+        if self.last_raft_leader == name:
+            self.last_raft_leader = ""
 
     def _check_unseated(self, process: Any, term: int) -> None:
         """A leader that a majority hears stays, whatever happens to the rest."""
@@ -455,8 +495,11 @@ class Checker:
         for index in range(max(process.seen_commit + 1, first), min(commit, entries[-1][1]) + 1):
             command, _, term = entries[index - first]
             mine = (term, crc32(command))
-            known = self.raft_log.setdefault(index, mine)
-            if known != mine:
+            known = self.raft_log.get(index)
+            if known is None:
+                self.raft_log[index] = mine
+                self._check_majority(process.controller_id, index, term)
+            elif known != mine:
                 self.fail(
                     "one Raft log",
                     f"controller {process.controller_id} commits {mine} at {index}, committed is {known}",
@@ -469,4 +512,5 @@ def raise_violation(world: World, name: str, message: str) -> None:
     """Report once; the run stops after this event."""
     if world.violation is None:
         world.violation = Violation(name, message)
+        world.scheduler.is_stopped = True
     raise world.violation

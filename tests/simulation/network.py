@@ -127,41 +127,53 @@ class Pipe:
         "_arrival_us",
         "_held",
         "_network",
+        "_packet",
         "_sent_count",
+        "_sent_us",
         "_stalled_us",
         "closed",
         "ends",
         "on_end",
-        "on_message",
+        "on_messages",
     )
 
     def __init__(self, network: Network, client: str, server: str) -> None:
         self.ends = (client, server)
-        self.on_message: list[Callable[[Any], None]] = [_drop, _drop]
-        """Called at end i (0 client, 1 server) for each message to it."""
+        self.on_messages: list[Callable[[list[Any]], None]] = [_drop, _drop]
+        """Called at end i (0 client, 1 server) with messages to it that arrive together."""
         self.on_end: list[Callable[[str], None]] = [_drop, _drop]
         self.closed = [False, False]
         self._network = network
         self._arrival_us = [0, 0]
-        self._held: tuple[list[tuple[int, Any]], list[tuple[int, Any]]] = ([], [])
+        self._held: tuple[list[tuple[int, list[Any]]], list[tuple[int, list[Any]]]] = ([], [])
         """What a block holds back: what was under way already when it began comes first."""
         self._sent_count = [0, 0]
         self._stalled_us = [-1, -1]
+        self._packet: list[list[Any]] = [[], []]
+        """What was sent at `_sent_us` to end i; what follows in the same moment goes with it."""
+        self._sent_us = [-1, -1]
         network.pipes[self] = None
 
     def send(self, end: int, message: Any) -> None:
         """From end `end` to the other one."""
         if self.closed[end]:
             return
-        self._network.sent += 1
-        self._sent_count[end] += 1
-        self._carry(end, self._sent_count[end], message)
-
-    def _carry(self, end: int, number: int, message: Any) -> None:
         network = self._network
+        network.sent += 1
         other = 1 - end
+        now_us = network.scheduler.now_us
+        if self._sent_us[other] == now_us:
+            self._packet[other].append(message)
+            return
+        self._sent_us[other] = now_us
+        self._packet[other] = [message]
+        self._sent_count[end] += 1
+        self._carry(end, self._sent_count[end], self._packet[other])
+
+    def _carry(self, end: int, number: int, packet: list[Any]) -> None:
+        network, other = self._network, 1 - end
         if (self.ends[end], self.ends[other]) in network.blocked or self._held[end]:
-            self._hold(end, number, message)
+            self._hold(end, number, packet)
             return
         delay_us = network.delay_us()
         if network.is_faulty and network._rng.random() < network.profile.loss_probability:
@@ -169,18 +181,18 @@ class Pipe:
             delay_us += RETRANSMIT_US
         arrival_us = max(self._arrival_us[other], network.scheduler.now_us + delay_us)
         self._arrival_us[other] = arrival_us
-        network.scheduler.at(arrival_us, self._arrive, other, number, message)
+        network.scheduler.at(arrival_us, self._arrive, other, number, packet)
 
-    def _hold(self, end: int, number: int, message: Any) -> None:
-        insort(self._held[end], (number, message), key=itemgetter(0))
+    def _hold(self, end: int, number: int, packet: list[Any]) -> None:
+        insort(self._held[end], (number, packet), key=itemgetter(0))
 
-    def _arrive(self, end: int, number: int, message: Any) -> None:
+    def _arrive(self, end: int, number: int, packet: list[Any]) -> None:
         if self.closed[end]:
             return
         if (self.ends[1 - end], self.ends[end]) in self._network.blocked:
-            self._hold(1 - end, number, message)
+            self._hold(1 - end, number, packet)
             return
-        self.on_message[end](message)
+        self.on_messages[end](packet)
 
     def close(self, end: int, reason: str = "closed") -> None:
         """This end closes; the other one hears of it, if anything of it gets there."""
@@ -225,8 +237,8 @@ class Pipe:
         for end in (0, 1):
             if (self.ends[end], self.ends[1 - end]) == (source, target):
                 held, self._held[end][:] = list(self._held[end]), []
-                for number, message in held:
-                    self._carry(end, number, message)
+                for number, packet in held:
+                    self._carry(end, number, packet)
                 if (target, source) not in self._network.blocked:
                     self._stalled_us = [-1, -1]
 

@@ -34,6 +34,8 @@ VERSION = 11
 TIMEOUT_MS = 3_000
 CLIENT_TIMEOUT_US = 12_000_000
 _RETRY_US = (20_000, 100_000)
+_RETRY_DOUBLINGS_MAX = 3
+"""Backoff doubles with each retry of a batch (KIP-580)."""
 _NOT_WRITTEN = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -52,7 +54,7 @@ _MAYBE_WRITTEN = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_RE
 class Batch:
     """Records that stay together, with their place in the producer's sequence."""
 
-    __slots__ = ("crc", "data", "epoch", "partition", "retry_at_us", "sequence", "values")
+    __slots__ = ("crc", "data", "epoch", "partition", "retries", "retry_at_us", "sequence", "values")
 
     def __init__(self, partition: PartitionQueue, values: range) -> None:
         self.partition = partition
@@ -61,6 +63,7 @@ class Batch:
         self.epoch = -1
         self.data = b""
         self.crc = 0
+        self.retries = 0
         self.retry_at_us = 0
 
 
@@ -137,7 +140,7 @@ class Producer:
     # --- sending
 
     def _pump_soon(self, delay_us: int = 0) -> None:
-        if self._turn is None or self._turn.call is None:
+        if self._turn is None or self._turn.is_over:
             self._turn = self._world.scheduler.after(delay_us, self._pump)
         elif self._turn.when_us > self._world.scheduler.now_us + delay_us:
             self._turn.cancel()
@@ -308,7 +311,9 @@ class Producer:
         low, high = _RETRY_US
         rng = self._world.rng
         queue.is_draining = True
-        batch.retry_at_us = self._world.scheduler.now_us + low + int(rng.random() * (high - low))
+        wait_us = (low + int(rng.random() * (high - low))) << min(batch.retries, _RETRY_DOUBLINGS_MAX)
+        batch.retries += 1
+        batch.retry_at_us = self._world.scheduler.now_us + wait_us
         waiting = queue.waiting
         at = 0
         # Batches that were never sent have no sequence yet; they come last.

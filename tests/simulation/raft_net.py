@@ -172,8 +172,13 @@ class Connection:
 
     def _arrive(self, end: int, payload: bytes) -> None:
         link = self.links[end]
-        if link is not None and not self._blocked(1 - end):
+        if link is None or self._blocked(1 - end):
+            return
+        if not link.closed:
             link.run(link.receive, payload)
+        elif self.world.host_of[self.hosts[end]].is_powered:
+            # Its machine knows nothing of this connection (any more): a reset.
+            self.closed(end)
 
     def closed(self, end: int) -> None:
         """One end closed; the other hears of it when anything gets there."""

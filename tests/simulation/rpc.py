@@ -86,29 +86,29 @@ class _ServerEnd:
         self.server = server
         self.pipe = pipe
         self._calls: dict[int, _ServerCall] = {}
-        pipe.on_message[1] = self._on_message
+        pipe.on_messages[1] = self._on_messages
         pipe.on_end[1] = self._on_end
 
-    def _on_message(self, message: tuple[int, int, Any]) -> None:
+    def _on_messages(self, messages: list[tuple[int, int, Any]]) -> None:
         process = self.server.process
         if process.is_up:
             # The process may be stopped: what arrives waits in its loop's queue.
-            process.loop.call_soon(self._take, message)
+            process.loop.call_now(self._take, messages)
 
-    def _take(self, message: tuple[int, int, Any]) -> None:
-        number, kind, payload = message
-        if kind == _OPEN:
-            self._calls[number] = _ServerCall(self, number, payload)
-            return
-        call = self._calls.get(number)
-        if call is None:
-            return
-        if kind == _MESSAGE:
-            call.feed(payload)
-        elif kind == _HALF_CLOSE:
-            call.feed(None)
-        elif kind == _CANCEL:
-            call.cancel()
+    def _take(self, messages: list[tuple[int, int, Any]]) -> None:
+        for number, kind, payload in messages:
+            if kind == _OPEN:
+                self._calls[number] = _ServerCall(self, number, payload)
+                continue
+            call = self._calls.get(number)
+            if call is None:
+                continue
+            if kind == _MESSAGE:
+                call.feed(payload)
+            elif kind == _HALF_CLOSE:
+                call.feed(None)
+            elif kind == _CANCEL:
+                call.cancel()
 
     def _on_end(self, _reason: str) -> None:
         if self.server.process.is_up:
@@ -372,7 +372,7 @@ class SimChannel:
         self._failures = 0
         pipe = Pipe(world.network, self._process.name, self._server_host)
         self._pipe = pipe
-        pipe.on_message[0] = self._on_message
+        pipe.on_messages[0] = self._on_messages
         pipe.on_end[0] = lambda reason: self._on_end(pipe, reason)
         server.accept(pipe)
         self._set_state(_State.READY)
@@ -380,20 +380,20 @@ class SimChannel:
             self.send(call.number, _OPEN, call.method)
             call.flush()
 
-    def _on_message(self, message: tuple[int, int, Any]) -> None:
+    def _on_messages(self, messages: list[tuple[int, int, Any]]) -> None:
         if self._process.is_up:
-            self._process.loop.call_soon(self._take, message)
+            self._process.loop.call_now(self._take, messages)
 
-    def _take(self, message: tuple[int, int, Any]) -> None:
-        number, kind, payload = message
-        call = self._calls.get(number)
-        if call is None:
-            return
-        if kind == _MESSAGE:
-            call.feed(payload)
-        elif kind == _END:
-            del self._calls[number]
-            call.ended(*payload)
+    def _take(self, messages: list[tuple[int, int, Any]]) -> None:
+        for number, kind, payload in messages:
+            call = self._calls.get(number)
+            if call is None:
+                continue
+            if kind == _MESSAGE:
+                call.feed(payload)
+            elif kind == _END:
+                del self._calls[number]
+                call.ended(*payload)
 
     def _on_end(self, pipe: Pipe, reason: str) -> None:
         if self._process.is_up:

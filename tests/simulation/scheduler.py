@@ -11,11 +11,13 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
+from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from heapq import heappop as _pop
+from heapq import heappush as _push
 from typing import Any
 
 READY_MAX = 200_000
@@ -24,96 +26,114 @@ READY_MAX = 200_000
 US_PER_S = 1_000_000
 
 
-class Timer:
-    """One entry of the scheduler; `cancel` takes it out."""
+class Timer(list[Any]):
+    """One entry of the scheduler, `[when_us, number, call, args]`; `cancel` takes it out.
 
-    __slots__ = ("args", "call", "number", "when_us")
+    A list, because the heap compares entries as often as it moves them, and a class of our own
+    with an `__init__` costs as much as many an event.
+    """
 
-    def __init__(self, when_us: int, number: int, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self.when_us = when_us
-        self.number = number
-        self.call: Callable[..., object] | None = call
-        self.args = args
+    __slots__ = ()
+
+    @property
+    def when_us(self) -> int:
+        return self[0]  # type: ignore[no-any-return]
+
+    @property
+    def is_over(self) -> bool:
+        """Cancelled, or it has run."""
+        return self[2] is None
 
     def cancel(self) -> None:
-        self.call = None
-        self.args = ()
+        self[2] = None
+        self[3] = ()
 
 
 class Scheduler:
     """Simulated time in microseconds, and what happens when."""
 
     def __init__(self, seed: int) -> None:
+        _Numbers.last = 0
         self.rng = random.Random(seed)
         self.now_us = 0
         self.events = 0
         """Scheduler events and callbacks of loops that have run."""
-        self.objects = 0
-        """Tasks and futures made."""
         self.digest = seed
-        self._heap: list[tuple[int, int, Timer]] = []
+        self.is_stopped = False
+        """`run` ends after this event."""
+        self._heap: list[Timer] = []
         self._number = 0
 
     def at(self, when_us: int, call: Callable[..., object], *args: Any) -> Timer:
         """Run `call(*args)` at that time, at once if it is past."""
         self._number = number = self._number + 1
-        timer = Timer(max(when_us, self.now_us), number, call, args)
-        heapq.heappush(self._heap, (timer.when_us, number, timer))
+        if when_us < self.now_us:
+            when_us = self.now_us
+        timer = Timer((when_us, number, call, args))
+        _push(self._heap, timer)
         return timer
 
     def after(self, delay_us: int, call: Callable[..., object], *args: Any) -> Timer:
         """Run `call(*args)` that much later."""
-        return self.at(self.now_us + delay_us, call, *args)
+        self._number = number = self._number + 1
+        timer = Timer((self.now_us + (delay_us if delay_us > 0 else 0), number, call, args))
+        _push(self._heap, timer)
+        return timer
 
     def note(self, *what: int) -> None:
         """Make something that happened part of the trace's digest."""
         self.digest = hash((self.digest, self.now_us, what))
 
-    def run(self, until_us: int, stop: Callable[[], bool] | None = None) -> None:
-        """Run events up to that time, or until `stop` says so."""
+    def run(self, until_us: int) -> bool:
+        """Run events up to that time; False when somebody has set `is_stopped`."""
         heap = self._heap
-        pop = heapq.heappop
         while heap and heap[0][0] <= until_us:
-            when_us, number, timer = pop(heap)
-            call = timer.call
+            timer = _pop(heap)
+            when_us, number, call, args = timer
             if call is None:
                 continue
+            timer[2] = None
             self.now_us = when_us
             self.events += 1
             self.digest = hash((self.digest, when_us, number))
-            call(*timer.args)
-            if stop is not None and stop():
-                return
+            call(*args)
+            if self.is_stopped:
+                return False
         self.now_us = max(self.now_us, until_us)
+        return True
 
 
-class _Handle:
-    """A callback of a loop (the part of asyncio.Handle that anybody uses)."""
+class _Handle(list[Any]):
+    """A callback of a loop, `[call, args, timer, when]`: the part of asyncio.Handle that anybody uses."""
 
-    __slots__ = ("_args", "_call", "_cancelled", "_timer", "_when")
-
-    def __init__(self, call: Callable[..., object], args: tuple[Any, ...], when: float = 0.0) -> None:
-        self._call = call
-        self._args = args
-        self._when = when
-        self._cancelled = False
-        self._timer: Timer | None = None
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self._cancelled = True
-        self._call, self._args = _nothing, ()
-        if self._timer is not None:
-            self._timer.cancel()
+        self[0] = None
+        self[1] = ()
+        if self[2] is not None:
+            self[2].cancel()
 
     def cancelled(self) -> bool:
-        return self._cancelled
+        return self[0] is None
 
     def when(self) -> float:
-        return self._when
+        return self[3]  # type: ignore[no-any-return]
 
 
 def _nothing() -> None:
     return None
+
+
+class _Numbers:
+    """Numbers of futures and tasks, given out as they are asked for their hash: few ever are."""
+
+    last = 0
+
+    @classmethod
+    def next(cls) -> int:
+        cls.last += 1
+        return cls.last
 
 
 class SimFuture(asyncio.Future):  # type: ignore[type-arg]
@@ -122,7 +142,10 @@ class SimFuture(asyncio.Future):  # type: ignore[type-arg]
     number = 0
 
     def __hash__(self) -> int:
-        return self.number
+        number = self.number
+        if not number:
+            number = self.number = _Numbers.next()
+        return number
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
@@ -131,7 +154,10 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
     number = 0
 
     def __hash__(self) -> int:
-        return self.number
+        number = self.number
+        if not number:
+            number = self.number = _Numbers.next()
+        return number
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -150,6 +176,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._on_error = on_error
         self._ready: deque[_Handle] = deque()
         self._turn: Timer | None = None
+        self._tasks_most = 200
 
     # --- time
 
@@ -169,8 +196,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def resume(self) -> None:
         """SIGCONT."""
         self.is_paused = False
-        if self._ready:
-            self._schedule()
+        if self._ready and self._turn is None:
+            self._turn = self.scheduler.after(0, self._run_turn)
 
     def kill(self) -> None:
         """SIGKILL: not one more line of this process runs."""
@@ -194,27 +221,35 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> Any:
-        handle = _Handle(callback, args)
+        handle = _Handle((callback, args, None, 0.0))
         if not self.is_dead:
             self._ready.append(handle)
             if self._turn is None and not self.is_paused:
-                self._schedule()
+                self._turn = self.scheduler.after(0, self._run_turn)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
+    def call_now(self, callback: Callable[..., object], *args: Any) -> None:
+        """As the selector does: something has come in. Only for events of the scheduler."""
+        if self.is_dead:
+            return
+        self._ready.append(_Handle((callback, args, None, 0.0)))
+        if self._turn is None and not self.is_paused:
+            self._run_ready()
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> Any:
-        return self.call_at(self.time() + delay, callback, *args)
+        return self.call_at((self.scheduler.now_us + self._base_us) / US_PER_S + delay, callback, *args)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> Any:
-        handle = _Handle(callback, args, when)
+        handle = _Handle((callback, args, None, when))
         if not self.is_dead:
             when_us = int(when * US_PER_S) + 1 - self._base_us
-            handle._timer = self.scheduler.at(when_us, self._due, handle)
+            handle[2] = self.scheduler.at(when_us, self._due, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
@@ -224,14 +259,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self.is_dead:
             return
         self._ready.append(handle)
-        if self.is_paused:
-            return
-        if self._turn is None:
+        if self._turn is None and not self.is_paused:
             self._run_ready()
-
-    def _schedule(self) -> None:
-        if self._turn is None:
-            self._turn = self.scheduler.at(self.scheduler.now_us, self._run_turn)
 
     def _run_turn(self) -> None:
         self._turn = None
@@ -241,42 +270,38 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _run_ready(self) -> None:
         ready = self._ready
         self.before_run()
-        previous = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        previous = _get_running_loop()
+        _set_running_loop(self)
         # A turn is under way: what is added now runs in it.
         self._turn = _IN_TURN
         count = 0
         try:
             while ready and not self.is_dead and not self.is_paused:
-                handle = ready.popleft()
-                if handle._cancelled:
+                call, args, _, _ = ready.popleft()
+                if call is None:
                     continue
                 count += 1
+                call(*args)
                 if count > READY_MAX:
-                    raise RuntimeError(f"the loop spins: {handle._call}")
-                handle._call(*handle._args)
+                    raise RuntimeError(f"the loop spins: {call}")
         finally:
-            asyncio._set_running_loop(previous)
+            _set_running_loop(previous)
             self._turn = None
             self.scheduler.events += count
 
     # --- futures and tasks
 
     def create_future(self) -> Any:
-        future = SimFuture(loop=self)
-        self.scheduler.objects += 1
-        future.number = self.scheduler.objects
-        return future
+        return SimFuture(loop=self)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
         task = SimTask(coro, loop=self, name=name)
-        self.scheduler.objects += 1
-        task.number = self.scheduler.objects
         self.tasks.append(task)
         if self.is_dead:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        if len(self.tasks) > 2000:
+        if len(self.tasks) > self._tasks_most:
             self.tasks = [t for t in self.tasks if not t.done()]
+            self._tasks_most = 2 * len(self.tasks) + 200
         return task
 
     # --- the rest
@@ -295,7 +320,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._on_error(context)
 
 
-_IN_TURN: Any = Timer(0, 0, _nothing, ())
+_IN_TURN = Timer((0, 0, None, ()))
 
 
 def start(loop: SimLoop, coro: Coroutine[Any, Any, Any]) -> SimTask:

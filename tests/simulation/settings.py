@@ -49,17 +49,18 @@ class Settings:
     def draw(cls, rng: random.Random) -> Settings:
         """Settings of one seed."""
         silence_s = rng.choice((0.5, 1.0))
+        session_timeout_ms = rng.choice((1_000, 2_000))
         return cls(
             controllers=5 if rng.random() < 0.1 else 3,
             nodes=4 if rng.random() < 0.15 else 3,
             gateways=2 if rng.random() < 0.2 else 1,
             partitions=rng.choice((1, 2, 3)),
             silence_s=silence_s,
-            append_period_s=0.1 if silence_s < 1 else rng.choice((0.1, 0.2, 0.3)),
+            append_period_s=rng.choice((0.1, 0.15)) if silence_s < 1 else rng.choice((0.2, 0.3)),
             rest_s=0.2,
-            tick_s=0.04,
-            session_timeout_ms=rng.choice((1_000, 2_000)),
-            heartbeat_ms=rng.choice((300, 500)),
+            tick_s=0.08,
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_ms=session_timeout_ms * 4 // 10,
             rebalance_ms=rng.choice((0, 2_000, 5_000)),
             snapshot_every=rng.choice((8, 20, 60, 10_000)),
             lag_max_ms=rng.choice((500, 1_500, 4_000)),
@@ -72,7 +73,7 @@ class Settings:
             index_interval_bytes=rng.choice((128, 512, 4096)),
             producers=rng.choice((1, 2, 3)),
             produce_interval_us=rng.choice((300_000, 500_000, 800_000)),
-            fault_interval_us=rng.choice((700_000, 1_500_000, 3_000_000)),
+            fault_interval_us=rng.choice((600_000, 1_300_000, 2_600_000)),
             network=NetworkProfile(
                 delay_us_max=rng.choice((1_000, 5_000, 20_000)),
                 slow_probability=rng.choice((0.0, 0.01, 0.05)),

@@ -40,7 +40,7 @@ def test_a_connection_keeps_its_order_through_blocks(seed: int) -> None:
     network = Network(scheduler, NetworkProfile(loss_probability=0.1, slow_probability=0.2))
     pipe = Pipe(network, "a", "b")
     got: list[int] = []
-    pipe.on_message[1] = got.append
+    pipe.on_messages[1] = got.extend
     for number in range(300):
         scheduler.at(number * 500, pipe.send, 0, number)
     for begin_us in range(5_000, 150_000, 10_000):

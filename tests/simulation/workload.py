@@ -33,6 +33,7 @@ class Workload:
         self.consumers: list[Consumer] = []
         self._finished = False
         self._busy = False
+        """The passing topic is being made, is there, or is being deleted."""
 
     def start(self) -> None:
         settings = self._world.settings
@@ -143,7 +144,6 @@ class Workload:
             # Produce names topics: what is on its way must not reach the next one of that name.
             return
         del self.topics["passing"]
-        self._busy = False
         for producer in self.producers:
             for key in keys:
                 producer.forget(key)
@@ -155,6 +155,7 @@ class Workload:
                 self._world.scheduler.after(S // 2, self._delete, topic_id)
             else:
                 self._world.counts["topics deleted"] += 1
+                self._busy = False
 
         request = api.DeleteTopicsRequest(topics=[api.TopicRef(topic_id=topic_id)])
         if not self._call("DeleteTopics", request, done):

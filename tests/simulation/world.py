@@ -224,6 +224,7 @@ class World:
                     "no unexpected failure", f"{process.name}: {type(error).__name__}: {error}"
                 )
                 self.violation.__cause__ = error
+                self.scheduler.is_stopped = True
             return
         self.counts["processes that ended themselves"] += 1
         if host.process is process:
@@ -287,22 +288,17 @@ class World:
     def _run(self) -> None:
         scheduler = self.scheduler
 
-        def broken() -> bool:
-            return self.violation is not None
-
         for host in self.hosts:
             host.start_later(int(self.rng.random() * 500_000))
         self.workload.start()
         self.faults.start()
-        scheduler.run(RUN_US, broken)
-        if broken():
+        if not scheduler.run(RUN_US):
             return
         self._heal()
         end_us = RUN_US + HEAL_US
         reason = ""
         while scheduler.now_us < end_us:
-            scheduler.run(min(scheduler.now_us + 500_000, end_us), broken)
-            if broken():
+            if not scheduler.run(min(scheduler.now_us + 500_000, end_us)):
                 return
             reason = self._why_not_well()
             if not reason:
@@ -349,7 +345,7 @@ class World:
                 node = image.nodes.get(host.number)  # type: ignore[call-overload]
                 if node is None or not node.active:
                     return f"node {host.number} is not active"
-                if host.process.manager.image.version != image.version:
+                if host.process.manager is None or host.process.manager.image.version != image.version:
                     return f"{host.name} is behind in metadata"
         for key in self.live_partitions():
             state = image.partition(key.topic_id, key.partition)
