@@ -92,3 +92,13 @@ simulate: setup ## the cluster in one process under a seeded scheduler: SEEDS=10
 
 simulate-planted: setup ## plant known bugs, one at a time: each must be found
 	$(SIMULATION) --planted $(if $(JSON),--json $(JSON))
+
+.PHONY: conformance
+conformance: setup ## every Kafka client against Penstock and against Kafka itself, and the matrix (java, mvn, kcat; CONFORMANCE="--help")
+	PYTHONPATH=tests $(BIN)/python -m conformance $(CONFORMANCE)
+
+.PHONY: fuzz
+EXECUTIONS ?= 1000000
+
+fuzz: setup ## every parser against a coverage-guided fuzzer: EXECUTIONS=10000000 SEED=n ONLY="words" (Linux)
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --executions $(EXECUTIONS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(ARGS)

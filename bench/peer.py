@@ -14,6 +14,7 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,18 @@ def fetch_jars() -> Path:
 class KafkaCluster:
     """Combined KRaft brokers on loopback, ports from `first_port` on, three per node."""
 
-    def __init__(self, folder: Path, node_count: int, first_port: int = 19092) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node_count: int,
+        first_port: int = 19092,
+        *,
+        heap: str = "1G",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` come last in server.properties, where the last word counts."""
+        self._heap = heap
+        self._settings = "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
         self.folder = folder
         self.node_count = node_count
         self.processes: list[psutil.Popen] = []
@@ -79,7 +91,7 @@ class KafkaCluster:
                 f"controller.quorum.voters={voters}\ncontroller.listener.names=CONTROLLER\n"
                 f"listeners=PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}\n"
                 f"log.dirs={folder}/data\noffsets.topic.replication.factor={self.node_count}\n"
-                "auto.create.topics.enable=false\n"
+                f"auto.create.topics.enable=false\n{self._settings}"
             )
             self._java(
                 folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings)
@@ -110,8 +122,8 @@ class KafkaCluster:
         log = (folder / f"{main_class}.log").open("wb")
         command = [
             "java",
-            "-Xms1G",
-            "-Xmx1G",
+            f"-Xms{self._heap}",
+            f"-Xmx{self._heap}",
             "-XX:+UseG1GC",
             "-cp",
             f"{self._jars}/*",

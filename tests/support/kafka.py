@@ -97,6 +97,13 @@ def describe(bootstrap: str, topic: str) -> dict[int, Any]:
     return dict(found.partitions)
 
 
+def node_address(bootstrap: str) -> str:
+    """host:port of a storage node's own listener, found through a direct listener."""
+    brokers = AdminClient(client_config(bootstrap)).list_topics(timeout=CALL_TIMEOUT_S).brokers
+    node = brokers[min(brokers)]
+    return f"{node.host}:{node.port}"
+
+
 def wait_for_full_isr(bootstrap: str, topic: str, timeout_s: float = 30.0) -> None:
     """Until every replica of every partition is in sync."""
     admin = AdminClient(client_config(bootstrap))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_controller.state import topics
+from penstock_controller.state import configs, topics
 from penstock_controller.state.generation import Context, Defaults
 from penstock_controller.state.placement import Load, place
 from penstock_core.errors import ErrorCode
@@ -258,8 +258,9 @@ def test_delete() -> None:
 def alter(
     of: MetadataImage, *resources: api.ConfigResource
 ) -> tuple[MetadataImage, api.AlterConfigsResponse]:
-    made = topics.alter_configs(context(of), api.AlterConfigsRequest(resources=resources))
-    return (of.apply(made.records, of.version + 1) if made.records else of), made.reply
+    made = configs.alter_configs(context(of), api.AlterConfigsRequest(resources=resources))
+    records = made.all_records()
+    return (of.apply(records, of.version + 1) if records else of), made.reply
 
 
 def change(key: str, value: str | None) -> api.ConfigChange:
@@ -289,8 +290,8 @@ def test_settings_are_set_and_removed_all_or_nothing() -> None:
     assert of.config("topic", "t") == {"segment.ms": "7"}
     for kind, name, code in (
         ("topic", "u", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        ("node", "1", ErrorCode.INVALID_CONFIG),
-        ("moon", "", ErrorCode.INVALID_CONFIG),
+        ("node", "77", ErrorCode.INVALID_REQUEST),
+        ("moon", "", ErrorCode.INVALID_REQUEST),
     ):
         _, reply = alter(of, api.ConfigResource(resource_type=kind, resource_name=name))
         assert reply.results[0].code == code
@@ -342,3 +343,38 @@ def test_unclean_election_gives_a_leader_when_it_is_switched_on() -> None:
     topic = of.topic("t")
     assert topic is not None
     assert (topic.partitions[0].leader, topic.partitions[0].recovering) == (2, True)
+
+
+def append(key: str, value: str, *, subtract: bool = False) -> api.ConfigChange:
+    operation = api.CONFIG_OPERATION_SUBTRACT if subtract else api.CONFIG_OPERATION_APPEND
+    return api.ConfigChange(key=key, value=value, operation=operation)
+
+
+def of_topic(*changes: api.ConfigChange, replace_all: bool = False) -> api.ConfigResource:
+    return api.ConfigResource(
+        resource_type="topic", resource_name="t", changes=changes, replace_all=replace_all
+    )
+
+
+def test_lists_grow_and_shrink() -> None:
+    of, _ = create(image(), new("t"))
+    of, _ = alter(of, of_topic(append("cleanup.policy", "compact")))
+    assert of.config("topic", "t") == {"cleanup.policy": "delete,compact"}
+    of, _ = alter(of, of_topic(append("cleanup.policy", "delete", subtract=True)))
+    assert of.config("topic", "t") == {"cleanup.policy": "compact"}
+    for bad in (append("cleanup.policy", "compact", subtract=True), append("retention.ms", "5")):
+        after, reply = alter(of, of_topic(bad))
+        assert (after, reply.results[0].code) == (of, ErrorCode.INVALID_CONFIG)
+
+
+def test_replacing_removes_what_is_not_named() -> None:
+    of, _ = create(image(), new("t"))
+    of, _ = alter(of, of_topic(change("retention.ms", "5"), change("segment.ms", "7")))
+    of, _ = alter(of, of_topic(change("segment.ms", "8"), replace_all=True))
+    assert of.config("topic", "t") == {"segment.ms": "8"}
+
+
+def test_removing_what_was_never_set_is_no_error() -> None:
+    of, _ = create(image(), new("t"))
+    after, reply = alter(of, of_topic(change("leader.replication.throttled.replicas", None)))
+    assert (after, reply.results[0].code) == (of, 0)

@@ -10,6 +10,7 @@ from penstock_core.kafka import apis, codec
 from penstock_core.kafka.api_versions import decode_api_versions, encode_api_versions_response
 from penstock_core.kafka.apis import FLEXIBLE_SINCE, ROUTES, SUPPORTED, ApiKey, intersect, is_supported
 from penstock_core.kafka.frames import RequestHeader, parse_request_header, request_header, response_header
+from penstock_core.kafka.metadata import decode_metadata
 
 VERSIONS = [
     (key, version)
@@ -72,7 +73,6 @@ def test_unknown_tagged_fields_in_a_header_are_skipped() -> None:
         b"\x00\x03\xff\xff\x00\x00\x00\x01\xff\xff",  # negative version
         b"\x00\x03\x00\x01\x00\x00\x00\x01\xff\xfe",  # client id of -2 bytes
         b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x09abc",  # cut off
-        b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x02\xff\xfe",  # not UTF-8
         b"\x00\x03\x00\x0c\x00\x00\x00\x01\xff\xff\x7f",  # tags cut off
         b"GET / HTTP/1.1\r\n",
     ],
@@ -81,6 +81,13 @@ def test_garbage_is_an_invalid_request(frame: bytes) -> None:
     with pytest.raises(PenstockError) as caught:
         parse_request_header(frame)
     assert caught.value.code == ErrorCode.INVALID_REQUEST
+
+
+def test_what_kafka_lets_pass_in_a_header() -> None:
+    assert parse_request_header(b"\0\x03\0\x01\0\0\0\x01\0\x02\xc3\x28").client_id == "\ufffd("
+    assert parse_request_header(b"\0\x12\xff\xff\0\0\0\x01\xff\xff").api_version == -1
+    frame = b"\0\x03\0\x01\0\0\0\x01\xff\xff" + b"\xff\xff\xff\xfe"
+    assert decode_metadata(frame, parse_request_header(frame)).topics is None, "any negative count is null"
 
 
 @given(st.binary(max_size=200))

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import generate_latest
 
+from penstock_core.errors import ErrorCode
 from penstock_core.kafka import codec
 from penstock_core.kafka.apis import SUPPORTED, ApiKey
 from penstock_core.kafka.frames import RequestHeader, request_header
@@ -75,9 +76,12 @@ def client_port(client: Client) -> int:
 class Client:
     """A Kafka client of one connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, metadata: MetadataClient
+    ) -> None:
         self.reader = reader
         self.writer = writer
+        self.metadata = metadata
         self.correlation_id = 0
 
     async def raw(self, key: int, version: int, body: bytes) -> bytes:
@@ -110,6 +114,7 @@ def node(node_id: int, *, fenced: bool = False) -> metadata_pb2.MetadataRecord:
 @contextlib.asynccontextmanager
 async def serving(
     authorizer: Any = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[Client, Cluster, FakeController, Lifecycle, Endpoint]]:
     async with controllers(1) as (cluster, (controller,)):
         cluster.commit(
@@ -125,15 +130,15 @@ async def serving(
         metadata = MetadataClient(client, "test", monotonic_ms)
         following = asyncio.create_task(metadata.run())
         ids = ProducerIdAllocator(client, "test")
-        apis = ClusterApis(metadata, client, ids, Addresses(), authorizer or AllowAll(), metrics)
+        apis = ClusterApis(metadata, client, ids, Addresses(), authorizer or AllowAll(), metrics, **more)
         listener = KafkaListener(
             ListenerSettings(name="PROXY", bind="127.0.0.1:0"), Handler(apis, metrics), lifecycle
         )
         endpoint = await listener.start()
-        assert await metadata.wait_for_version(1, 5000)
+        assert await metadata.wait_for_version(1, 60_000)
         reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
         try:
-            yield Client(reader, writer), cluster, controller, lifecycle, endpoint
+            yield Client(reader, writer, metadata), cluster, controller, lifecycle, endpoint
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -146,6 +151,42 @@ async def serving(
             await channels.close()
 
 
+def test_topics_come_by_themselves_where_that_is_allowed(run: Run) -> None:
+    def asked(version: int, *names: str, allow: bool = True) -> dict[str, Any]:
+        topics = [
+            of(ApiKey.METADATA, version, "MetadataRequestTopic", name=name, topic_id=None) for name in names
+        ]
+        return {"topics": tuple(topics), "allow_auto_topic_creation": allow}
+
+    async def main() -> None:
+        async with serving(auto_create=True) as (client, cluster, controller, _lifecycle, _e):
+            kept = await client.call(
+                ApiKey.METADATA,
+                9,
+                **asked(9, "new", allow=False),
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            assert int(kept.topics[0].error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            made = await client.call(
+                ApiKey.METADATA, 5, **asked(5, "new", "new", "a b", "__consumer_offsets")
+            )
+            codes = {t.name: int(t.error_code) for t in made.topics}
+            assert codes["new"] == 0
+            assert codes["a b"] == ErrorCode.INVALID_TOPIC_EXCEPTION
+            assert codes["__consumer_offsets"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert list(cluster.image.topic_ids) == ["new"]
+            assert controller.calls.count("CreateTopics") == 1
+            await client.call(ApiKey.METADATA, 1, topics=asked(1, "older")["topics"])
+            assert set(cluster.image.topic_ids) == {"new", "older"}, "versions without the field allow it"
+        async with serving() as (client, cluster, _c, _l, _e):
+            answer = await client.call(ApiKey.METADATA, 5, **asked(5, "new"))
+            assert int(answer.topics[0].error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert not cluster.image.topic_ids
+
+    run(main())
+
+
 def test_api_versions_in_every_version_and_beyond(run: Run) -> None:
     async def main() -> None:
         async with serving() as (client, _, _c, lifecycle, _e):
@@ -154,6 +195,10 @@ def test_api_versions_in_every_version_and_beyond(run: Run) -> None:
                 response = await client.call(ApiKey.API_VERSIONS, version, **values)
                 ranges = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
                 assert ranges == dict(SUPPORTED)
+            for name, software_version in (("", "1"), ("a b", "1"), ("-x", "1"), ("ok", "")):
+                values = {"client_software_name": name, "client_software_version": software_version}
+                response = await client.call(ApiKey.API_VERSIONS, 3, **values)
+                assert (int(response.error_code), response.api_keys) == (ErrorCode.INVALID_REQUEST, ())
             raw = await client.raw(ApiKey.API_VERSIONS, 77, b"\x00\x02x\x021\x00")
             low, high = SUPPORTED[ApiKey.API_VERSIONS]
             assert raw[4:] == struct.pack(">hihhh", 35, 1, ApiKey.API_VERSIONS, low, high)
@@ -214,7 +259,8 @@ def test_create_describe_delete(run: Run) -> None:
                 assert [(t.name, int(t.error_code)) for t in response.topics] == [(name, 0)]
                 if version >= 5:
                     assert response.topics[0].num_partitions == 3
-                    assert [(c.name, c.value) for c in response.topics[0].configs] == [("retention.ms", "5")]
+                    made = {c.name: (c.value, c.config_source) for c in response.topics[0].configs}
+                    assert (made["retention.ms"], made["segment.bytes"]) == (("5", 1), ("1073741824", 5))
                 again = await client.call(*key, topics=(topic,), timeout=0, validate_only=True)
                 assert [int(t.error_code) for t in again.topics] == [36]
                 # The answer came after this process had applied the topic.
@@ -332,7 +378,7 @@ def test_producer_ids_and_coordinators(run: Run) -> None:
                 assert (int(response.error_code), response.producer_epoch) == (0, 0)
                 given.append(response.producer_id)
                 refused = await client.call(*key, transactional_id="t", **values)
-                assert int(refused.error_code) == 15
+                assert int(refused.error_code) == 35
                 empty = await client.call(*key, transactional_id="", **values)
                 assert int(empty.error_code) == 42
             assert len(set(given)) == 6
@@ -349,7 +395,8 @@ def test_producer_ids_and_coordinators(run: Run) -> None:
                         ApiKey.FIND_COORDINATOR, version, key="t", key_type=1, coordinator_keys=("t",)
                     )
                     item = unknown.coordinators[0] if version >= 4 else unknown
-                    assert (int(item.error_code), item.node_id) == (15, -1)
+                    # librdkafka and aiokafka show only what InitProducerId says, so they are sent to a node.
+                    assert (int(item.error_code), item.node_id) == ((0, 1) if version < 3 else (35, -1))
             assert controller.calls == ["AllocateProducerIds", "CreateTopics"]
 
     run(main())
@@ -401,7 +448,7 @@ def test_describe_topic_partitions_in_pages(run: Run) -> None:
                         for i in range(count)
                     ),
                 )
-            await asyncio.sleep(0.2)
+            assert await client.metadata.wait_for_version(cluster.image.version, 60_000)
             seen = []
             cursor = None
             pages = 0
@@ -436,7 +483,7 @@ def test_every_topic_goes_past_the_authorizer(run: Run) -> None:
                 cluster.commit(
                     metadata_pb2.MetadataRecord(topic=metadata_pb2.TopicRecord(topic_id=topic_id, name=name))
                 )
-            await asyncio.sleep(0.2)
+            assert await client.metadata.wait_for_version(cluster.image.version, 60_000)
             shown = await client.call(
                 ApiKey.METADATA,
                 9,

@@ -33,7 +33,7 @@ class Host:
         self.loading_count = 0
 
     def find(self, group_id: str) -> Shard:
-        if group_id.startswith("away"):
+        if not group_id or group_id.startswith("away"):
             raise PenstockError(E.NOT_COORDINATOR, "elsewhere")
         return self.rig.shard
 
@@ -153,8 +153,22 @@ def test_membership_in_every_version() -> None:
                 assert none.group_state == "Dead"
                 assert int(none.error_code) == (E.GROUP_ID_NOT_FOUND if describe >= 6 else 0)
                 assert int(away.error_code) == E.NOT_COORDINATOR
+                if describe >= 6:
+                    assert none.error_message == "Group none not found."
                 if describe >= 3:
                     assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
+            for modern in versions(ApiKey.CONSUMER_GROUP_DESCRIBE):
+                answer = await peer.call(
+                    ApiKey.CONSUMER_GROUP_DESCRIBE,
+                    modern,
+                    group_ids=("g", "none"),
+                    include_authorized_operations=False,
+                )
+                # Kafka's words: its tools show them.
+                assert [(int(one.error_code), one.error_message) for one in answer.groups] == [
+                    (E.GROUP_ID_NOT_FOUND, "Group g is not a consumer group."),
+                    (E.GROUP_ID_NOT_FOUND, "Group none not found."),
+                ]
             for listing in versions(ApiKey.LIST_GROUPS):
                 listed = await peer.call(ApiKey.LIST_GROUPS, listing, states_filter=(), types_filter=())
                 assert [(g.group_id, g.protocol_type) for g in listed.groups] == [("g", "consumer")]
@@ -185,6 +199,20 @@ def test_membership_in_every_version() -> None:
                     ("away", E.NOT_COORDINATOR),
                     ("g", 0),
                 ]
+
+    asyncio.run(main())
+
+
+def test_members_of_a_group_without_name_are_refused_wherever_they_ask() -> None:
+    async def main() -> None:
+        peer = Peer()
+        for key, version in ((ApiKey.HEARTBEAT, 3), (ApiKey.SYNC_GROUP, 3), (ApiKey.LEAVE_GROUP, 2)):
+            call: dict[str, Any] = {"group_id": "", "member_id": "m", "group_instance_id": None}
+            if key != ApiKey.LEAVE_GROUP:
+                call["generation_id"] = 1
+            if key == ApiKey.SYNC_GROUP:
+                call["assignments"] = ()
+            assert int((await peer.call(key, version, **call)).error_code) == E.INVALID_GROUP_ID
 
     asyncio.run(main())
 
@@ -233,6 +261,11 @@ def test_commits_in_every_version(version: int) -> None:
             [E.TOPIC_AUTHORIZATION_FAILED] * 2,
         ]
         assert peer.rig.offsets("g") == {("t", 0): 40, ("t", 1): 41}
+        counts = peer.rig.topics.counts
+        counts["t"] = 1
+        narrow = await peer.call(ApiKey.OFFSET_COMMIT, version, group_id="narrow", **call)
+        assert [int(p.error_code) for p in narrow.topics[0].partitions] == [0, E.UNKNOWN_TOPIC_OR_PARTITION]
+        assert peer.rig.offsets("narrow") == {("t", 0): 40}
         for group, code in (("away", E.NOT_COORDINATOR), ("private", E.GROUP_AUTHORIZATION_FAILED)):
             refused = await peer.call(ApiKey.OFFSET_COMMIT, version, group_id=group, **call)
             assert {int(p.error_code) for t in refused.topics for p in t.partitions} == {code}

@@ -40,8 +40,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     await made.stop()
 
 
-def produce_frame(*values: bytes, acks: int = 1, correlation_id: int = 7) -> bytes:
-    skim = ProduceSkim(None, acks, 5000, [ProducePartition(TOPIC, None, 0, memoryview(make_batch(*values)))])
+def produce_frame(*values: bytes, acks: int = 1, correlation_id: int = 7, topic: str = TOPIC) -> bytes:
+    skim = ProduceSkim(None, acks, 5000, [ProducePartition(topic, None, 0, memoryview(make_batch(*values)))])
     return b"".join(encode_produce_request(9, correlation_id, "test", skim))
 
 
@@ -156,6 +156,11 @@ async def test_acks_zero_and_errors_under_it(cluster: MiniCluster) -> None:
     damaged[-2] ^= 1
     await gateway.send(2, bytes(damaged))
     assert (await gateway.next())[2].close_connection
+    # What another leader may take is told to the gateway: it routes it again.
+    await gateway.send(3, produce_frame(b"x", acks=0, topic="nowhere"))
+    _, body, frame = await gateway.next()
+    assert (frame.stale_metadata, frame.none, frame.close_connection) == (True, False, False)
+    assert decode_produce_response(body, 9).results[0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     await gateway.close()
 
 

@@ -53,7 +53,7 @@ def check_reachable(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Non
     """Raise UNREACHABLE unless something accepts a connection at one of the addresses."""
     problems = []
     for address in bootstrap.split(","):
-        host, port = _split_address(address.strip())
+        host, port = split_address(address.strip())
         try:
             socket.create_connection((host, port), timeout=timeout_s).close()
             return
@@ -138,7 +138,8 @@ def wait_for(future: Any, thing: str) -> Any:
         raise CommandError(f"{thing}: no answer in time", ExitCode.UNREACHABLE) from error
 
 
-def _split_address(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise CommandError(f"--bootstrap {address!r}: write it as HOST:PORT", ExitCode.USAGE)

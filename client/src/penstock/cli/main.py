@@ -18,8 +18,9 @@ from penstock.errors import CommandError, ExitCode
 
 COMMANDS = {
     "local": ("penstock.cli.local", "A whole cluster on this machine: start, break, mend and stop it."),
-    "topic": ("penstock.cli.topic", "Create, list, describe and delete topics."),
+    "topic": ("penstock.cli.topic", "Create, list, describe, change and delete topics."),
     "group": ("penstock.cli.group", "List, describe, reset and delete consumer groups."),
+    "config": ("penstock.cli.config", "Show and change settings of topics, nodes, the cluster and groups."),
     "produce": ("penstock.cli.produce", "Send lines to a topic, acknowledged by every in-sync replica."),
     "consume": ("penstock.cli.consume", "Read records of a topic."),
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),

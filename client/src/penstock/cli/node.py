@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.kafka import admin_client, bootstrap_option, cluster_metadata, json_option
-from penstock.cli.output import print_json, print_table
+from penstock.cli import wire
+from penstock.cli.kafka import (
+    admin_client,
+    bootstrap_option,
+    check_reachable,
+    cluster_metadata,
+    json_option,
+)
+from penstock.cli.output import note, print_json, print_table
 
 
 @click.group("node")
@@ -49,3 +56,20 @@ def list_nodes(bootstrap: str, as_json: bool) -> None:
         print_table(
             ("id", "address", "state", "leads", "replicas", "in sync"), [list(r.values()) for r in rows]
         )
+
+
+@COMMAND.command()
+@click.argument("node_id", type=click.IntRange(1))
+@bootstrap_option
+def forget(node_id: int, bootstrap: str) -> None:
+    """Have the cluster forget a node that is gone for good, so that its id is free.
+
+    Refused while the node runs or holds replicas: move them with `penstock topic reassign TOPIC --off-node ID`.
+
+    \b
+    Examples:
+      penstock node forget 4
+    """
+    check_reachable(bootstrap)
+    wire.unregister_node(bootstrap, node_id)
+    note(f"node {node_id} is forgotten")

@@ -1,4 +1,4 @@
-"""`penstock topic`: create, list, describe, delete."""
+"""`penstock topic`: create, list, describe, delete; what changes topics is in `topic_change`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from penstock.cli import topic_change
 from penstock.cli.kafka import (
     CALL_TIMEOUT_S,
     admin_client,
@@ -21,7 +22,7 @@ from penstock.errors import CommandError, ExitCode
 
 @click.group("topic")
 def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, change and delete topics."""
 
 
 @COMMAND.command()
@@ -188,6 +189,10 @@ def delete(topics: tuple[str, ...], if_exists: bool, bootstrap: str) -> None:
                 failed = error
     if failed:
         raise failed
+
+
+for _command in topic_change.COMMANDS:
+    COMMAND.add_command(_command)
 
 
 def _settings(words: tuple[str, ...]) -> dict[str, str]:

@@ -4,7 +4,8 @@ Rules: controllers check with `validate_topic_config` before a setting is writte
 roles read with `TopicSettings.from_config`, which falls back to the default for a value
 that it cannot read (written by a newer version) rather than stop serving. A setting
 that Penstock takes but need not act on is in `_TABLE` without a field (`preallocate`: files
-grow as they are written; `file.delete.delay.ms`: who reads a file keeps it open); one that
+grow as they are written; `file.delete.delay.ms`: who reads a file keeps it open;
+`*.replication.throttled.replicas`: every replica that is being rebuilt is throttled); one that
 it would have to act on to be honest (tiered storage) is refused.
 
 Source: LogConfig, TopicConfig and ServerLogConfigs of Apache Kafka 4.3. Deviations:
@@ -14,6 +15,7 @@ never above the replication factor; `penstock.durability` is ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -164,6 +166,16 @@ def _policy(text: str) -> frozenset[str]:
     return frozenset(parts)
 
 
+def _throttled(text: str) -> tuple[str, ...]:
+    """Kafka: ThrottledReplicaListValidator."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if parts in (("*",), ("none",)):
+        return parts
+    if not all(re.fullmatch(r"\d+:\d+", part) for part in parts):
+        raise ValueError("use *, none, or partition:node,partition:node,...")
+    return parts
+
+
 def _gzip_level(text: str) -> int:
     value = _integer(-1, 9)(text)
     if value == 0:
@@ -191,7 +203,9 @@ _TABLE: Final[Mapping[str, _Rule]] = {
     "file.delete.delay.ms": _Rule(None, "60000", _LONG),
     "flush.messages": _Rule("flush_messages", str(LONG_MAX), _LONG_FROM_1),
     "flush.ms": _Rule("flush_ms", str(LONG_MAX), _LONG),
+    "follower.replication.throttled.replicas": _Rule(None, "", _throttled),
     "index.interval.bytes": _Rule("index_interval_bytes", "4096", _integer(0, INT_MAX)),
+    "leader.replication.throttled.replicas": _Rule(None, "", _throttled),
     "max.compaction.lag.ms": _Rule("max_compaction_lag_ms", str(LONG_MAX), _LONG_FROM_1),
     "max.message.bytes": _Rule("max_message_bytes", "1048588", _integer(0, BATCH_BYTES_MAX)),
     "message.timestamp.after.max.ms": _Rule("message_timestamp_after_max_ms", "3600000", _LONG),
@@ -219,6 +233,11 @@ TOPIC_CONFIG_DEFAULTS: Final[Mapping[str, str]] = {key: rule.default for key, ru
 That of `min.insync.replicas` holds for fewer than three replicas: see
 `default_min_insync_replicas`.
 """
+
+
+def parse_topic_config(key: str, value: str) -> object:
+    """The value of a known setting; raises ValueError with the mend."""
+    return _TABLE[key].parse(value)
 
 
 def validate_topic_config(key: str, value: str) -> None:

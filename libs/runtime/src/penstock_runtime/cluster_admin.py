@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
+from penstock_core.config_catalog import describe_topic
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.kafka import codec
@@ -22,17 +22,11 @@ from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.cluster_calls import ControllerCalls
 from penstock_runtime.cluster_describe import items
-from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.kafka_connection import Connection
 from penstock_runtime.kafka_metrics import KafkaMetrics
-from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
-
-_TIMEOUT_MIN_MS: Final = 1_000
-_TIMEOUT_MAX_MS: Final = 60_000
-_TOPIC_CONFIG_SOURCE: Final = 1
-"""DescribeConfigs' DYNAMIC_TOPIC_CONFIG."""
 
 _Failure = tuple[int, str]
 
@@ -43,12 +37,12 @@ class Admin:
     def __init__(
         self,
         metadata: MetadataClient,
-        controllers: ControllerClient,
+        calls: ControllerCalls,
         authorizer: Authorizer,
         metrics: KafkaMetrics,
     ) -> None:
         self._metadata = metadata
-        self._controllers = controllers
+        self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
 
@@ -77,7 +71,9 @@ class Admin:
             call = pb.CreateTopicsRequest(
                 topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
             )
-            response = await self._call("CreateTopics", call, request.timeout, not request.validate_only)
+            response = await self._calls.call(
+                "CreateTopics", call, request.timeout, wait=not request.validate_only
+            )
             done = {t.name: t for t in response.topics}
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
         results = []
@@ -108,20 +104,21 @@ class Admin:
         )
 
     def _configs(self, header: RequestHeader, topic: str) -> tuple[Any, ...]:
-        """Settings of a topic just made, as far as they were set (version 5 on)."""
-        if header.api_version < 5:
+        """Settings of a topic just made, those at their default too (version 5 on; KIP-525)."""
+        image = self._metadata.image
+        if header.api_version < 5 or image.topic(topic) is None:
             return ()
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicConfigs")
         return tuple(
             codec.build(
                 item_type,
-                name=key,
-                value=value,
-                read_only=False,
-                config_source=_TOPIC_CONFIG_SOURCE,
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.read_only,
+                config_source=int(entry.source),
                 is_sensitive=False,
             )
-            for key, value in self._metadata.image.config("topic", topic).items()
+            for entry in describe_topic(image, topic)
         )
 
     # DeleteTopics
@@ -145,7 +142,7 @@ class Admin:
                 outcomes[key] = refusal
         if wanted:
             call = pb.DeleteTopicsRequest(topics=wanted.values(), principal=str(connection.principal))
-            response = await self._call("DeleteTopics", call, request.timeout, wait=True)
+            response = await self._calls.call("DeleteTopics", call, request.timeout)
             by_name = {t.name: t for t in response.topics if t.name}
             by_id = {t.topic_id: t for t in response.topics if t.topic_id}
             for key in wanted:
@@ -216,7 +213,9 @@ class Admin:
             call = pb.CreatePartitionsRequest(
                 topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
             )
-            response = await self._call("CreatePartitions", call, request.timeout, not request.validate_only)
+            response = await self._calls.call(
+                "CreatePartitions", call, request.timeout, wait=not request.validate_only
+            )
             done = {t.name: t for t in response.topics}
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatePartitionsTopicResult")
         results = []
@@ -226,19 +225,6 @@ class Admin:
             results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
         schema = codec.response_type(header.api_key, header.api_version)
         return codec.encode_response(header, codec.build(schema, results=tuple(results)))
-
-    async def _call(self, method: str, request: Any, timeout: timedelta, wait: bool) -> Any:
-        """Call the controller; with `wait` come back once the change is applied here."""
-        # Clients may ask for 0 ms; what a healthy cluster does at once is still done.
-        timeout_ms = min(max(int(timeout.total_seconds() * 1000), _TIMEOUT_MIN_MS), _TIMEOUT_MAX_MS)
-        deadline_ms = monotonic_ms() + timeout_ms
-        response = await self._controllers.call(method, request, timeout_ms)
-        if response.error.code:
-            raise PenstockError(_error_code(response.error.code), response.error.message)
-        if wait and response.version:
-            # Done is done: a slow stream of metadata does not turn it into a failure.
-            await self._metadata.wait_for_version(response.version, deadline_ms - monotonic_ms())
-        return response
 
 
 def _new_topic(topic: Any) -> pb.NewTopic:
@@ -276,13 +262,6 @@ def _outcome(result: pb.CreatedTopic | pb.DeletedTopic | None) -> _Failure:
         return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller left it out of its answer"
     error: common_pb2.Error = result.error
     return error.code, error.message
-
-
-def _error_code(code: int) -> ErrorCode:
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def _full_reference(image: MetadataImage, key: tuple[str | None, bytes]) -> tuple[str | None, bytes]:

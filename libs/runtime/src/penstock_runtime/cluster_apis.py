@@ -15,8 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
 from penstock_core.kafka import codec
-from penstock_core.kafka.api_versions import decode_api_versions, encode_api_versions_response
+from penstock_core.kafka.api_versions import (
+    decode_api_versions,
+    encode_api_versions_response,
+    is_software_word,
+)
 from penstock_core.kafka.apis import SUPPORTED, ApiKey, is_supported
 from penstock_core.kafka.frames import RequestHeader, parse_request_header
 from penstock_core.kafka.metadata import MetadataRequest, decode_metadata, encode_metadata_response
@@ -24,7 +29,12 @@ from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_runtime import cluster_admin, cluster_describe
 from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.cluster_auto_create import AutoCreate
+from penstock_runtime.cluster_calls import ControllerCalls
+from penstock_runtime.cluster_configs import Configs
 from penstock_runtime.cluster_coordinators import Coordinators
+from penstock_runtime.cluster_quorum import QuorumApis
+from penstock_runtime.cluster_reassignments import Reassignments
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.kafka_connection import CLOSE, Connection, Response
 from penstock_runtime.kafka_metrics import KafkaMetrics, api_name
@@ -97,7 +107,11 @@ class ClusterApis:
         *,
         controller_id: Callable[[MetadataImage], int] | None = None,
         suspicions: Suspicions | None = None,
+        own_node: Callable[[], NodeId | None] = lambda: None,
+        auto_create: bool = False,
     ) -> None:
+        """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
+        that a Metadata request names."""
         self._metadata = metadata
         self._suspicions = suspicions
         self._producer_ids = producer_ids
@@ -106,7 +120,12 @@ class ClusterApis:
         self._metrics = metrics
         self._controller_id = controller_id or lowest_live_node
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
-        self._admin = cluster_admin.Admin(metadata, controllers, authorizer, metrics)
+        calls = ControllerCalls(metadata, controllers)
+        self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
+        self._admin = cluster_admin.Admin(metadata, calls, authorizer, metrics)
+        configs = Configs(calls, authorizer, metrics, own_node)
+        moves = Reassignments(calls, authorizer, metrics)
+        quorum = QuorumApis(calls, authorizer, metrics)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {
@@ -114,11 +133,24 @@ class ClusterApis:
             ApiKey.METADATA: self._metadata_request,
             ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
             ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
+            ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs,
             ApiKey.FIND_COORDINATOR: self._coordinators.find,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.CREATE_TOPICS: self._admin.create_topics,
             ApiKey.DELETE_TOPICS: self._admin.delete_topics,
             ApiKey.CREATE_PARTITIONS: self._admin.create_partitions,
+            ApiKey.DESCRIBE_CONFIGS: configs.describe,
+            ApiKey.ALTER_CONFIGS: configs.alter,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.alter_incrementally,
+            ApiKey.LIST_CONFIG_RESOURCES: configs.list_resources,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS: moves.alter,
+            ApiKey.LIST_PARTITION_REASSIGNMENTS: moves.list_ongoing,
+            ApiKey.ELECT_LEADERS: moves.elect,
+            ApiKey.UNREGISTER_BROKER: moves.unregister,
+            ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
+            ApiKey.UPDATE_FEATURES: quorum.update_features,
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: quorum.describe_quotas,
+            ApiKey.ALTER_CLIENT_QUOTAS: quorum.alter_quotas,
         }
         self._cache: dict[tuple[object, ...], bytes] = {}
         self._cache_version = -1
@@ -132,7 +164,12 @@ class ClusterApis:
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """The response, at once where it needs nobody else. Raises Malformed."""
-        result = self._handlers[header.api_key](connection, header, frame)
+        try:
+            result = self._handlers[header.api_key](connection, header, frame)
+        except Malformed:
+            raise
+        except PenstockError as e:
+            return self._failure(header, frame, e)
         if isinstance(result, bytes):
             return result
         return self._guard(result, header, frame)
@@ -148,25 +185,47 @@ class ClusterApis:
         except Malformed:
             raise
         except PenstockError as e:
-            self._metrics.count_error(header.api_key, e.code)
-            failure = codec.error_response(header, frame, e.code, e.message)
-            if failure is None:
-                raise
-            return failure
+            return self._failure(header, frame, e)
+
+    def _failure(self, header: RequestHeader, frame: bytearray, error: PenstockError) -> bytes:
+        self._metrics.count_error(header.api_key, error.code)
+        failure = codec.error_response(header, frame, error.code, error.message)
+        if failure is None:
+            raise error
+        return failure
 
     # Reads
 
     def _api_versions(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         software, version = decode_api_versions(frame, header)
-        if software:
+        if header.flexible:
+            if not (is_software_word(software) and is_software_word(version)):
+                self._metrics.count_error(header.api_key, ErrorCode.INVALID_REQUEST)
+                return encode_api_versions_response(header, {}, ErrorCode.INVALID_REQUEST)
             connection.state["client_software"] = f"{software} {version}"[:200]
         return encode_api_versions_response(header, self._addresses.apis(self._metadata.image))
 
     def _metadata_request(
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes | Coroutine[Any, Any, bytes]:
+        if self._auto_create is not None:
+            request = decode_metadata(frame, header)
+            names = self._auto_create.missing(connection, request, self._metadata.image)
+            if names:
+                return self._created_metadata(self._auto_create, names, connection, header, frame)
         if self._suspicions is not None and self._suspicions.any:
             return self._settled_metadata(self._suspicions, connection, header, frame)
+        return self._metadata_now(connection, header, frame)
+
+    async def _created_metadata(
+        self,
+        auto_create: AutoCreate,
+        names: list[str],
+        connection: Connection,
+        header: RequestHeader,
+        frame: bytearray,
+    ) -> bytes:
+        await auto_create.create(connection, names)
         return self._metadata_now(connection, header, frame)
 
     async def _settled_metadata(
@@ -248,6 +307,11 @@ class ClusterApis:
             lambda topic: self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic),
         )
 
+    def _describe_log_dirs(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        if not self._may(connection, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to describe the cluster")
+        return cluster_describe.describe_log_dirs(header, frame)
+
     # Producer ids
 
     async def _init_producer_id(
@@ -257,7 +321,7 @@ class ClusterApis:
         if request.transactional_id == "":
             raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
         if request.transactional_id is not None:
-            raise PenstockError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no transactions yet")
+            raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
         if not self._may(connection, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
             raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to idempotent writes")
         # An id and epoch in the request belong to transactions; without one a new id is

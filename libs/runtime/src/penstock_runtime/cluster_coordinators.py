@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+_CODE_IS_SHOWN_SINCE: Final = 3
+"""Version of FindCoordinator that only clients use which show a code that they do not expect."""
 _CREATE_TIMEOUT_MS: Final = 5_000
 
 _Found = tuple[int, str, int, ErrorCode, str | None]
@@ -96,7 +98,7 @@ class Coordinators:
     def _answer(
         self, connection: Connection, header: RequestHeader, key_type: int, keys: Sequence[str], problem: str
     ) -> bytes:
-        found = [self._locate(connection, key_type, key, problem) for key in keys]
+        found = [self._locate(connection, header.api_version, key_type, key, problem) for key in keys]
         for one in found:
             self._metrics.count_error(header.api_key, one[3])
         schema = codec.response_type(header.api_key, header.api_version)
@@ -110,9 +112,9 @@ class Coordinators:
             response = codec.build(schema, coordinators=coordinators)
         return codec.encode_response(header, response)
 
-    def _locate(self, connection: Connection, key_type: int, key: str, problem: str) -> _Found:
+    def _locate(self, connection: Connection, version: int, key_type: int, key: str, problem: str) -> _Found:
         if key_type == TRANSACTION:
-            return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version has no transactions yet")
+            return self._no_transactions(connection, version)
         if key_type != GROUP:
             return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
         if not self._authorizer.authorize(connection.principal, Operation.DESCRIBE, ResourceType.GROUP, key):
@@ -130,6 +132,20 @@ class Coordinators:
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the partition of group {key} has no leader"
             )
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
+
+    def _no_transactions(self, connection: Connection, version: int) -> _Found:
+        """What makes each client say at once that there are no transactions.
+
+        The Java client and kafka-python show the code and message of this answer. librdkafka and aiokafka (which
+        know versions to 2) would ask again for ever, whatever the code: they are sent to a node, where
+        InitProducerId answers UNSUPPORTED_VERSION, and that they show.
+        """
+        if version < _CODE_IS_SHOWN_SINCE:
+            for node in self._metadata.image.nodes.values():
+                address = None if node.fenced else self._addresses.node_address(connection, node)
+                if address is not None:
+                    return node.node_id, address[0], address[1], ErrorCode.NONE, None
+        return _nowhere(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
 
 
 def _fields(found: _Found) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""DescribeCluster and DescribeTopicPartitions, from a metadata image. No I/O, no waiting.
+"""DescribeCluster and DescribeTopicPartitions, from a metadata image, and what a gateway says of
+log directories. No I/O, no waiting.
 
 Sources: KIP-700, KIP-919 and KIP-1073 (DescribeCluster); KIP-966 and Kafka's
 DescribeTopicPartitionsRequestHandler.
@@ -124,6 +125,27 @@ def describe_topic_partitions(
             cursor = (name, indexes[len(shown)])
             break
     return writer.response(topics, cursor)
+
+
+LOG_DIRS_ELSEWHERE: Final = "unknown behind a gateway: ask by a direct listener"
+
+
+def describe_log_dirs(header: RequestHeader, frame: bytearray) -> bytes:
+    """The response to DescribeLogDirs of a process that has none: one directory that says so.
+
+    The request names no node, so a gateway cannot pass it on. Kafka's tool for reassignments asks for
+    the directories of replicas before it does anything, and goes on when it finds none.
+    """
+    codec.decode_request(header, frame)
+    of = (header.api_key, header.api_version)
+    nowhere = codec.build(
+        codec.entity_type(*of, "DescribeLogDirsResult"),
+        error_code=ErrorCode.NONE,
+        log_dir=LOG_DIRS_ELSEWHERE,
+        topics=(),
+    )
+    response = codec.build(codec.response_type(*of), error_code=ErrorCode.NONE, results=(nowhere,))
+    return codec.encode_response(header, response)
 
 
 class _Describer:

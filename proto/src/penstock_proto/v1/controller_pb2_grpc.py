@@ -94,6 +94,16 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersResponse.FromString,
                 _registered_method=True)
+        self.AlterReassignments = channel.unary_unary(
+                '/penstock.v1.Controller/AlterReassignments',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsResponse.FromString,
+                _registered_method=True)
+        self.UnregisterNode = channel.unary_unary(
+                '/penstock.v1.Controller/UnregisterNode',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeResponse.FromString,
+                _registered_method=True)
         self.DescribeQuorum = channel.unary_unary(
                 '/penstock.v1.Controller/DescribeQuorum',
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
@@ -187,7 +197,21 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ElectLeaders(self, request, context):
-        """Preferred leader election.
+        """Preferred or unclean leader election (KIP-460).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterReassignments(self, request, context):
+        """Begins, changes and cancels moves of replicas (KIP-455).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterNode(self, request, context):
+        """Forgets a storage node that is gone and holds no replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,6 +293,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.ElectLeaders,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersResponse.SerializeToString,
+            ),
+            'AlterReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterReassignments,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsResponse.SerializeToString,
+            ),
+            'UnregisterNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterNode,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeResponse.SerializeToString,
             ),
             'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeQuorum,
@@ -605,6 +639,60 @@ class Controller:
             '/penstock.v1.Controller/ElectLeaders',
             penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.ElectLeadersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterReassignments',
+            penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.AlterReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/UnregisterNode',
+            penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.UnregisterNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

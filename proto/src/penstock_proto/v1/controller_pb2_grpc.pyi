@@ -62,7 +62,11 @@ class ControllerStub:
     AlterConfigs: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterConfigsRequest, _controller_pb2.AlterConfigsResponse]
     """Sets and removes dynamic settings, each resource all or nothing."""
     ElectLeaders: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ElectLeadersRequest, _controller_pb2.ElectLeadersResponse]
-    """Preferred leader election."""
+    """Preferred or unclean leader election (KIP-460)."""
+    AlterReassignments: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterReassignmentsRequest, _controller_pb2.AlterReassignmentsResponse]
+    """Begins, changes and cancels moves of replicas (KIP-455)."""
+    UnregisterNode: _grpc.UnaryUnaryMultiCallable[_controller_pb2.UnregisterNodeRequest, _controller_pb2.UnregisterNodeResponse]
+    """Forgets a storage node that is gone and holds no replica."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]
     """The Raft quorum as this controller sees it; any controller answers."""
     ReplaceController: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]
@@ -96,7 +100,11 @@ class ControllerAsyncStub(ControllerStub):
     AlterConfigs: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterConfigsRequest, _controller_pb2.AlterConfigsResponse]  # type: ignore[assignment]
     """Sets and removes dynamic settings, each resource all or nothing."""
     ElectLeaders: _aio.UnaryUnaryMultiCallable[_controller_pb2.ElectLeadersRequest, _controller_pb2.ElectLeadersResponse]  # type: ignore[assignment]
-    """Preferred leader election."""
+    """Preferred or unclean leader election (KIP-460)."""
+    AlterReassignments: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterReassignmentsRequest, _controller_pb2.AlterReassignmentsResponse]  # type: ignore[assignment]
+    """Begins, changes and cancels moves of replicas (KIP-455)."""
+    UnregisterNode: _aio.UnaryUnaryMultiCallable[_controller_pb2.UnregisterNodeRequest, _controller_pb2.UnregisterNodeResponse]  # type: ignore[assignment]
+    """Forgets a storage node that is gone and holds no replica."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """The Raft quorum as this controller sees it; any controller answers."""
     ReplaceController: _aio.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]  # type: ignore[assignment]
@@ -199,7 +207,23 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         request: _controller_pb2.ElectLeadersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.ElectLeadersResponse, _abc.Awaitable[_controller_pb2.ElectLeadersResponse]]:
-        """Preferred leader election."""
+        """Preferred or unclean leader election (KIP-460)."""
+
+    @_abc_1.abstractmethod
+    def AlterReassignments(
+        self,
+        request: _controller_pb2.AlterReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterReassignmentsResponse, _abc.Awaitable[_controller_pb2.AlterReassignmentsResponse]]:
+        """Begins, changes and cancels moves of replicas (KIP-455)."""
+
+    @_abc_1.abstractmethod
+    def UnregisterNode(
+        self,
+        request: _controller_pb2.UnregisterNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.UnregisterNodeResponse, _abc.Awaitable[_controller_pb2.UnregisterNodeResponse]]:
+        """Forgets a storage node that is gone and holds no replica."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(

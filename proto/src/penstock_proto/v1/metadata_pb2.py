@@ -25,47 +25,51 @@ _sym_db = _symbol_database.Default()
 from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock_proto/v1/metadata.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"\xf8\x04\n\x0eMetadataRecord\x12-\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ClusterRecordH\x00\x12\'\n\x04node\x18\x02 \x01(\x0b\x32\x17.penstock.v1.NodeRecordH\x00\x12\x36\n\x0cnode_removed\x18\x03 \x01(\x0b\x32\x1e.penstock.v1.NodeRemovedRecordH\x00\x12-\n\x07gateway\x18\x04 \x01(\x0b\x32\x1a.penstock.v1.GatewayRecordH\x00\x12<\n\x0fgateway_removed\x18\x05 \x01(\x0b\x32!.penstock.v1.GatewayRemovedRecordH\x00\x12)\n\x05topic\x18\x06 \x01(\x0b\x32\x18.penstock.v1.TopicRecordH\x00\x12\x38\n\rtopic_removed\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.TopicRemovedRecordH\x00\x12\x31\n\tpartition\x18\x08 \x01(\x0b\x32\x1c.penstock.v1.PartitionRecordH\x00\x12+\n\x06\x63onfig\x18\t \x01(\x0b\x32\x19.penstock.v1.ConfigRecordH\x00\x12\x36\n\x0cproducer_ids\x18\n \x01(\x0b\x32\x1e.penstock.v1.ProducerIdsRecordH\x00\x12-\n\x07\x66\x65\x61ture\x18\x0b \x01(\x0b\x32\x1a.penstock.v1.FeatureRecordH\x00\x12\x33\n\ncontroller\x18\x0c \x01(\x0b\x32\x1d.penstock.v1.ControllerRecordH\x00\x42\x08\n\x06record\"#\n\rClusterRecord\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\"\xde\x02\n\nNodeRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\nnode_epoch\x18\x03 \x01(\x03\x12)\n\x07process\x18\x04 \x01(\x0b\x32\x18.penstock.v1.ProcessInfo\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12#\n\x04grpc\x18\x06 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12(\n\tlisteners\x18\x07 \x03(\x0b\x32\x15.penstock.v1.Endpoint\x12#\n\x04\x61pis\x18\x08 \x03(\x0b\x32\x15.penstock.v1.ApiRange\x12\x0e\n\x06\x66\x65nced\x18\t \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\n \x01(\x08\x12#\n\x04http\x18\x0b \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x13\n\x0b\x64isk_failed\x18\x0c \x01(\x08\"$\n\x11NodeRemovedRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\"\xe0\x01\n\rGatewayRecord\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x15\n\rgateway_epoch\x18\x02 \x01(\x03\x12)\n\x07process\x18\x03 \x01(\x0b\x32\x18.penstock.v1.ProcessInfo\x12/\n\tlisteners\x18\x04 \x03(\x0b\x32\x1c.penstock.v1.GatewayListener\x12#\n\x04grpc\x18\x05 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12#\n\x04http\x18\x06 \x01(\x0b\x32\x15.penstock.v1.Endpoint\"s\n\x0fGatewayListener\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x32\n\nadvertised\x18\x03 \x03(\x0b\x32\x1e.penstock.v1.AdvertisedAddress\x12\x10\n\x08security\x18\x04 \x01(\t\"@\n\x11\x41\x64vertisedAddress\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\"*\n\x14GatewayRemovedRecord\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"-\n\x0bTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\"&\n\x12TopicRemovedRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"\x84\x02\n\x0fPartitionRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x0e\n\x06leader\x18\x05 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x08 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\t \x03(\x05\x12\x19\n\x11removing_replicas\x18\n \x03(\x05\x12\x12\n\nrecovering\x18\x0b \x01(\x08\x12\x19\n\x11last_known_leader\x18\x0c \x01(\x05\"g\n\x0c\x43onfigRecord\x12\x15\n\rresource_type\x18\x01 \x01(\t\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"-\n\x11ProducerIdsRecord\x12\x18\n\x10next_producer_id\x18\x01 \x01(\x03\",\n\rFeatureRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\r\"?\n\x10\x43ontrollerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\"\xad\x01\n\x0fMetadataCommand\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x0f\n\x07time_ms\x18\x04 \x01(\x03\x12\x12\n\ncommand_id\x18\x05 \x01(\x06\x12\x0c\n\x04part\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\"j\n\rMetadataDelta\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\x0c\n\x04part\x18\x03 \x01(\r\x12\x0c\n\x04more\x18\x04 \x01(\x08\"s\n\x15MetadataSnapshotChunk\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\x12\x0c\n\x04last\x18\x04 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n penstock_proto/v1/metadata.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"\xf8\x04\n\x0eMetadataRecord\x12-\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ClusterRecordH\x00\x12\'\n\x04node\x18\x02 \x01(\x0b\x32\x17.penstock.v1.NodeRecordH\x00\x12\x36\n\x0cnode_removed\x18\x03 \x01(\x0b\x32\x1e.penstock.v1.NodeRemovedRecordH\x00\x12-\n\x07gateway\x18\x04 \x01(\x0b\x32\x1a.penstock.v1.GatewayRecordH\x00\x12<\n\x0fgateway_removed\x18\x05 \x01(\x0b\x32!.penstock.v1.GatewayRemovedRecordH\x00\x12)\n\x05topic\x18\x06 \x01(\x0b\x32\x18.penstock.v1.TopicRecordH\x00\x12\x38\n\rtopic_removed\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.TopicRemovedRecordH\x00\x12\x31\n\tpartition\x18\x08 \x01(\x0b\x32\x1c.penstock.v1.PartitionRecordH\x00\x12+\n\x06\x63onfig\x18\t \x01(\x0b\x32\x19.penstock.v1.ConfigRecordH\x00\x12\x36\n\x0cproducer_ids\x18\n \x01(\x0b\x32\x1e.penstock.v1.ProducerIdsRecordH\x00\x12-\n\x07\x66\x65\x61ture\x18\x0b \x01(\x0b\x32\x1a.penstock.v1.FeatureRecordH\x00\x12\x33\n\ncontroller\x18\x0c \x01(\x0b\x32\x1d.penstock.v1.ControllerRecordH\x00\x42\x08\n\x06record\"#\n\rClusterRecord\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\"\xc8\x03\n\nNodeRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\nnode_epoch\x18\x03 \x01(\x03\x12)\n\x07process\x18\x04 \x01(\x0b\x32\x18.penstock.v1.ProcessInfo\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12#\n\x04grpc\x18\x06 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12(\n\tlisteners\x18\x07 \x03(\x0b\x32\x15.penstock.v1.Endpoint\x12#\n\x04\x61pis\x18\x08 \x03(\x0b\x32\x15.penstock.v1.ApiRange\x12\x0e\n\x06\x66\x65nced\x18\t \x01(\x08\x12\x1e\n\x16in_controlled_shutdown\x18\n \x01(\x08\x12#\n\x04http\x18\x0b \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x13\n\x0b\x64isk_failed\x18\x0c \x01(\x08\x12\x37\n\x08settings\x18\r \x03(\x0b\x32%.penstock.v1.NodeRecord.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x11NodeRemovedRecord\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\"\xe0\x01\n\rGatewayRecord\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x15\n\rgateway_epoch\x18\x02 \x01(\x03\x12)\n\x07process\x18\x03 \x01(\x0b\x32\x18.penstock.v1.ProcessInfo\x12/\n\tlisteners\x18\x04 \x03(\x0b\x32\x1c.penstock.v1.GatewayListener\x12#\n\x04grpc\x18\x05 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12#\n\x04http\x18\x06 \x01(\x0b\x32\x15.penstock.v1.Endpoint\"s\n\x0fGatewayListener\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x32\n\nadvertised\x18\x03 \x03(\x0b\x32\x1e.penstock.v1.AdvertisedAddress\x12\x10\n\x08security\x18\x04 \x01(\t\"@\n\x11\x41\x64vertisedAddress\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\"*\n\x14GatewayRemovedRecord\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"-\n\x0bTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\"&\n\x12TopicRemovedRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"\x84\x02\n\x0fPartitionRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x0e\n\x06leader\x18\x05 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x08 \x03(\x05\x12\x17\n\x0f\x61\x64\x64ing_replicas\x18\t \x03(\x05\x12\x19\n\x11removing_replicas\x18\n \x03(\x05\x12\x12\n\nrecovering\x18\x0b \x01(\x08\x12\x19\n\x11last_known_leader\x18\x0c \x01(\x05\"g\n\x0c\x43onfigRecord\x12\x15\n\rresource_type\x18\x01 \x01(\t\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"-\n\x11ProducerIdsRecord\x12\x18\n\x10next_producer_id\x18\x01 \x01(\x03\",\n\rFeatureRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\r\"?\n\x10\x43ontrollerRecord\x12\x15\n\rcontroller_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\"\xad\x01\n\x0fMetadataCommand\x12\x14\n\x0c\x62\x61se_version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\x15\n\rcontroller_id\x18\x03 \x01(\x05\x12\x0f\n\x07time_ms\x18\x04 \x01(\x03\x12\x12\n\ncommand_id\x18\x05 \x01(\x06\x12\x0c\n\x04part\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\"j\n\rMetadataDelta\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\x0c\n\x04part\x18\x03 \x01(\r\x12\x0c\n\x04more\x18\x04 \x01(\x08\"s\n\x15MetadataSnapshotChunk\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12,\n\x07records\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.MetadataRecord\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\x12\x0c\n\x04last\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.metadata_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_NODERECORD_SETTINGSENTRY']._loaded_options = None
+  _globals['_NODERECORD_SETTINGSENTRY']._serialized_options = b'8\001'
   _globals['_METADATARECORD']._serialized_start=82
   _globals['_METADATARECORD']._serialized_end=714
   _globals['_CLUSTERRECORD']._serialized_start=716
   _globals['_CLUSTERRECORD']._serialized_end=751
   _globals['_NODERECORD']._serialized_start=754
-  _globals['_NODERECORD']._serialized_end=1104
-  _globals['_NODEREMOVEDRECORD']._serialized_start=1106
-  _globals['_NODEREMOVEDRECORD']._serialized_end=1142
-  _globals['_GATEWAYRECORD']._serialized_start=1145
-  _globals['_GATEWAYRECORD']._serialized_end=1369
-  _globals['_GATEWAYLISTENER']._serialized_start=1371
-  _globals['_GATEWAYLISTENER']._serialized_end=1486
-  _globals['_ADVERTISEDADDRESS']._serialized_start=1488
-  _globals['_ADVERTISEDADDRESS']._serialized_end=1552
-  _globals['_GATEWAYREMOVEDRECORD']._serialized_start=1554
-  _globals['_GATEWAYREMOVEDRECORD']._serialized_end=1596
-  _globals['_TOPICRECORD']._serialized_start=1598
-  _globals['_TOPICRECORD']._serialized_end=1643
-  _globals['_TOPICREMOVEDRECORD']._serialized_start=1645
-  _globals['_TOPICREMOVEDRECORD']._serialized_end=1683
-  _globals['_PARTITIONRECORD']._serialized_start=1686
-  _globals['_PARTITIONRECORD']._serialized_end=1946
-  _globals['_CONFIGRECORD']._serialized_start=1948
-  _globals['_CONFIGRECORD']._serialized_end=2051
-  _globals['_PRODUCERIDSRECORD']._serialized_start=2053
-  _globals['_PRODUCERIDSRECORD']._serialized_end=2098
-  _globals['_FEATURERECORD']._serialized_start=2100
-  _globals['_FEATURERECORD']._serialized_end=2144
-  _globals['_CONTROLLERRECORD']._serialized_start=2146
-  _globals['_CONTROLLERRECORD']._serialized_end=2209
-  _globals['_METADATACOMMAND']._serialized_start=2212
-  _globals['_METADATACOMMAND']._serialized_end=2385
-  _globals['_METADATADELTA']._serialized_start=2387
-  _globals['_METADATADELTA']._serialized_end=2493
-  _globals['_METADATASNAPSHOTCHUNK']._serialized_start=2495
-  _globals['_METADATASNAPSHOTCHUNK']._serialized_end=2610
+  _globals['_NODERECORD']._serialized_end=1210
+  _globals['_NODERECORD_SETTINGSENTRY']._serialized_start=1163
+  _globals['_NODERECORD_SETTINGSENTRY']._serialized_end=1210
+  _globals['_NODEREMOVEDRECORD']._serialized_start=1212
+  _globals['_NODEREMOVEDRECORD']._serialized_end=1248
+  _globals['_GATEWAYRECORD']._serialized_start=1251
+  _globals['_GATEWAYRECORD']._serialized_end=1475
+  _globals['_GATEWAYLISTENER']._serialized_start=1477
+  _globals['_GATEWAYLISTENER']._serialized_end=1592
+  _globals['_ADVERTISEDADDRESS']._serialized_start=1594
+  _globals['_ADVERTISEDADDRESS']._serialized_end=1658
+  _globals['_GATEWAYREMOVEDRECORD']._serialized_start=1660
+  _globals['_GATEWAYREMOVEDRECORD']._serialized_end=1702
+  _globals['_TOPICRECORD']._serialized_start=1704
+  _globals['_TOPICRECORD']._serialized_end=1749
+  _globals['_TOPICREMOVEDRECORD']._serialized_start=1751
+  _globals['_TOPICREMOVEDRECORD']._serialized_end=1789
+  _globals['_PARTITIONRECORD']._serialized_start=1792
+  _globals['_PARTITIONRECORD']._serialized_end=2052
+  _globals['_CONFIGRECORD']._serialized_start=2054
+  _globals['_CONFIGRECORD']._serialized_end=2157
+  _globals['_PRODUCERIDSRECORD']._serialized_start=2159
+  _globals['_PRODUCERIDSRECORD']._serialized_end=2204
+  _globals['_FEATURERECORD']._serialized_start=2206
+  _globals['_FEATURERECORD']._serialized_end=2250
+  _globals['_CONTROLLERRECORD']._serialized_start=2252
+  _globals['_CONTROLLERRECORD']._serialized_end=2315
+  _globals['_METADATACOMMAND']._serialized_start=2318
+  _globals['_METADATACOMMAND']._serialized_end=2491
+  _globals['_METADATADELTA']._serialized_start=2493
+  _globals['_METADATADELTA']._serialized_end=2599
+  _globals['_METADATASNAPSHOTCHUNK']._serialized_start=2601
+  _globals['_METADATASNAPSHOTCHUNK']._serialized_end=2716
 # @@protoc_insertion_point(module_scope)

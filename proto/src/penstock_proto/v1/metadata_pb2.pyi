@@ -121,6 +121,26 @@ class NodeRecord(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     NODE_EPOCH_FIELD_NUMBER: _builtins.int
@@ -133,6 +153,7 @@ class NodeRecord(_message.Message):
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: _builtins.int
     HTTP_FIELD_NUMBER: _builtins.int
     DISK_FAILED_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """Node id, >= 1; Kafka clients know it as the broker id."""
     directory_id: _builtins.bytes
@@ -171,6 +192,12 @@ class NodeRecord(_message.Message):
     def http(self) -> _common_pb2.Endpoint:
         """HTTP address for health and metrics; port 0 when there is none."""
 
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Settings of its process that clients may see, by Kafka's names, where they are
+        not the defaults.
+        """
+
     def __init__(
         self,
         *,
@@ -186,10 +213,11 @@ class NodeRecord(_message.Message):
         in_controlled_shutdown: _builtins.bool = ...,
         http: _common_pb2.Endpoint | None = ...,
         disk_failed: _builtins.bool = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "disk_failed", b"disk_failed", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "disk_failed", b"disk_failed", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -491,9 +519,9 @@ class ConfigRecord(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     resource_type: _builtins.str
-    """"topic", "node" or "cluster"."""
+    """"topic", "node", "cluster" or "group"."""
     resource_name: _builtins.str
-    """Topic name, node id in decimal, or "" for the cluster."""
+    """Topic name, node id in decimal, group id, or "" for the cluster."""
     key: _builtins.str
     """Setting's name, e.g. "retention.ms"."""
     value: _builtins.str

@@ -50,6 +50,11 @@ class StorageStub:
                 request_serializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.FromString,
                 _registered_method=True)
+        self.Positions = channel.unary_unary(
+                '/penstock.v1.Storage/Positions',
+                request_serializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServicer:
@@ -78,6 +83,14 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Positions(self, request, context):
+        """How far offsets lie behind the ends of partitions that this node leads; group
+        coordinators ask for it to tell lag.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +108,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.FetchRange,
                     request_deserializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.SerializeToString,
+            ),
+            'Positions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Positions,
+                    request_deserializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class Storage:
             '/penstock.v1.Storage/FetchRange',
             penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.SerializeToString,
             penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Positions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/Positions',
+            penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

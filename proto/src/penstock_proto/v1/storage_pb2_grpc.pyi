@@ -42,6 +42,10 @@ class StorageStub:
     """
     FetchRange: _grpc.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]
     """Raw batches of one partition that this node leads."""
+    Positions: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PositionsRequest, _storage_pb2.PositionsResponse]
+    """How far offsets lie behind the ends of partitions that this node leads; group
+    coordinators ask for it to tell lag.
+    """
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -56,6 +60,10 @@ class StorageAsyncStub(StorageStub):
     """
     FetchRange: _aio.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]  # type: ignore[assignment]
     """Raw batches of one partition that this node leads."""
+    Positions: _aio.UnaryUnaryMultiCallable[_storage_pb2.PositionsRequest, _storage_pb2.PositionsResponse]  # type: ignore[assignment]
+    """How far offsets lie behind the ends of partitions that this node leads; group
+    coordinators ask for it to tell lag.
+    """
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -85,5 +93,15 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_data_pb2.FetchRangeResponse], _abc.AsyncIterator[_data_pb2.FetchRangeResponse]]:
         """Raw batches of one partition that this node leads."""
+
+    @_abc_1.abstractmethod
+    def Positions(
+        self,
+        request: _storage_pb2.PositionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.PositionsResponse, _abc.Awaitable[_storage_pb2.PositionsResponse]]:
+        """How far offsets lie behind the ends of partitions that this node leads; group
+        coordinators ask for it to tell lag.
+        """
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

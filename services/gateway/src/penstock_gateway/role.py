@@ -162,6 +162,7 @@ class Gateway:
                 kafka_metrics,
                 controller_id=_named_controller,
                 suspicions=suspicions,
+                auto_create=settings.auto_create_topics,
             )
             for addresses in (self._addresses, apart)
         )

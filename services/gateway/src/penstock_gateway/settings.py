@@ -40,6 +40,10 @@ class GatewaySettings(RoleSettings):
     http_bind: str = Field(
         "127.0.0.1:8080", description="address of health, metrics and the REST API; empty for none"
     )
+    auto_create_topics: bool = Field(
+        False,
+        description="make topics that a client asks for and that are not there, with the cluster's defaults",
+    )
     stale_after_ms: int = Field(
         10_000,
         ge=500,

@@ -8,8 +8,8 @@ and disk; replies of a controller whose term is lower than one already heard are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -41,6 +41,8 @@ class Announcement:
     http: Endpoint
     listeners: Sequence[Endpoint]
     damaged: Sequence[TopicPartition]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Those of the process that clients may see, where they are not the defaults."""
 
 
 class Membership:
@@ -165,6 +167,7 @@ class Membership:
             damaged=[]
             if self._registered_before
             else [pb.TopicPartitionId(topic_id=k.topic_id, partition=k.partition) for k in told.damaged],
+            settings=told.settings,
         )
 
     # -- session ------------------------------------------------------------------

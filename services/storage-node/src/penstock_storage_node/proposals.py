@@ -94,6 +94,7 @@ class IsrProposer:
             if result.error.code == ErrorCode.NONE:
                 state = PartitionImage.from_pb(result.state)
                 if state.leader_epoch == leadership.epoch:
+                    manager.settings.before(state)
                     leadership.update(state, now_ms)
             else:
                 leadership.on_proposal_refused(proposal, _code(result.error.code), now_ms)

@@ -15,12 +15,13 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topic_settings import LONG_MAX, TopicSettings
+from penstock_core.topic_settings import LONG_MAX
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node import trimming
 from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.disk_health import DiskHealth, is_full
+from penstock_storage_node.live_settings import LiveSettings
 from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.partition import LeadershipWatcher, Partition
@@ -114,7 +115,7 @@ class ReplicaManager:
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
         self._tick_count = 0
-        self._settings: dict[tuple[str, int], TopicSettings] = {}
+        self.settings = LiveSettings(self)
         self._when_written: list[tuple[asyncio.Future[Any], Any]] = []
 
     # -- looking up ---------------------------------------------------------------
@@ -187,17 +188,16 @@ class ReplicaManager:
                 if topic is not None and state is not None:
                     self._ensure(topic, state)
             elif kind == "topic_removed":
+                self.settings.clear()  # another topic may take the name, without the settings
                 topic_id = TopicId(record.topic_removed.topic_id)
                 for key in [k for k in self.partitions if k.topic_id == topic_id]:
                     self._delete(self.partitions[key])
             elif kind == "config":
-                self._settings.clear()
-                if record.config.resource_type == "topic":
-                    self._update_settings(record.config.resource_name)
+                self.settings.on_record(record.config)
 
     def _apply_all(self) -> None:
         """As after a snapshot: look at everything."""
-        self._settings.clear()
+        self.settings.clear()
         for key, partition in list(self.partitions.items()):
             state = self.image.partition(key.topic_id, key.partition)
             if state is None or self.node_id not in state.replicas:
@@ -205,7 +205,7 @@ class ReplicaManager:
         for topic in self.image.topics.values():
             for state in topic.partitions.values():
                 self._ensure(topic, state)
-            self._update_settings(topic.name)
+            self.settings.update(topic.name)
 
     def set_aside_strays(self) -> list[asyncio.Future[None]]:
         """Logs on the disk that the metadata know nothing of: kept, under another name.
@@ -231,30 +231,6 @@ class ReplicaManager:
 
         return asyncio.ensure_future(self.pool.run(rename))
 
-    def _settings_of(self, topic: TopicImage, state: PartitionImage) -> TopicSettings:
-        factor = len(state.replicas)
-        settings = self._settings.get((topic.name, factor))
-        if settings is None:
-            settings = TopicSettings.from_config(self.image.config("topic", topic.name), factor)
-            self._settings[topic.name, factor] = settings
-        return settings
-
-    def _update_settings(self, name: str) -> None:
-        topic = self.image.topic(name)
-        if topic is None:
-            return
-        for state in topic.partitions.values():
-            partition = self.partitions.get(state.key)
-            if partition is not None:
-                settings = self._settings_of(topic, state)
-                if settings != partition.replica.settings:
-                    partition.log.update_settings(settings)
-                    partition.replica.update_settings(settings, self.clock_ms())
-                    trimming.mark_compacted(self, partition)
-                    if partition.replica.wants_fsync:
-                        partition.flush(everything=True)  # what was written while it was not
-                    self.schedule()
-
     def _ensure(self, topic: TopicImage, state: PartitionImage) -> None:
         key = state.key
         partition = self.partitions.get(key)
@@ -263,12 +239,13 @@ class ReplicaManager:
                 self._delete(partition)
             return
         if partition is not None:
+            self.settings.before(state)
             self._assign(partition, state)
             return
         found = self._found.get((topic.name, state.partition))
         if found is not None and found[0].topic_id == state.topic_id:
             del self._found[topic.name, state.partition]
-            found[1].update_settings(self._settings_of(topic, state))
+            found[1].update_settings(self.settings.of(topic, state))
             self._install(topic, state, found[1], found[0].high_watermark)
         elif key not in self._creating:
             self._creating.add(key)
@@ -283,7 +260,7 @@ class ReplicaManager:
             deleting = self._deleting.get((name, index))
             if deleting is not None:
                 await asyncio.wait([deleting])
-            settings = self._settings_of(topic, state)
+            settings = self.settings.of(topic, state)
             log = await self.pool.run(
                 lambda: self.directory.create_log(name, index, topic.topic_id, settings)
             )
@@ -303,7 +280,7 @@ class ReplicaManager:
             remove = await self.pool.run(lambda: self.directory.delete_log(log))
             await self.pool.run(remove)
             return
-        log.update_settings(self._settings_of(newest_topic, newest))
+        log.update_settings(self.settings.of(newest_topic, newest))
         self._install(newest_topic, newest, log, 0)
         self.links.settle()
         self.schedule()
@@ -323,7 +300,7 @@ class ReplicaManager:
             topic.name,
             self.node_id,
             log,
-            self._settings_of(topic, state),
+            self.settings.of(topic, state),
             high_watermark=high_watermark,
             lag_max_ms=self._lag_max_ms,
             eligible=self._eligible,

@@ -37,6 +37,7 @@ from penstock_storage_node.api.forward import ForwardService
 from penstock_storage_node.api.kafka import DataApis, DirectAddresses, DirectHandler
 from penstock_storage_node.api.lanes import LaneLimits
 from penstock_storage_node.api.link import REPLICA_CHANNEL_OPTIONS, ReplicaLinks
+from penstock_storage_node.api.positions import PositionsService
 from penstock_storage_node.api.replicate import ReplicaStreams
 from penstock_storage_node.api.service import add_storage_service
 from penstock_storage_node.compaction import Compaction
@@ -44,6 +45,7 @@ from penstock_storage_node.coordinator.host import GroupHost
 from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.group_commit import open_group_flush
 from penstock_storage_node.housekeeping import Housekeeping
+from penstock_storage_node.lag import LagWatch
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.membership import Announcement, Membership
 from penstock_storage_node.metrics import NodeMetrics
@@ -222,6 +224,10 @@ class StorageNode:
             wall_ms=wall_ms,
         )
         manager.watchers.append(self._groups)
+        self._positions = PositionsService(manager)
+        self._lag = LagWatch(
+            manager, self._groups, self._positions, self._channels, settings.lag_interval_ms, monotonic_ms
+        )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
         self._data = DataApis(manager, authorizer, self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
@@ -236,6 +242,8 @@ class StorageNode:
             authorizer,
             kafka_metrics,
             suspicions=suspicions,
+            own_node=lambda: manager.node_id,
+            auto_create=settings.auto_create_topics,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         self._listeners = [KafkaListener(each, handler, lifecycle, LIMITS) for each in settings.listeners]
@@ -247,7 +255,9 @@ class StorageNode:
         forward = ForwardService(self._data, self._manager, self._metadata)
         self._server, bound = await serve(
             settings.grpc_bind,
-            lambda s: add_storage_service(s, self._streams, forward, FetchRangeService(self._manager)),
+            lambda s: add_storage_service(
+                s, self._streams, forward, FetchRangeService(self._manager), self._positions
+            ),
             allow_insecure_bind=settings.allow_insecure_bind,
         )
         http = await self._http.start()
@@ -266,6 +276,7 @@ class StorageNode:
                 for found, log in logs
                 if log.log_end_offset < log.flush_point or log.may_lack_acked
             ],
+            settings.shown_to_clients(str(self._directory.path)),
         )
         lifecycle.log.info(
             "listening",
@@ -292,6 +303,8 @@ class StorageNode:
         self._housekeeping.start()
         self._compaction.start()
         self._groups.start()
+        lifecycle.registry.register(self._lag)
+        lifecycle.create_task(self._lag.run(), "lag")
         lifecycle.create_task(self._membership.run(), "session")
         self._metadata.on_change(lambda *_: self._hasten())
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from penstock_core.config_catalog import NODE_STATIC
 from penstock_runtime.settings import ListenerSettings, RoleSettings
 from penstock_storage_node.coordinator.base import GroupSettings
 
@@ -68,6 +69,9 @@ class StorageNodeSettings(RoleSettings):
         60_000, ge=100, description="how often old segments are looked for, in ms"
     )
 
+    auto_create_topics: bool = Field(
+        False, description="make topics that a client asks for and that are not there, with the cluster's defaults"
+    )
     group_initial_rebalance_delay_ms: int = Field(
         3_000, ge=0, description="how long a new consumer group waits for more members, in ms"
     )
@@ -93,6 +97,30 @@ class StorageNodeSettings(RoleSettings):
     group_consumer_heartbeat_interval_ms: int = Field(
         5_000, ge=1, description="heartbeat interval of members that use group.protocol=consumer, in ms"
     )
+
+    lag_interval_ms: int = Field(
+        15_000,
+        ge=100,
+        description="how often the lag of groups is found out while metrics are scraped, in ms",
+    )
+
+    def shown_to_clients(self, data_path: str) -> dict[str, str]:
+        """What DescribeConfigs shows of this process, by Kafka's names, where it is not the default."""
+        values = {
+            "group.consumer.heartbeat.interval.ms": self.group_consumer_heartbeat_interval_ms,
+            "group.consumer.session.timeout.ms": self.group_consumer_session_timeout_ms,
+            "group.initial.rebalance.delay.ms": self.group_initial_rebalance_delay_ms,
+            "group.max.session.timeout.ms": self.group_max_session_timeout_ms,
+            "group.max.size": self.group_max_size,
+            "group.min.session.timeout.ms": self.group_min_session_timeout_ms,
+            "log.dirs": data_path,
+            "log.retention.check.interval.ms": self.retention_check_interval_ms,
+            "offset.metadata.max.bytes": self.offset_metadata_max_bytes,
+            "offsets.retention.check.interval.ms": self.offsets_retention_check_interval_ms,
+            "offsets.retention.minutes": self.offsets_retention_minutes,
+            "replica.lag.time.max.ms": self.replica_lag_time_max_ms,
+        }
+        return {name: str(v) for name, v in values.items() if NODE_STATIC[name].default != str(v)}
 
     def group_settings(self) -> GroupSettings:
         """Those of the group coordinator."""

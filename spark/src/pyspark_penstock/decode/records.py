@@ -153,8 +153,10 @@ class RecordBuffer:
         """Starts of all records by a plain walk. Stops at a record that can't be."""
         data = self.data.tobytes()
         found: list[int] = []
+        # No more than the headers say: unpacked zeros would be a record of no bytes each.
+        most = int(self._counts.sum())
         for position, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            while position < end:
+            while position < end and len(found) <= most:
                 found.append(position)
                 byte = data[position]
                 length, position, shift = byte & 0x7F, position + 1, 7

@@ -8,6 +8,7 @@ of before KIP-890.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import Final
@@ -18,6 +19,7 @@ from penstock_core.kafka.frames import RequestHeader, response_header
 from penstock_core.kafka.wire import INT16, INT32, Buffer, Reader, put_count
 
 _RANGE: Final = struct.Struct(">hhh")
+_SOFTWARE_WORD: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _TAGGED_RANGE: Final = struct.Struct(">hhhb")
 
 
@@ -30,6 +32,11 @@ def decode_api_versions(frame: Buffer, header: RequestHeader) -> tuple[str, str]
     version = reader.string()
     reader.skip_tags()
     return software, version
+
+
+def is_software_word(word: str) -> bool:
+    """Whether KIP-511 allows this as name or version of a client's software (Kafka: ApiVersionsRequest.isValid)."""
+    return _SOFTWARE_WORD.fullmatch(word) is not None
 
 
 def encode_api_versions_response(

@@ -60,6 +60,21 @@ _NAMES: Final = {
     ApiKey.OFFSET_DELETE: "OffsetDelete",
     ApiKey.CONSUMER_GROUP_HEARTBEAT: "ConsumerGroupHeartbeat",
     ApiKey.CONSUMER_GROUP_DESCRIBE: "ConsumerGroupDescribe",
+    ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
+    ApiKey.ALTER_CONFIGS: "AlterConfigs",
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: "IncrementalAlterConfigs",
+    ApiKey.LIST_CONFIG_RESOURCES: "ListConfigResources",
+    ApiKey.DESCRIBE_LOG_DIRS: "DescribeLogDirs",
+    ApiKey.ALTER_REPLICA_LOG_DIRS: "AlterReplicaLogDirs",
+    ApiKey.DESCRIBE_PRODUCERS: "DescribeProducers",
+    ApiKey.ELECT_LEADERS: "ElectLeaders",
+    ApiKey.DESCRIBE_QUORUM: "DescribeQuorum",
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: "AlterPartitionReassignments",
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: "ListPartitionReassignments",
+    ApiKey.UPDATE_FEATURES: "UpdateFeatures",
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: "DescribeClientQuotas",
+    ApiKey.ALTER_CLIENT_QUOTAS: "AlterClientQuotas",
+    ApiKey.UNREGISTER_BROKER: "UnregisterBroker",
 }
 """APIs that kio may be asked for; a new one needs its line here."""
 

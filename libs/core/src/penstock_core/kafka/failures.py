@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock_core.kafka import api_versions, codec
+from penstock_core.kafka.admin_failures import ADMIN_TABLE
 from penstock_core.kafka.apis import PRODUCE_VERSION_MIN, ApiKey
 from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_core.kafka.frames import RequestHeader
@@ -207,4 +208,5 @@ _TABLE: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
     **GROUP_TABLE,
+    **ADMIN_TABLE,
 }

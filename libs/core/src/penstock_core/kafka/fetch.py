@@ -3,7 +3,7 @@
 Versions 4-18. From 13 on topics are named by id (KIP-516). Sessions (KIP-227) are
 declined: every response has session id 0, so clients send full requests for ever;
 `FetchRequest.is_incremental` tells the handler to answer FETCH_SESSION_ID_NOT_FOUND.
-Never sent: preferred read replica, KIP-951 endpoints, diverging epoch (followers
+Never sent: KIP-951 endpoints, diverging epoch (followers
 replicate by gRPC, consumers leave last_fetched_epoch at -1).
 """
 
@@ -36,7 +36,7 @@ _RESULT_V4: Final = struct.Struct(">ihqq")
 _RESULT_V5: Final = struct.Struct(">ihqqq")
 _ABORTED: Final = struct.Struct(">qq")
 
-NO_PREFERRED_REPLICA: Final = INT32.pack(-1)
+READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
 
@@ -91,6 +91,8 @@ class FetchResult:
     log_start_offset: int = -1
     records: list[Buffer] = field(default_factory=list)
     aborted: Sequence[tuple[int, int]] | None = None
+    preferred_replica: int = -1
+    """Node to read from instead (KIP-392), from version 11 on."""
 
 
 @dataclass(slots=True)
@@ -296,7 +298,7 @@ def _put_result_head(head: list[bytes], item: FetchResult, version: int, flexibl
             if flexible:
                 head.append(b"\x00")
     if version >= 11:
-        head.append(NO_PREFERRED_REPLICA)
+        head.append(INT32.pack(item.preferred_replica))
     size = 0
     for buffer in item.records:
         size += len(buffer)
@@ -350,7 +352,7 @@ def _read_result(reader: Reader, topic: str, topic_id: TopicId | None, version: 
             reader.skip_tags()
         result.aborted = aborted
     if version >= 11:
-        reader.int32()
+        result.preferred_replica = reader.int32()
     records = reader.nullable_bytes()
     if records:
         result.records.append(records)

@@ -52,17 +52,16 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
     flexible_since = FLEXIBLE_SINCE.get(api_key)
     if flexible_since is None:
         raise Malformed(f"unknown api key {api_key}")
-    if api_version < 0:
+    # A client that asks for any version of ApiVersions is told those that there are.
+    if api_version < 0 and api_key != ApiKey.API_VERSIONS:
         raise Malformed(f"version {api_version} of api key {api_key}")
     pos = _FIXED.size
     client_id: str | None = None
     if id_bytes >= 0:
         if id_bytes > CLIENT_ID_BYTES_MAX or id_bytes > size - pos:
             raise Malformed(f"client id of {id_bytes} bytes")
-        try:
-            client_id = str(frame[pos : pos + id_bytes], "utf-8")
-        except UnicodeDecodeError:
-            raise Malformed("client id is not UTF-8") from None
+        # Kafka replaces what is no UTF-8 too: the id is only a label.
+        client_id = str(frame[pos : pos + id_bytes], "utf-8", "replace")
         pos += id_bytes
     elif id_bytes != -1:
         raise Malformed(f"client id of {id_bytes} bytes")

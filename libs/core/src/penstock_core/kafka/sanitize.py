@@ -3,7 +3,8 @@
 kio has two faults that a peer could use. An array length that the message cannot hold
 makes its parser reserve memory for it, and the process aborts; and an unknown tagged
 field raises KeyError, where KIP-482 says to skip it. `sanitize` refuses the first and
-leaves out the second: what it returns is safe to decode.
+leaves out the second: what it returns is safe to decode. A null array where the schema
+knows none, which kio takes, is refused too.
 
 The walk of a class is compiled once into closures. Not hot: it serves what isn't
 written by hand.
@@ -122,7 +123,7 @@ def _field(field: Field[Any], flexible: bool) -> tuple[_Op, int]:
         if get_origin(item) in (Union, UnionType):
             item = nested[0]
         op, size = _value(field, item, flexible, optional=False)
-        return _array(op, size), 1 if flexible else 4
+        return _array(op, size, field.name, optional=optional), 1 if flexible else 4
     # A tagged field is there or not; what is there is never null.
     return _value(field, kind, flexible, optional=optional and "tag" not in field.metadata)
 
@@ -161,10 +162,13 @@ def _sized(plain: struct.Struct) -> _Op:
     return op
 
 
-def _array(item: _Op, item_bytes_min: int) -> _Op:
+def _array(item: _Op, item_bytes_min: int, name: str, *, optional: bool) -> _Op:
     def op(reader: Reader, out: bytearray) -> None:
         start = reader.pos
         count = reader.nullable_array(max(1, item_bytes_min))
+        if count is None and not optional:
+            # kio would hand out None for it; Kafka ends the connection.
+            raise Malformed(f"array {name} at {start} is null")
         out += reader.view[start : reader.pos]
         for _ in range(count or 0):
             item(reader, out)

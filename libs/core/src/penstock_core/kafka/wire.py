@@ -108,13 +108,11 @@ class Reader:
         return TopicId(bytes(self.view[start : start + UUID_BYTES]))
 
     def length(self, plain: struct.Struct) -> int:
-        """A length; -1 for null, anything else is not negative."""
+        """A length; -1 for null, as which Kafka takes any negative one."""
         if self.flexible:
             return self.uvarint() - 1
         length: int = plain.unpack_from(self.view, self.take(plain.size))[0]
-        if length < -1:
-            raise Malformed(f"length {length}")
-        return length
+        return max(length, -1)
 
     def nullable_string(self) -> str | None:
         length = self.length(INT16)

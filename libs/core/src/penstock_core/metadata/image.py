@@ -65,6 +65,7 @@ class NodeImage:
     fenced: bool
     in_controlled_shutdown: bool
     disk_failed: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
@@ -88,6 +89,7 @@ class NodeImage:
             fenced=r.fenced,
             in_controlled_shutdown=r.in_controlled_shutdown,
             disk_failed=r.disk_failed,
+            settings=MappingProxyType(dict(r.settings)),
         )
 
     def to_pb(self) -> pb.NodeRecord:
@@ -109,6 +111,7 @@ class NodeImage:
             fenced=self.fenced,
             in_controlled_shutdown=self.in_controlled_shutdown,
             disk_failed=self.disk_failed,
+            settings=self.settings,
         )
 
 
@@ -141,6 +144,16 @@ class PartitionImage:
     @property
     def key(self) -> TopicPartition:
         return TopicPartition(self.topic_id, self.partition)
+
+    @property
+    def factor(self) -> int:
+        """Replication factor; replicas that a reassignment adds count when it is done."""
+        return len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def reassigning(self) -> bool:
+        """A reassignment is under way."""
+        return bool(self.adding_replicas or self.removing_replicas)
 
     @classmethod
     def from_pb(cls, r: pb.PartitionRecord) -> PartitionImage:

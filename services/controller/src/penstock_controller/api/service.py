@@ -18,12 +18,12 @@ from penstock_controller.api.core import ControllerCore
 from penstock_controller.api.watchers import CutOff
 from penstock_controller.api.worker import NotActive
 from penstock_controller.quorum import RaftPeer
-from penstock_controller.state import controllers, gateways, isr, nodes, topics
+from penstock_controller.state import configs, controllers, gateways, isr, nodes, reassignments, topics
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.sessions import Wish
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
-from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
 
@@ -32,7 +32,6 @@ ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 ACTIVE_CONTROLLER_KEY = "penstock-active-controller"
 LEADER_SILENCE_MAX_MS = 5_000
-ELECTIONS_PER_COMMAND_MAX = 10_000
 
 
 class ControllerService(controller_pb2_grpc.ControllerServicer):
@@ -202,7 +201,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def AlterConfigs(
         self, request: api.AlterConfigsRequest, context: ServicerContext
     ) -> api.AlterConfigsResponse:
-        return await self._do(context, lambda ctx: topics.alter_configs(ctx, request))
+        return await self._do(context, lambda ctx: configs.alter_configs(ctx, request))
 
     async def AllocateProducerIds(
         self, request: api.AllocateProducerIdsRequest, context: ServicerContext
@@ -212,13 +211,17 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def ElectLeaders(
         self, request: api.ElectLeadersRequest, context: ServicerContext
     ) -> api.ElectLeadersResponse:
-        wanted = {TopicPartition(TopicId(p.topic_id), p.partition) for p in request.partitions} or None
+        return await self._do(context, lambda ctx: reassignments.elect_leaders(ctx, request))
 
-        def generate(ctx: Context) -> Generated[api.ElectLeadersResponse]:
-            made = nodes.elect_preferred(ctx, wanted, lambda _: True, ELECTIONS_PER_COMMAND_MAX)
-            return Generated(api.ElectLeadersResponse(changed=made.reply), made.records)
+    async def AlterReassignments(
+        self, request: api.AlterReassignmentsRequest, context: ServicerContext
+    ) -> api.AlterReassignmentsResponse:
+        return await self._do(context, lambda ctx: reassignments.alter_reassignments(ctx, request))
 
-        return await self._do(context, generate)
+    async def UnregisterNode(
+        self, request: api.UnregisterNodeRequest, context: ServicerContext
+    ) -> api.UnregisterNodeResponse:
+        return await self._do(context, lambda ctx: reassignments.unregister_node(ctx, request))
 
     async def ReplaceController(
         self, request: api.ReplaceControllerRequest, context: ServicerContext

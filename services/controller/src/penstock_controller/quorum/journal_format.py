@@ -93,7 +93,10 @@ def recover(data: bytes, name: str) -> Recovered:
         if body is None:
             _check_torn(data, offset, sequence, name)
             break
-        _replay(body, entries, name)
+        try:
+            _replay(body, entries, name)
+        except struct.error:
+            raise DamagedFile(f"{name}: an operation at byte {offset} reaches past its block") from None
         offset += _BLOCK.size + len(body) + _TRAILER.size
         sequence += 1
     return Recovered(entries, offset, sequence)
@@ -161,6 +164,8 @@ def _replay(body: memoryview, entries: list[Entry], name: str) -> None:
         if body[offset] == _OP_ENTRY:
             _, index, term, length = _ENTRY.unpack_from(body, offset)
             offset += _ENTRY.size
+            if length > len(body) - offset:
+                raise DamagedFile(f"{name}: command of entry {index} reaches past its block")
             if entries and index != entries[-1][1] + 1:
                 raise DamagedFile(f"{name}: entry {index} follows {entries[-1][1]}")
             entries.append((bytes(body[offset : offset + length]), index, term))

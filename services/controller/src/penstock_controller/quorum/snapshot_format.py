@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.journal_format import Entry
 from penstock_core.metadata import ImageBuilder, MetadataImage
@@ -83,18 +85,25 @@ def decode(data: bytes, name: str, breathe: Callable[[], None] = lambda: None) -
     bodies = _chunks(data, name, mend, breathe)
     if not bodies:
         raise DamagedFile(f"{name}: snapshot has no head; {mend}")
-    head = bodies[0]
+    try:
+        previous, last, version = _head(bodies[0])
+        builder = ImageBuilder(MetadataImage())
+        for body in bodies[1:]:
+            for record in pb.MetadataSnapshotChunk.FromString(bytes(body)).records:
+                builder.replay(record)
+            breathe()
+        return Snapshot(previous, last, builder.finish(version))
+    except (struct.error, DecodeError) as error:
+        # Sound checksums over what is no snapshot: what a broken peer made.
+        raise DamagedFile(f"{name}: snapshot holds what nobody writes ({error}); {mend}") from None
+
+
+def _head(head: memoryview) -> tuple[Entry, Entry, int]:
+    """The last two entries and the image's version. Raises struct.error."""
     index0, term0, index1, term1, version, length0, length1 = _HEAD.unpack_from(head)
     at = _HEAD.size
-    command0 = bytes(head[at : at + length0])
-    command1 = bytes(head[at + length0 : at + length0 + length1])
-    builder = ImageBuilder(MetadataImage())
-    for body in bodies[1:]:
-        for record in pb.MetadataSnapshotChunk.FromString(bytes(body)).records:
-            builder.replay(record)
-        breathe()
-    image = builder.finish(version)
-    return Snapshot((command0, index0, term0), (command1, index1, term1), image)
+    command0, command1 = struct.unpack_from(f"{length0}s{length1}s", head, at)
+    return (command0, index0, term0), (command1, index1, term1), version
 
 
 def _chunks(data: bytes, name: str, mend: str, breathe: Callable[[], None]) -> list[memoryview]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from penstock_core.config_catalog import topic_config
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
@@ -93,11 +94,19 @@ def partition_record(partition: PartitionImage) -> pb.MetadataRecord:
     return pb.MetadataRecord(partition=partition.to_pb())
 
 
+def config_record(kind: str, name: str, key: str, value: str | None) -> pb.MetadataRecord:
+    """Sets one setting of a resource, or removes it."""
+    record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key)
+    if value is not None:
+        record.value = value
+    return pb.MetadataRecord(config=record)
+
+
 def topic_settings(image: MetadataImage, topic: TopicImage) -> TopicSettings:
-    """Settings of a topic; min.insync.replicas is effective for its replication factor."""
+    """Settings of a topic; min.insync.replicas is effective for its first partition's replication factor."""
     first = topic.partitions.get(0)
-    factor = len(first.replicas) if first is not None else 1
-    return TopicSettings.from_config(image.config("topic", topic.name), factor)
+    factor = first.factor if first is not None else 1
+    return TopicSettings.from_config(topic_config(image, topic.name), factor)
 
 
 def merged(old: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

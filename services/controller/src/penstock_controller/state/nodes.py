@@ -21,6 +21,7 @@ from penstock_controller.state.generation import (
     topic_settings,
 )
 from penstock_controller.state.partitions import Rules, change_partition
+from penstock_core.config_catalog import topic_config
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, NodeImage, PartitionImage, TopicImage
@@ -38,11 +39,11 @@ def is_active(image: MetadataImage, node_id: NodeId) -> bool:
 def rules_for(
     image: MetadataImage, topic: TopicImage, active: Callable[[NodeId], bool] | None = None
 ) -> Rules:
-    settings = topic_settings(image, topic)
+    wanted = topic_config(image, topic.name).get("min.insync.replicas", "").strip()
     return Rules(
         active=active or (lambda node_id: is_active(image, node_id)),
-        min_isr=settings.min_insync_replicas,
-        unclean=settings.unclean_leader_election_enable,
+        min_isr=int(wanted) if wanted.isdecimal() else 0,
+        unclean=topic_settings(image, topic).unclean_leader_election_enable,
     )
 
 
@@ -120,6 +121,7 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         apis=request.apis,
         fenced=True,
         http=request.http,
+        settings=request.settings,
     )
     reply = api.RegisterNodeResponse(
         node_id=node_id, node_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version

@@ -11,6 +11,10 @@ Rules:
   last-known-leader recovery), or with unclean election on any active replica. Its data
   is then the truth, and the partition counts as recovering.
 - Every change of leader raises the leader epoch, every change the partition epoch.
+- A reassignment (KIP-455) is done as soon as every replica that it aims at is in the ISR:
+  those to be removed are then gone from replicas and ISR, in the same change. Until then
+  the replication factor is that of before, so that a replica which is only being made
+  does not count for min ISR.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId
 from penstock_core.metadata import PartitionImage
+from penstock_core.topic_settings import default_min_insync_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,18 @@ class Rules:
     """What an election depends on beside the partition."""
 
     active: Callable[[NodeId], bool]
-    # Effective: min(min.insync.replicas, replication factor).
+    # min.insync.replicas as it is set; 0 where it is not, and the replication factor decides.
     min_isr: int
     unclean: bool = False
+
+    def effective_min_isr(self, partition: PartitionImage) -> int:
+        """Members of the ISR without which nothing is acknowledged: as the partition's leader reckons it.
+
+        By partition: replication factors of a topic may differ, and one that is too high here
+        would make an eligible leader of a replica that lacks acknowledged records.
+        """
+        factor = partition.factor
+        return max(1, min(self.min_isr or default_min_insync_replicas(factor), factor))
 
 
 def change_partition(
@@ -46,15 +60,19 @@ def change_partition(
     `prefer_first` elects the first replica of the assignment if it is valid.
     """
     target = [n for n in (old.isr if isr is None else isr) if n not in lost]
-    elr = _eligible(old, target, lost, rules)
-    leader, unclean = _elect(old, rules, target, elr, prefer_first)
+    shape = _completed(old, target, rules)
+    if shape is not old:
+        target = [n for n in shape.replicas if n in target]
+    elr = _eligible(shape, target, lost, rules)
+    leader, unclean = _elect(shape, rules, target, elr, prefer_first)
     if leader != NO_NODE and leader not in target:
         target = [leader]
-    if len(target) >= min(rules.min_isr, len(old.replicas)) or unclean:
+        shape = _completed(shape, target, rules)
+    if len(target) >= rules.effective_min_isr(shape) or unclean:
         elr = []
     recovering = (old.recovering and not recovered) or unclean
     new = replace(
-        old,
+        shape,
         isr=tuple(target),
         elr=tuple(n for n in elr if n not in target),
         leader=leader,
@@ -74,10 +92,24 @@ def _last_known(old: PartitionImage) -> NodeId:
 def _eligible(
     old: PartitionImage, target: Sequence[NodeId], lost: Collection[NodeId], rules: Rules
 ) -> list[NodeId]:
-    if len(target) >= min(rules.min_isr, len(old.replicas)):
+    if len(target) >= rules.effective_min_isr(old):
         return []
     candidates: Iterable[NodeId] = dict.fromkeys((*old.elr, *old.isr))
-    return [n for n in candidates if n not in target and n not in lost]
+    return [n for n in candidates if n in old.replicas and n not in target and n not in lost]
+
+
+def _completed(old: PartitionImage, isr: Sequence[NodeId], rules: Rules) -> PartitionImage:
+    """The partition without the replicas that a reassignment removes, once it can do without them.
+
+    Source: PartitionReassignmentReplicas.maybeCompleteReassignment. Ours: one of those that stay
+    must be able to lead.
+    """
+    if not old.reassigning:
+        return old
+    staying = tuple(n for n in old.replicas if n not in old.removing_replicas)
+    if not staying or not set(staying) <= set(isr) or not any(rules.active(n) for n in staying):
+        return old
+    return replace(old, replicas=staying, adding_replicas=(), removing_replicas=())
 
 
 def _elect(

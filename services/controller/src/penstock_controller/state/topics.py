@@ -1,6 +1,6 @@
-"""Creating, growing and deleting topics, and their settings, with Kafka's errors.
+"""Creating, growing and deleting topics, with Kafka's errors.
 
-Source: ReplicationControlManager and ConfigurationControlManager of Apache Kafka 4.3.
+Source: ReplicationControlManager of Apache Kafka 4.3.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from penstock_controller.state.generation import (
     Context,
     Generated,
+    config_record,
     error_pb,
     make_error,
-    merged,
     partition_record,
-    topic_settings,
 )
-from penstock_controller.state.nodes import is_active, rules_for
-from penstock_controller.state.partitions import change_partition
+from penstock_controller.state.nodes import is_active
 from penstock_controller.state.placement import Load, place
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
@@ -75,7 +73,7 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
         records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=wanted.name)))
         records += _new_partitions(ctx.image, topic_id, 0, assignment)
         records += [
-            _config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
+            config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
         ]
     return Generated(reply, records)
 
@@ -139,7 +137,7 @@ def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int)
             f"topic {wanted.name}: {count} partitions; use 1 or more, or -1 for the default",
         )
     _check_budget(wanted.name, count, budget)
-    live = _live_racks(ctx.image)
+    live = live_racks(ctx.image)
     factor = wanted.replication_factor
     if factor == CLUSTER_DEFAULT:
         factor = ctx.defaults.replication_factor
@@ -171,7 +169,7 @@ def _check_budget(name: str, count: int, budget: int) -> None:
         )
 
 
-def _live_racks(image: MetadataImage) -> dict[NodeId, str]:
+def live_racks(image: MetadataImage) -> dict[NodeId, str]:
     return {n.node_id: n.rack for n in sorted(image.nodes.values(), key=lambda n: n.node_id) if n.active}
 
 
@@ -278,7 +276,7 @@ def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> 
             f"topic {wanted.name} has {have} partitions, {wanted.total_count} is not more; they never get fewer",
         )
     _check_budget(wanted.name, extra, budget)
-    factor = len(topic.partitions[0].replicas)
+    factor = topic.partitions[0].factor
     if wanted.assignments:
         if len(wanted.assignments) != extra:
             raise PenstockError(
@@ -286,7 +284,7 @@ def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> 
                 f"topic {wanted.name}: {extra} partitions are new but {len(wanted.assignments)} assignments are given",
             )
         return topic, _check_assignments(ctx.image, wanted.name, wanted.assignments, factor)
-    live = _live_racks(ctx.image)
+    live = live_racks(ctx.image)
     _check_factor(wanted.name, factor, len(live))
     mine = Load()
     for partition in topic.partitions.values():
@@ -320,69 +318,3 @@ def delete_topics(ctx: Context, request: api.DeleteTopicsRequest) -> Generated[a
         removed = pb.TopicRemovedRecord(topic_id=topic.topic_id)
         records.append(pb.MetadataRecord(topic_removed=removed))
     return Generated(reply, records)
-
-
-# --- settings -----------------------------------------------------------------------------
-
-
-def alter_configs(ctx: Context, request: api.AlterConfigsRequest) -> Generated[api.AlterConfigsResponse]:
-    """Set and remove dynamic settings, each resource all or nothing."""
-    reply = api.AlterConfigsResponse()
-    records: list[pb.MetadataRecord] = []
-    for resource in request.resources:
-        result = reply.results.add()
-        try:
-            made = _alter_one(ctx, resource)
-        except PenstockError as error:
-            result.CopyFrom(error_pb(error))
-            continue
-        if not request.validate_only:
-            records += made
-    return Generated(reply, records)
-
-
-def _alter_one(ctx: Context, resource: api.ConfigResource) -> list[pb.MetadataRecord]:
-    kind, name = resource.resource_type, resource.resource_name
-    changes = {c.key: c.value if c.HasField("value") else None for c in resource.changes}
-    if kind != "topic":
-        # Nodes and the cluster have no dynamic settings yet; saying yes would be a lie.
-        raise PenstockError(
-            ErrorCode.INVALID_CONFIG, f"resource type {kind!r} has no dynamic settings; only topics have"
-        )
-    topic = ctx.image.topic(name)
-    if topic is None:
-        raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {name!r}")
-    for key, value in changes.items():
-        if value is not None:
-            validate_topic_config(key, value)
-    old = ctx.image.config(kind, name)
-    records = [
-        _config_record(kind, name, key, value) for key, value in changes.items() if old.get(key) != value
-    ]
-    if not records:
-        return []
-    return records + _after_settings(ctx, topic, merged(old, changes))
-
-
-def _after_settings(ctx: Context, topic: TopicImage, settings: dict[str, str]) -> list[pb.MetadataRecord]:
-    """A new min ISR or unclean election may clear an ELR or give a leader."""
-    image = ctx.image
-    before = topic_settings(image, topic)
-    configs = {**image.configs, ("topic", topic.name): settings}
-    changed = MetadataImage(nodes=image.nodes, topics=image.topics, configs=configs)
-    after = topic_settings(changed, topic)
-    if (before.min_insync_replicas, before.unclean_leader_election_enable) == (
-        after.min_insync_replicas,
-        after.unclean_leader_election_enable,
-    ):
-        return []
-    rules = rules_for(changed, topic)
-    made = (change_partition(partition, rules) for partition in topic.partitions.values())
-    return [partition_record(new) for new in made if new is not None]
-
-
-def _config_record(kind: str, name: str, key: str, value: str | None) -> pb.MetadataRecord:
-    record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key)
-    if value is not None:
-        record.value = value
-    return pb.MetadataRecord(config=record)

@@ -18,7 +18,12 @@ from penstock_core.kafka.frames import RequestHeader
 from penstock_core.kafka.metadata import decode_metadata
 from penstock_core.kafka.wire import Malformed
 from penstock_gateway.kafka.group_calls import GROUP_CALLS
-from penstock_gateway.kafka.queries import DeleteRecordsQuery, LeaderEpochQuery, ListOffsetsQuery
+from penstock_gateway.kafka.queries import (
+    DeleteRecordsQuery,
+    LeaderEpochQuery,
+    ListOffsetsQuery,
+    ProducersQuery,
+)
 from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
 from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
 from penstock_gateway.routing.spelling import needs_distinct_names
@@ -33,6 +38,7 @@ _RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.LIST_OFFSETS: ListOffsetsQuery,
     ApiKey.DELETE_RECORDS: DeleteRecordsQuery,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
+    ApiKey.DESCRIBE_PRODUCERS: ProducersQuery,
     **GROUP_CALLS,
 }
 _SESSION: Final = "relay"

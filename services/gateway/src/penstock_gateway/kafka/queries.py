@@ -1,6 +1,6 @@
-"""ListOffsets and OffsetForLeaderEpoch: questions to partition leaders.
+"""ListOffsets, OffsetForLeaderEpoch and others: questions to partition leaders.
 
-Both messages have the same build: some fields, topics by name, partitions of a fixed
+Most of these messages have the same build: some fields, topics by name, partitions of a fixed
 size, some fields. So one class takes them apart and joins them, from a table of struct
 layouts. A question changes nothing and may be asked again.
 
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
+from penstock_core.kafka import codec
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.frames import (
     RequestHeader,
@@ -154,7 +155,7 @@ def read_answers(data: Buffer, flexible: bool, layout: Layout) -> list[Answer]:
 
 
 class ListOffsetsQuery(Query):
-    """ListOffsets 1-10: partition, [leader epoch], timestamp; answers partition, error, timestamp,
+    """ListOffsets 1-11: partition, [leader epoch], timestamp; answers partition, error, timestamp,
     offset, [leader epoch]."""
 
     api_key = ApiKey.LIST_OFFSETS
@@ -227,6 +228,71 @@ class DeleteRecordsQuery(Query):
     def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
         answers = read_answers(data, self.header.flexible, self.layout)
         return [(None, a.topic, a.values[0], a.values[2], a) for a in answers]
+
+
+class ProducersQuery(Relayed):
+    """DescribeProducers: through the codec, because its answers have arrays of their own."""
+
+    kind = Kind.QUERY
+    operation = Operation.READ
+
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(header, frame, finish)
+        self._request = codec.decode_request(header, frame)
+        self._names = [
+            (topic.name, None, index)
+            for topic in self._request.topics or ()
+            for index in topic.partition_indexes or ()
+        ]
+
+    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+        return self._names
+
+    def _type(self, name: str, *, request: bool = False) -> Any:
+        return codec.entity_type(self.header.api_key, self.header.api_version, name, request=request)
+
+    def failure(self, index: int, code: ErrorCode) -> tuple[str, Any]:
+        topic, _, partition = self._names[index]
+        failed = codec.build(
+            self._type("PartitionResponse"),
+            partition_index=partition,
+            error_code=code,
+            error_message=None,
+            active_producers=(),
+        )
+        return topic, failed
+
+    def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
+        header = self.header
+        by_topic: dict[str, list[int]] = {}
+        for topic, _, partition in (self._names[i] for i in indices):
+            by_topic.setdefault(topic, []).append(partition)
+        topics = tuple(
+            codec.build(self._type("TopicRequest", request=True), name=name, partition_indexes=tuple(found))
+            for name, found in by_topic.items()
+        )
+        part = codec.build(codec.request_type(header.api_key, header.api_version), topics=topics)
+        head = request_header(header.api_key, header.api_version, header.correlation_id, header.client_id)
+        return [head + codec.encode_body(part)]
+
+    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+        _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
+        return [
+            (None, topic.name, p.partition_index, int(p.error_code), (topic.name, p))
+            for topic in response.topics
+            for p in topic.partitions
+        ]
+
+    def join(self, results: list[Any]) -> list[Buffer]:
+        by_topic: dict[str, list[Any]] = {}
+        for topic, partition in results:
+            by_topic.setdefault(topic, []).append(partition)
+        topics = tuple(
+            codec.build(self._type("TopicResponse"), name=name, partitions=tuple(found))
+            for name, found in by_topic.items()
+        )
+        schema = codec.response_type(self.header.api_key, self.header.api_version)
+        return [codec.encode_response(self.header, codec.build(schema, topics=topics))]
 
 
 NATIVE_VERSION: Final = 7

@@ -12,6 +12,7 @@ session's queues hold no more than that; what is taken from them at once is TAKE
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +39,10 @@ TAKE_BYTES_MAX: Final = 4 * 1024 * 1024
 TICK_MS: Final = 50
 REOPEN_MIN_MS: Final = 20
 REOPEN_MAX_MS: Final = 1_000
+LEAVING_MS: Final = 10_000
+"""How long a session outlives its client for what came without waiting for an answer (acks=0)."""
+LEAVING_MAX: Final = 100
+"""Most sessions that do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Relay:
         self.on_bug = lifecycle.fail_with
         self.clock_ms = clock_ms
         self.sessions: set[Session] = set()
+        self.leaving_count = 0
+        """Sessions whose client is gone, see `LEAVING_MS`."""
         self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
         """Told of a node whose stream broke."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -89,7 +96,7 @@ class Relay:
             self._timer = None
         self._off()
         for session in list(self.sessions):
-            session.close()
+            session.close(at_once=True)
 
     def open(self, client: ClientInfo) -> Session:
         """A relay for one client; close it."""
@@ -128,6 +135,9 @@ class Session:
         self._streams: dict[NodeId, _Link] = {}
         self._failures: dict[NodeId, int] = {}
         self._closed = False
+        self._silent: deque[Relayed] = deque()
+        """Requests that nobody waits for, in order of arrival; those at the front may be over."""
+        self._leaving_until_ms = 0
         self.waiting_count = 0
         """Requests of the client that are not answered yet."""
 
@@ -135,13 +145,21 @@ class Session:
 
     def submit(self, request: Relayed) -> None:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
-        unknown = self._unknown if request.kind is Kind.PRODUCE else None
-        flight = request.start(self._relay.metadata.image, self._veto(request), unknown)
+        if request.kind is Kind.PRODUCE:
+            request.unknown = self._unknown
+        flight = request.start(self._relay.metadata.image, self._veto(request))
         if request.error_codes:
             self._count_errors(request)
         if flight is not None:
+            if request.silent:
+                self._forget_silent()
+                self._silent.append(request)
             self._table.submit(flight)
             self._carry_out()
+
+    def _forget_silent(self) -> None:
+        while self._silent and self._silent[0].finished:
+            self._silent.popleft()
 
     def _count_errors(self, request: Relayed) -> None:
         for code in request.error_codes:
@@ -164,10 +182,24 @@ class Session:
 
         return veto
 
-    def close(self) -> None:
-        """The client is gone: cancel what is under way."""
+    def close(self, *, at_once: bool = False) -> None:
+        """The client is gone: cancel what is under way.
+
+        Who sends with acks=0 may close its socket after the last byte, and Kafka still writes what
+        it has received: such requests are finished first, by a deadline, unless `at_once`.
+        """
         if self._closed:
             return
+        relay = self._relay
+        self._forget_silent()
+        if self._silent and not at_once:
+            if not self._leaving_until_ms and relay.leaving_count < LEAVING_MAX:
+                relay.leaving_count += 1
+                self._leaving_until_ms = relay.clock_ms() + LEAVING_MS
+            if relay.clock_ms() < self._leaving_until_ms:
+                return
+        if self._leaving_until_ms:
+            relay.leaving_count -= 1
         self._closed = True
         self._relay.sessions.discard(self)
         self._metrics.sessions -= 1
@@ -186,6 +218,8 @@ class Session:
         """Time passed."""
         if self._table.tick():
             self._carry_out()
+        if self._leaving_until_ms:
+            self.close()
 
     # -- from streams ---------------------------------------------------------------------
 
@@ -251,7 +285,8 @@ class Session:
         part = _part(flight)
         request = part.request
         try:
-            if frame.stale_metadata and flight.kind is not Kind.FETCH and not frame.none:
+            has_body = not (frame.none or frame.close_connection)
+            if frame.stale_metadata and flight.kind is not Kind.FETCH and has_body:
                 refused, unsure, results = request.refused(part, chunks)
                 if refused or unsure:
                     if self._table.refused(flight, refused, unsure):

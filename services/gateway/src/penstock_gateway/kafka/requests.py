@@ -132,6 +132,10 @@ class Relayed(ABC):
     answer_ms = QUERY_MS
     deadline_ms = 0
     """Told to the node: time that the client gives it; 0 for none."""
+    unknown: Unknown | None = None
+    """Keeps batches in order whose partition becomes known between them."""
+    silent = False
+    """The client waits for no answer, and may be gone before the request is."""
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         self.header = header
@@ -172,22 +176,19 @@ class Relayed(ABC):
 
     # -- the life of a request -----------------------------------------------------------
 
-    def start(
-        self, image: MetadataImage, veto: Veto | None = None, unknown: Unknown | None = None
-    ) -> Flight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> Flight | None:
         """Resolve topics; the flight for what can be routed, None when all is answered already.
 
-        `veto` may refuse a partition that is known, with its code; `unknown` keeps batches in
-        order whose partition became known between them. A partition that is named twice is
-        refused: which one counts would depend on how requests are split.
+        `veto` may refuse a partition that is known, with its code. A partition that is
+        named twice is refused: which one counts would depend on how requests are split.
         """
         routable: list[int] = []
         seen: set[TopicPartition] = set()
         failures: list[tuple[int, ErrorCode]] = []
         for index, (topic, topic_id, partition) in enumerate(self.names()):
             key, code = resolve(image, topic, topic_id, partition)
-            if unknown is not None:
-                code = unknown.check(self, index, code)
+            if self.unknown is not None:
+                code = self.unknown.check(self, index, code)
             if code is ErrorCode.NONE:
                 if key in seen:
                     code = ErrorCode.INVALID_REQUEST
@@ -322,6 +323,7 @@ class Produce(Relayed):
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)
         self.skim = skim_produce(frame, header)
+        self.silent = self.skim.acks == 0
         self.deadline_ms = max(0, self.skim.timeout_ms)
         self.answer_ms = self.deadline_ms + SLACK_MS
         self._names = [(p.topic, p.topic_id, p.partition) for p in self.skim.partitions]
@@ -330,7 +332,7 @@ class Produce(Relayed):
         return self._names
 
     def failure(self, index: int, code: ErrorCode) -> ProduceResult:
-        if self.skim.acks == 0:
+        if self.silent:
             # There is no other way to tell the client (rule 5).
             self.close()
         topic, topic_id, partition = self._names[index]
@@ -364,8 +366,14 @@ class Produce(Relayed):
     def join(self, results: list[Any]) -> list[Buffer]:
         return [encode_produce_response(self.header, results)]
 
+    def settle(self, results: Sequence[Any], count: int) -> None:
+        if self.silent and any(result.error for result in results):
+            self.close()  # as in `failure`
+        else:
+            super().settle(results, count)
+
     def _complete(self) -> None:
-        if self.skim.acks == 0:
+        if self.silent:
             self._end(Ending.NO_RESPONSE)
         else:
             super()._complete()
@@ -394,13 +402,11 @@ class Fetch(Relayed):
     def names(self) -> Sequence[Named]:
         return self._names
 
-    def start(
-        self, image: MetadataImage, veto: Veto | None = None, unknown: Unknown | None = None
-    ) -> Flight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> Flight | None:
         if self.fetch.is_incremental:
             self._end(encode_fetch_response(self.header, [], error=FETCH_SESSION_ID_NOT_FOUND))
             return None
-        return super().start(image, veto, unknown)
+        return super().start(image, veto)
 
     def failure(self, index: int, code: ErrorCode) -> FetchResult:
         topic, topic_id, partition = self._names[index]

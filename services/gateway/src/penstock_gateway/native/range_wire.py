@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from penstock_core.errors import InvariantBroken
 from penstock_proto.v1 import common_pb2
 
@@ -54,7 +56,7 @@ def scan(data: bytes) -> RangeStep:
                 raise IndexError
         if pos != end:
             raise IndexError
-    except IndexError:
+    except (IndexError, DecodeError):
         raise InvariantBroken("a node's FetchRangeResponse ends in the middle of a field") from None
     return RangeStep(error, message, next_offset, high_watermark, done)
 

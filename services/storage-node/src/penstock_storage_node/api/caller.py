@@ -23,7 +23,7 @@ STALE_METADATA = frozenset(
 class Caller:
     """One per request."""
 
-    __slots__ = ("client_id", "host", "peer", "principal", "stale_metadata")
+    __slots__ = ("client_id", "host", "listener", "peer", "principal", "stale_metadata")
 
     def __init__(
         self,
@@ -31,8 +31,11 @@ class Caller:
         client_id: str | None = None,
         peer: str = "",
         host: str | None = None,
+        listener: str = "",
     ) -> None:
-        """`peer` is for logs; `host` the client's address alone, when `peer` has a port too."""
+        """`peer` is for logs; `host` the client's address alone, when `peer` has a port too;
+        `listener` the node's own by which it came, "" for a relayed request."""
+        self.listener = listener
         self.host = peer if host is None else host
         self.principal = principal
         self.client_id = client_id

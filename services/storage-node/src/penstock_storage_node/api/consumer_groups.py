@@ -5,11 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
-from penstock_core.kafka.group_failures import consumer_describe_failure
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
 from penstock_storage_node.coordinator.modern import ConsumerGroup, ConsumerMember, Parts, to_assignment
@@ -113,13 +111,4 @@ def _member(
         assignment=codec.build(assignment_type, topic_partitions=_topics(header, member.assigned, names)),
         target_assignment=codec.build(assignment_type, topic_partitions=_topics(header, target, names)),
         member_type=CONSUMER_MEMBER_TYPE if member.classic is None else CLASSIC_MEMBER_TYPE,
-    )
-
-
-def describe_missing(header: RequestHeader, group_id: str, error: PenstockError | None) -> Any:
-    """A group that is not there, or not here."""
-    if error is not None:
-        return consumer_describe_failure(header, group_id, error.code, error.message)
-    return consumer_describe_failure(
-        header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group."
     )

@@ -3,7 +3,8 @@
 Rules (KIP-74, ReplicaManager.fetchMessages): partitions are served in the order of the request;
 the first that has anything gives at least one whole batch, whatever the limits; a request waits
 up to max_wait_ms for min_bytes, but not when a partition has an error to tell. Sessions
-(KIP-227) are declined. Waiting costs nothing: a rise of the high watermark wakes the request.
+(KIP-227) are declined. A consumer that says its rack may be sent to a nearer replica (`preferred`,
+KIP-392). Waiting costs nothing: a rise of the high watermark wakes the request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka.fetch import (
     READ_COMMITTED,
+    READ_UNCOMMITTED,
     FetchPartition,
     FetchRequest,
     FetchResult,
@@ -25,9 +27,11 @@ from penstock_core.kafka.frames import RequestHeader
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import Buffer, Response
 from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.api.preferred import NOBODY, check_follower, preferred_replica
 from penstock_storage_node.log import LogState, ReadData, ReadJob
 from penstock_storage_node.partition import Partition
 from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.replication.leadership import Leadership
 
 RESPONSE_BYTES_MAX = 4 * 1024 * 1024
 """Most bytes of records in one response: what a slow client can make this process hold."""
@@ -54,6 +58,11 @@ class FetchHandler:
         request = decode_fetch(frame, header)
         if request.is_incremental:
             return encode_fetch_response(header, [], error=FETCH_SESSION_ID_NOT_FOUND)
+        if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
+            return _all_failed(header, request, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if request.replica_id >= 0:
+            # Followers are fed by Replicate; Kafka says this to a replica that it does not know.
+            return _all_failed(header, request, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE)
         look = _Look(self, caller, request)
         if look.read_now() and look.satisfied(request):
             return look.encode(header)
@@ -74,6 +83,14 @@ class FetchHandler:
                 await asyncio.sleep(GATHER_MS / 1000)
             look = _Look(self, caller, request)
             look.read_now()
+
+
+def _all_failed(
+    header: RequestHeader, request: FetchRequest, code: ErrorCode, whole: ErrorCode | None = None
+) -> Response:
+    """Every partition answered with `code`; the request as a whole too, unless `whole` says otherwise."""
+    results = [FetchResult(p.topic, p.topic_id, p.partition, code) for p in request.partitions]
+    return encode_fetch_response(header, results, error=code if whole is None else whole)
 
 
 async def _wait_for_change(
@@ -107,6 +124,8 @@ class _Look:
         self._authorizer = handler.authorizer
         self._caller = caller
         self._items = request.partitions
+        self._rack = request.rack_id if caller.listener else ""
+        self._is_redirected = False
         self._isolation_level = request.isolation_level
         self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
         self._results: list[FetchResult] = []
@@ -157,7 +176,12 @@ class _Look:
             )
         if log.state is LogState.FAILED or self._manager.disk_failed:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
-        replica.require_leader(item.current_leader_epoch)
+        if self._rack and replica.leadership is None:
+            check_follower(partition, item.current_leader_epoch)
+        else:
+            leadership = replica.require_leader(item.current_leader_epoch)
+            if self._rack and self._redirect(item, result, partition, leadership):
+                return
         high_watermark, offset = replica.high_watermark, item.fetch_offset
         result.high_watermark = result.last_stable_offset = high_watermark
         result.log_start_offset = log.log_start_offset
@@ -179,6 +203,23 @@ class _Look:
         else:
             self._take(result, found)
 
+    def _redirect(
+        self, item: FetchPartition, result: FetchResult, partition: Partition, leadership: Leadership
+    ) -> bool:
+        """Name a nearer replica in place of records, if there is one."""
+        offset = item.fetch_offset
+        result.preferred_replica = preferred_replica(
+            self._manager, partition, leadership, self._rack, self._caller.listener, offset
+        )
+        if result.preferred_replica == NOBODY:
+            return False
+        result.high_watermark = result.last_stable_offset = partition.replica.high_watermark
+        result.log_start_offset = partition.log.log_start_offset
+        if self._isolation_level == READ_COMMITTED:
+            result.aborted = ()
+        self._is_redirected = True
+        return True
+
     def _take(self, result: FetchResult, data: ReadData) -> None:
         result.records = data.buffers
         self._size_bytes += data.size_bytes
@@ -188,6 +229,7 @@ class _Look:
         self._has_error = True
         self._caller.note(error.code)
         result.error = error.code
+        result.high_watermark = result.last_stable_offset = result.log_start_offset = -1
         result.records = []
 
     def satisfied(self, request: FetchRequest) -> bool:
@@ -195,6 +237,7 @@ class _Look:
         return (
             self._size_bytes >= max(request.min_bytes, 0)
             or self._has_error
+            or self._is_redirected
             or request.max_wait_ms <= 0
             or not self._items
         )

@@ -287,7 +287,10 @@ class ForwardService:
             message = await context.read()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             return
-        first = decode_forward_request(message)
+        try:
+            first = decode_forward_request(message)
+        except PenstockError as e:
+            await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         if first.open is None:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message lacks `open`")
         if first.open.node_id != self._manager.node_id:

@@ -17,14 +17,13 @@ from penstock_core.ids import TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.frames import RequestHeader
-from penstock_core.kafka.group_failures import describe_failure
+from penstock_core.kafka.group_failures import consumer_describe_failure, describe_failure
 from penstock_core.kafka.wire import Buffer, Malformed
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import Response
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.api.consumer_groups import (
     decode_beat,
-    describe_missing,
     encode_beat,
     encode_described,
 )
@@ -136,13 +135,19 @@ class GroupHandler:
             raise PenstockError(ErrorCode.INVALID_GROUP_ID, f"a group id of {len(group_id)} characters")
         return self._host.find(group_id)
 
+    def _member_shard(self, caller: Caller, group_id: str, nameless: ErrorCode) -> Shard:
+        """For requests of members, which are refused without a name of the group wherever they go."""
+        if not group_id:
+            raise PenstockError(nameless, "a member's group has no name")
+        return self._shard(caller, Operation.READ, group_id)
+
     def _may_topic(self, caller: Caller, operation: Operation, topic: str) -> bool:
         return self._authorizer.authorize(caller.principal, operation, ResourceType.TOPIC, topic)
 
     # -- membership -----------------------------------------------------------------------------
 
     def _join(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
-        shard = self._shard(caller, Operation.READ, request.group_id)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         version = header.api_version
         session_ms = to_ms(request.session_timeout)
         join = JoinRequest(
@@ -163,7 +168,7 @@ class GroupHandler:
         return later.result()
 
     def _sync(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
-        shard = self._shard(caller, Operation.READ, request.group_id)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         sync = SyncRequest(
             request.group_id,
             request.member_id,
@@ -178,13 +183,13 @@ class GroupHandler:
         return later.result()
 
     def _heartbeat(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
-        shard = self._shard(caller, Operation.READ, request.group_id)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         instance_id = getattr(request, "group_instance_id", None)
         error = shard.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
         return [encode(header, error_code=error)]
 
     def _leave(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
-        shard = self._shard(caller, Operation.READ, request.group_id)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         if header.api_version < 3:
             error, codes = shard.leave(request.group_id, [(request.member_id, None)])
             return [encode(header, error_code=error or codes[0])]
@@ -206,12 +211,12 @@ class GroupHandler:
     def _consumer_heartbeat(
         self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer
     ) -> Answer:
-        shard = self._shard(caller, Operation.READ, request.group_id)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_REQUEST)
         for topic in request.subscribed_topic_names or ():
             if not self._may_topic(caller, Operation.DESCRIBE, topic):
                 raise PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {topic}")
         later = Later()
-        interval_ms = self._host.settings.consumer_heartbeat_ms
+        interval_ms = shard.heartbeat_ms(request.group_id)
         shard.consumer_heartbeat(
             decode_beat(caller, header, request),
             lambda result: later.give(encode_beat(header, result, interval_ms)),
@@ -226,12 +231,15 @@ class GroupHandler:
         groups = []
         for group_id in request.group_ids or ():
             try:
-                group = self._shard(caller, Operation.DESCRIBE, group_id).describe_consumer(group_id)
+                shard = self._shard(caller, Operation.DESCRIBE, group_id)
             except PenstockError as e:
-                groups.append(describe_missing(header, group_id, e))
+                groups.append(consumer_describe_failure(header, group_id, e.code, e.message))
                 continue
+            group = shard.describe_consumer(group_id)
             if group is None:
-                groups.append(describe_missing(header, group_id, None))
+                why = "not found" if shard.describe(group_id) is None else "is not a consumer group"
+                why = f"Group {group_id} {why}."
+                groups.append(consumer_describe_failure(header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, why))
                 continue
             wanted = request.include_authorized_operations
             operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
@@ -248,9 +256,12 @@ class GroupHandler:
         number = 0
         for topic in request.topics or ():
             name, error = self._topic_to_commit(caller, topic)
+            count = 0 if error else self._host.topics.partition_count(name)
             for p in topic.partitions or ():
                 if error:
                     refused[number] = error
+                elif not 0 <= p.partition_index < count:
+                    refused[number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 else:
                     items.append(
                         NewOffset(
@@ -463,7 +474,7 @@ class GroupHandler:
             if view is None:
                 missing = header.api_version >= 6
                 code = ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE
-                groups.append(describe_failure(header, group_id, code, f"group {group_id} is not there"))
+                groups.append(describe_failure(header, group_id, code, f"Group {group_id} not found."))
                 continue
             operations = self._operations(caller, group_id) if with_operations else _NO_OPERATIONS
             groups.append(encode_group(header, view, operations))

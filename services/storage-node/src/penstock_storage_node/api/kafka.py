@@ -13,6 +13,7 @@ from penstock_runtime.kafka_listener import Buffer, Connection, Response
 from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.api.delete_records import DeleteRecordsHandler
+from penstock_storage_node.api.describe_node import NodeHandler
 from penstock_storage_node.api.fetch import FetchHandler
 from penstock_storage_node.api.groups import GroupHandler
 from penstock_storage_node.api.offsets import OffsetsHandler
@@ -30,6 +31,7 @@ class DataApis:
         produce = ProduceHandler(manager, authorizer)
         fetch = FetchHandler(manager, authorizer)
         offsets = OffsetsHandler(manager, authorizer)
+        node = NodeHandler(manager, authorizer)
         self._handlers: dict[
             int, Callable[[Caller, RequestHeader, Buffer], Response | Awaitable[Response]]
         ] = {
@@ -38,6 +40,9 @@ class DataApis:
             int(ApiKey.LIST_OFFSETS): offsets.list_offsets,
             int(ApiKey.OFFSET_FOR_LEADER_EPOCH): offsets.offset_for_leader_epoch,
             int(ApiKey.DELETE_RECORDS): DeleteRecordsHandler(manager, authorizer).handle,
+            int(ApiKey.DESCRIBE_PRODUCERS): node.describe_producers,
+            int(ApiKey.DESCRIBE_LOG_DIRS): node.describe_log_dirs,
+            int(ApiKey.ALTER_REPLICA_LOG_DIRS): node.alter_log_dirs,
         }
         if groups is not None:
             group_handler = GroupHandler(groups, authorizer)
@@ -83,6 +88,12 @@ class DirectHandler:
         if not isinstance(header, RequestHeader):
             return header
         if self._data.handles(header.api_key):
-            caller = Caller(connection.principal, header.client_id, connection.peer, connection.peer_host)
+            caller = Caller(
+                connection.principal,
+                header.client_id,
+                connection.peer,
+                connection.peer_host,
+                connection.listener,
+            )
             return self._data.handle(caller, header, frame)
         return self._cluster.answer(connection, header, frame)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock_core.limits import REPLICA_CREDIT_BYTES
+from penstock_core.topic_settings import LONG_MAX
 from penstock_proto.v1.storage_pb2 import ReplicaHello
 
 Lane: TypeAlias = ReplicaHello.Lane.ValueType
@@ -38,6 +39,9 @@ class LaneLimits:
             return CATCH_UP if lag_bytes > self.behind_bytes else LIVE
         return LIVE if lag_bytes <= self.near_bytes else CATCH_UP
 
-    def pause_s(self, lane: Lane, sent_bytes: int) -> float:
-        """How long to rest after that many bytes."""
-        return sent_bytes / self.bytes_per_s if lane == CATCH_UP and self.bytes_per_s else 0.0
+    def pause_s(self, lane: Lane, sent_bytes: int, throttle: int = LONG_MAX) -> float:
+        """How long to rest after that many bytes; `throttle` is another bound, in bytes/s."""
+        if lane != CATCH_UP:
+            return 0.0
+        rate = min(self.bytes_per_s or LONG_MAX, max(throttle, 1))
+        return 0.0 if rate == LONG_MAX else sent_bytes / rate

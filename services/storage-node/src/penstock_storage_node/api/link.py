@@ -187,7 +187,8 @@ class ReplicaLink:
             if data.records is not None and not self._append(partition, data.base_offset, data.records):
                 return
             log_start_offset = partition.log.log_start_offset
-            following.on_watermarks(data.high_watermark, data.log_start_offset)
+            if following.on_watermarks(data.high_watermark, data.log_start_offset) and partition.readers:
+                partition.wake_readers()
             if partition.log.log_start_offset > log_start_offset:
                 follow_log_start(manager, partition)
             receiver.on_data(replica)

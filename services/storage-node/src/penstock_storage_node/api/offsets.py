@@ -1,9 +1,11 @@
 """ListOffsets and OffsetForLeaderEpoch.
 
 Timestamps: -1 the end (high watermark), -2 the log start, -3 the record with the largest timestamp,
--4 the local log start (KIP-405), -5 the end of tiered storage, of which there is none; others the first
-record at or after that time. After an election the end is not known until the high watermark
-reaches the start of the leader's epoch: OFFSET_NOT_AVAILABLE (KIP-207).
+-4 the local log start (KIP-405), -5 the end of tiered storage, -6 the first record that is not yet there
+(KIP-1023), of which there is none; others the first record at or after that time. One that the request's
+version does not have yet is UNSUPPORTED_VERSION (Kafka: isListOffsetsTimestampUnsupported). After an
+election the end is not known until the high watermark reaches the start of the leader's epoch:
+OFFSET_NOT_AVAILABLE (KIP-207).
 """
 
 from __future__ import annotations
@@ -25,6 +27,15 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+_SINCE_VERSION = {
+    LATEST: 0,
+    EARLIEST: 0,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 
 _Found = tuple[int, int, int]
 """Timestamp, offset, leader epoch."""
@@ -57,6 +68,7 @@ class OffsetsHandler:
             for p in topic.partitions:
                 error, found = ErrorCode.NONE, (-1, -1, -1)
                 try:
+                    _check_timestamp(p.timestamp, header.api_version)
                     epoch = getattr(p, "current_leader_epoch", -1)
                     partition, leadership = self._led(caller, topic.name, p.partition_index, epoch)
                     found = await self._find(partition, leadership, p.timestamp)
@@ -81,7 +93,7 @@ class OffsetsHandler:
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             offset = log.log_start_offset
             return -1, offset, max(log.epoch_at(offset), -1)
-        if timestamp == LATEST_TIERED:
+        if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return -1, -1, -1
         upper = replica.high_watermark
         if upper < leadership.epoch_start_offset:
@@ -93,10 +105,8 @@ class OffsetsHandler:
             return -1, upper, leadership.epoch
         if timestamp == MAX_TIMESTAMP:
             found = await partition.look_up(lambda: log.offset_of_max_timestamp(upper))
-        elif timestamp >= 0:
-            found = await partition.look_up(lambda: log.offset_for_timestamp(timestamp, upper))
         else:
-            raise PenstockError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp} means nothing")
+            found = await partition.look_up(lambda: log.offset_for_timestamp(timestamp, upper))
         if found is None:
             return -1, -1, -1
         return found[1], found[0], log.epoch_at(found[0])
@@ -130,6 +140,14 @@ class OffsetsHandler:
                 )
             topics.append(codec.build(topic_type, topic=topic.topic, partitions=tuple(items)))
         return [_encode(header, topics)]
+
+
+def _check_timestamp(timestamp: int, version: int) -> None:
+    if timestamp < 0 and version < _SINCE_VERSION.get(timestamp, version + 1):
+        raise PenstockError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"timestamp {timestamp} means nothing in version {version} of ListOffsets",
+        )
 
 
 def _encode(header: RequestHeader, topics: list[Any]) -> bytes:

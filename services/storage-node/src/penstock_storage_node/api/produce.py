@@ -166,7 +166,7 @@ class ProduceHandler:
         if not manager.effects.empty:
             manager.schedule()
         if skim.acks == 0:
-            return self._no_response(results)
+            return self._no_response(caller, header, results)
         if pending.left == 0:
             return [encode_produce_response(header, results)]
         return pending.future
@@ -235,8 +235,13 @@ class ProduceHandler:
         result.log_start_offset = log.log_start_offset
         return _Appended(leadership, appended.last_offset + 1, info)
 
-    def _no_response(self, results: list[ProduceResult]) -> Response | asyncio.Future[Response]:
+    def _no_response(
+        self, caller: Caller, header: RequestHeader, results: list[ProduceResult]
+    ) -> Response | asyncio.Future[Response]:
         if any(result.error for result in results):
+            if caller.stale_metadata and not caller.listener:
+                # For the gateway, which routes again what was refused.
+                return [encode_produce_response(header, results)]
             return CLOSE
         if self._manager.staged_bytes > STAGED_BYTES_SOFT_MAX:
             return self._manager.when_written(NO_RESPONSE)

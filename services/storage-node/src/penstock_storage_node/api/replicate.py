@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from penstock_core.config_catalog import catch_up_rate
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicId, TopicPartition
@@ -35,6 +36,8 @@ CATCH_UP_READ_BYTES = 256 * 1024
 """Most bytes of one read for a replica that is rebuilt: short turns of the event loop."""
 TELL_LATER_MS = 5
 HELLO_TIMEOUT_MS = 5000
+REST_S_MAX = 1.0
+"""How long a paced stream rests before it looks at its rate again."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,6 +50,7 @@ class _Stream:
     ) -> None:
         credit = min(max(hello.credit_bytes, 64 * 1024), 4 * REPLICA_CREDIT_BYTES)
         self.lane = hello.lane
+        self._follower = NodeId(hello.node_id)
         self._limits = limits
         self.sender = LeaderSender(
             NodeId(hello.node_id),
@@ -200,9 +204,20 @@ class _Stream:
             del frames  # what is written by now is freed while the message is under way
             hit("replication.send.before_frame")
             await self._context.write(message)
-            pause_s = self._limits.pause_s(self.lane, size)
-            if pause_s:
-                await asyncio.sleep(pause_s)
+            if self.lane != LIVE:
+                await self._rest(size)
+
+    async def _rest(self, owed_bytes: float) -> None:
+        """After sending a rebuilding replica that much. A rate may change meanwhile."""
+        manager = self._manager
+        while owed_bytes >= 1:
+            throttle = catch_up_rate(manager.image, manager.node_id, self._follower)
+            pause_s = self._limits.pause_s(self.lane, 1, throttle) * owed_bytes
+            if pause_s <= 0:
+                return
+            step_s = min(pause_s, REST_S_MAX)
+            await asyncio.sleep(step_s)
+            owed_bytes -= owed_bytes * step_s / pause_s
 
     def _start_read(self, session: SenderSession, max_bytes: int) -> None:
         partition = self._manager.partitions.get(session.replica.key)

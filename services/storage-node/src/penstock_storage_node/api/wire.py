@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_proto.v1 import common_pb2, storage_pb2
@@ -74,6 +77,17 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, in
             raise _malformed(f"wire type {kind}")
     if position != end:
         raise _malformed("field beyond the end")
+
+
+_M = TypeVar("_M", bound=Message)
+
+
+def _parse(kind: type[_M], data: bytes) -> _M:
+    """A small message, by its generated class."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise _malformed(kind.__name__) from None
 
 
 def _signed(value: int) -> int:
@@ -164,21 +178,21 @@ def _replica_data(message: bytes, view: memoryview, start: int, end: int) -> Rec
         elif field == 2:
             data.records = view[stop:stop]
             for inner, inner_value, inner_stop in fields(message, value, stop):
-                if inner == 1:
+                if inner == 1 and inner_stop < 0:
                     data.base_offset = _signed(inner_value)
-                elif inner == 2:
+                elif inner == 2 and inner_stop >= 0:
                     data.records = view[inner_value:inner_stop]
         elif field == 3:
-            diverging = storage_pb2.ReplicaDiverging.FromString(message[value:stop])
+            diverging = _parse(storage_pb2.ReplicaDiverging, message[value:stop])
             data.diverging = (diverging.epoch, diverging.end_offset)
         elif field == 4:
-            error = common_pb2.Error.FromString(message[value:stop])
+            error = _parse(common_pb2.Error, message[value:stop])
             data.error = (error.code, error.message)
         elif field == 5:
-            found = storage_pb2.ReplicaOutOfRange.FromString(message[value:stop])
+            found = _parse(storage_pb2.ReplicaOutOfRange, message[value:stop])
             data.out_of_range = (found.log_start_offset, found.log_end_offset)
         elif field == 8:
-            data.move = storage_pb2.ReplicaMove.FromString(message[value:stop]).lane
+            data.move = _parse(storage_pb2.ReplicaMove, message[value:stop]).lane
     return data
 
 
@@ -213,14 +227,15 @@ def decode_forward_request(message: bytes) -> ForwardedFrames:
         if end < 0:
             continue
         if field == 1:
-            result.open = storage_pb2.ForwardOpen.FromString(message[start:end])
+            result.open = _parse(storage_pb2.ForwardOpen, message[start:end])
         elif field == 2:
             frame = ForwardedFrame()
             for inner, value, stop in fields(message, start, end):
-                if inner == 1:
+                if stop >= 0:
+                    if inner == 2:
+                        frame.chunk = view[value:stop]
+                elif inner == 1:
                     frame.request_id = value
-                elif inner == 2:
-                    frame.chunk = view[value:stop]
                 elif inner == 3:
                     frame.last = bool(value)
                 elif inner == 4:

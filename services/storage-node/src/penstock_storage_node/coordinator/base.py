@@ -93,6 +93,8 @@ class Base:
         self.clock_ms = clock_ms
         self.wall_ms = wall_ms
         self.new_id = new_id
+        self.setting_ms: Callable[[str, str, int], int] = lambda _group, _name, default_ms: default_ms
+        """A group's own setting (see `config_catalog`): (group id, name, default in ms)."""
         self.timers = TimerQueue()
         self.groups: dict[str, Group] = {}
         self.offsets: dict[str, dict[TopicKey, OffsetValue]] = {}
@@ -111,6 +113,16 @@ class Base:
             done(error.code)
             return False
         return True
+
+    def session_ms(self, group_id: str) -> int:
+        """Session timeout of a group's members of the consumer protocol."""
+        return self.setting_ms(group_id, "consumer.session.timeout.ms", self.settings.consumer_session_ms)
+
+    def heartbeat_ms(self, group_id: str) -> int:
+        """How often they send heartbeats."""
+        return self.setting_ms(
+            group_id, "consumer.heartbeat.interval.ms", self.settings.consumer_heartbeat_ms
+        )
 
     def make_group(self, group_id: str) -> ClassicGroup:
         """A new, empty group of the classic kind."""

@@ -480,7 +480,7 @@ class ConsumerProtocol(Base):
         if timers is None:
             timers = self.sessions[place] = (Timer("session", place), Timer("revoke", place))
         session, revoke = timers
-        session_ms = self.settings.consumer_session_ms if member.classic is None else member.classic[0]
+        session_ms = self.session_ms(group.group_id) if member.classic is None else member.classic[0]
         self.timers.set(session, self.clock_ms() + session_ms)
         if member.state != UNREVOKED:
             revoke.cancel()

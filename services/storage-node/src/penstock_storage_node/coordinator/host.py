@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
+from penstock_core.config_catalog import group_interval_ms
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.kafka.groups import OFFSETS_TOPIC, group_partition
@@ -214,6 +215,7 @@ class GroupHost:
             wall_ms=self._wall_ms,
             new_id=lambda: str(uuid.uuid4()),
         )
+        shard.setting_ms = lambda *asked: group_interval_ms(self._manager.image, *asked)
         hosted = _Hosted(partition, leadership, shard)
         self._hosted[partition.key.partition] = hosted
         self._lifecycle.create_task(self._load(hosted), f"load {partition.name}")

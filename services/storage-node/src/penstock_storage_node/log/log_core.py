@@ -7,7 +7,7 @@ goes to; it makes no system call. `JobOrder` above it hands staged data to the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,7 +28,7 @@ from penstock_core.records.crc import crc32c
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem
-from penstock_storage_node.log.producer_state import ProducerState, coordinator_epoch
+from penstock_storage_node.log.producer_state import ProducerEntry, ProducerState, coordinator_epoch
 from penstock_storage_node.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -222,6 +222,10 @@ class LogCore:
     @property
     def producer_count(self) -> int:
         return len(self._producers)
+
+    def producers(self) -> Iterator[tuple[int, ProducerEntry]]:
+        """Every producer that is remembered, by id. Not to be changed."""
+        return self._producers.entries()
 
     def is_next_of_producer(self, info: BatchInfo) -> bool:
         """Whether a batch with a producer id is the one that must come next (`ProducerState.is_next`)."""

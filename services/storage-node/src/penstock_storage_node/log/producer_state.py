@@ -23,7 +23,7 @@ first offset of an open transaction and the coordinator's epoch, as in Kafka's s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import PRODUCER_BATCHES_KEPT_MAX
@@ -94,6 +94,10 @@ class ProducerState:
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
+
+    def entries(self) -> Iterator[tuple[int, ProducerEntry]]:
+        """Every producer by id."""
+        return iter(self._entries.items())
 
     def is_next(self, info: BatchInfo) -> bool:
         """Whether nothing is missing before the batch: it is the one that must come next of its producer

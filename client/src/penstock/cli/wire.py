@@ -1,0 +1,273 @@
+"""A Kafka connection for the few requests that librdkafka does not know: reassignments, the cluster's settings.
+
+One plaintext connection to the first address that answers, one request at a time. Only what is
+needed is here: DescribeConfigs 3, IncrementalAlterConfigs 0, and version 0 of UnregisterBroker and the two
+requests of KIP-455, whose messages are flexible (compact lengths, tagged fields) in every version.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.cli.kafka import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, split_address
+from penstock.errors import CommandError, ExitCode
+
+DESCRIBE_CONFIGS: Final = 32
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+ALTER_REASSIGNMENTS: Final = 45
+LIST_REASSIGNMENTS: Final = 46
+UNREGISTER_BROKER: Final = 64
+KINDS: Final = {"topic": 2, "node": 4, "cluster": 4, "group": 32}
+"""Kafka's number of each kind of resource; the cluster is the broker without a name."""
+SET: Final = 0
+DELETE: Final = 1
+SOURCES: Final = {
+    1: "topic",
+    2: "node",
+    3: "cluster",
+    4: "node's own file",
+    5: "default",
+    8: "group",
+}
+"""Where a setting's value comes from."""
+
+_CLIENT_ID: Final = b"penstock-cli"
+_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Ongoing:
+    """A reassignment that is under way."""
+
+    topic: str
+    partition: int
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a resource."""
+
+    name: str
+    value: str | None
+    source: str
+    read_only: bool
+    text: str
+
+
+def describe_configs(bootstrap: str, kind: str, name: str) -> list[Setting]:
+    """Every setting of one resource. Raises CommandError."""
+    body = struct.pack(">ib", 1, KINDS[kind]) + _text(name) + struct.pack(">ibb", -1, 0, 1)
+    reader = _Reader(_ask(bootstrap, DESCRIBE_CONFIGS, body, version=3))
+    reader.unpack(">ii")
+    code, message = reader.unpack(">h")[0], reader.text()
+    if code:
+        raise CommandError(message or f"the cluster refused with Kafka's error {code}")
+    reader.unpack(">b")
+    reader.text()
+    found = []
+    for _ in range(reader.unpack(">i")[0]):
+        setting, value = reader.text() or "", reader.text()
+        read_only, source, _ = reader.unpack(">bbb")
+        for _ in range(reader.unpack(">i")[0]):
+            reader.text(), reader.text(), reader.unpack(">b")
+        reader.unpack(">b")
+        text = reader.text() or ""
+        found.append(Setting(setting, value, SOURCES.get(source, ""), bool(read_only), text))
+    return found
+
+
+def alter_configs(
+    bootstrap: str, kind: str, name: str, changes: Sequence[tuple[str, str | None]], *, check: bool = False
+) -> None:
+    """Set settings of one resource; a value of None removes one. Raises CommandError.
+
+    With `check` nothing is changed.
+    """
+    body = struct.pack(">ib", 1, KINDS[kind]) + _text(name) + struct.pack(">i", len(changes))
+    for key, value in changes:
+        body += _text(key) + struct.pack(">b", DELETE if value is None else SET) + _text(value)
+    body += struct.pack(">b", check)
+    reader = _Reader(_ask(bootstrap, INCREMENTAL_ALTER_CONFIGS, body))
+    reader.unpack(">ii")
+    code, message = reader.unpack(">h")[0], reader.text()
+    if code:
+        raise CommandError(message or f"the cluster refused with Kafka's error {code}")
+
+
+def alter_reassignments(
+    bootstrap: str, targets: dict[tuple[str, int], list[int] | None], timeout_ms: int = 30_000
+) -> dict[tuple[str, int], str]:
+    """Move replicas of partitions (None cancels); what was refused, with its reason."""
+    by_topic: dict[str, list[tuple[int, list[int] | None]]] = {}
+    for (topic, partition), replicas in targets.items():
+        by_topic.setdefault(topic, []).append((partition, replicas))
+    body = struct.pack(">i", timeout_ms) + _count(len(by_topic))
+    for topic, partitions in by_topic.items():
+        body += _compact(topic) + _count(len(partitions))
+        for partition, replicas in partitions:
+            body += struct.pack(">i", partition) + _ids(replicas) + b"\x00"
+        body += b"\x00"
+    reader = _Reader(_ask(bootstrap, ALTER_REASSIGNMENTS, body + b"\x00", flexible=True))
+    code, message = reader.unpack(">ih")[1], reader.compact()
+    if code:
+        raise CommandError(message or f"the cluster refused with Kafka's error {code}")
+    refused: dict[tuple[str, int], str] = {}
+    for _ in range(reader.count()):
+        topic = reader.compact() or ""
+        for _ in range(reader.count()):
+            partition, code = reader.unpack(">ih")
+            why = reader.compact()
+            reader.skip_tags()
+            if code:
+                refused[topic, partition] = why or f"Kafka's error {code}"
+        reader.skip_tags()
+    return refused
+
+
+def ongoing_reassignments(bootstrap: str, timeout_ms: int = 30_000) -> list[Ongoing]:
+    """Every reassignment that is under way."""
+    body = struct.pack(">i", timeout_ms) + b"\x00\x00"
+    reader = _Reader(_ask(bootstrap, LIST_REASSIGNMENTS, body, flexible=True))
+    code, message = reader.unpack(">ih")[1], reader.compact()
+    if code:
+        raise CommandError(message or f"the cluster refused with Kafka's error {code}")
+    found = []
+    for _ in range(reader.count()):
+        topic = reader.compact() or ""
+        for _ in range(reader.count()):
+            (partition,) = reader.unpack(">i")
+            found.append(Ongoing(topic, partition, reader.ids(), reader.ids(), reader.ids()))
+            reader.skip_tags()
+        reader.skip_tags()
+    return found
+
+
+def unregister_node(bootstrap: str, node_id: int) -> None:
+    """Have the cluster forget a node that is gone. Raises CommandError."""
+    body = struct.pack(">i", node_id) + b"\x00"
+    reader = _Reader(_ask(bootstrap, UNREGISTER_BROKER, body, flexible=True))
+    code, message = reader.unpack(">ih")[1], reader.compact()
+    if code:
+        raise CommandError(message or f"the cluster refused with Kafka's error {code}")
+
+
+def _ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: bool = False) -> bytes:
+    """One request; the response without its header."""
+    head = (
+        struct.pack(">hhih", key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID + (b"\x00" if flexible else b"")
+    )
+    frame = head + body
+    with _connect(bootstrap) as connection:
+        try:
+            connection.sendall(struct.pack(">i", len(frame)) + frame)
+            (length,) = struct.unpack(">i", _exactly(connection, 4))
+            if not 4 <= length <= _FRAME_BYTES_MAX:
+                raise CommandError(f"{bootstrap}: not an answer of a Kafka broker", ExitCode.UNREACHABLE)
+            response = _exactly(connection, length)
+        except OSError as error:
+            raise CommandError(
+                f"{bootstrap}: no answer ({error or 'timed out'}); look at `penstock local status`",
+                ExitCode.UNREACHABLE,
+            ) from error
+    return response[5 if flexible else 4 :]
+
+
+def _connect(bootstrap: str) -> socket.socket:
+    problems = []
+    for address in bootstrap.split(","):
+        try:
+            connection = socket.create_connection(split_address(address.strip()), timeout=CONNECT_TIMEOUT_S)
+            connection.settimeout(CALL_TIMEOUT_S)
+            return connection
+        except OSError as error:
+            problems.append(f"{address}: {error}")
+    raise CommandError(f"no broker can be reached ({'; '.join(problems)})", ExitCode.UNREACHABLE)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(min(count - len(data), 65_536))
+        if not chunk:
+            raise ConnectionError("the connection was closed: is this a gateway of this version?")
+        data += chunk
+    return bytes(data)
+
+
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _count(count: int) -> bytes:
+    """Length + 1 as an unsigned varint; 0 is null."""
+    value, out = count + 1, bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _compact(text: str) -> bytes:
+    data = text.encode()
+    return _count(len(data)) + data
+
+
+def _ids(ids: Sequence[int] | None) -> bytes:
+    return b"\x00" if ids is None else _count(len(ids)) + struct.pack(f">{len(ids)}i", *ids)
+
+
+class _Reader:
+    """Takes a response apart."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._pos = 0
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        values = struct.unpack_from(layout, self._data, self._pos)
+        self._pos += struct.calcsize(layout)
+        return values
+
+    def _take(self, count: int) -> bytes:
+        start, self._pos = self._pos, self._pos + count
+        return self._data[start : self._pos]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._pos]
+            self._pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def text(self) -> str | None:
+        (length,) = self.unpack(">h")
+        return None if length < 0 else self._take(length).decode()
+
+    def compact(self) -> str | None:
+        length = self._varint() - 1
+        return None if length < 0 else self._take(length).decode()
+
+    def count(self) -> int:
+        return max(0, self._varint() - 1)
+
+    def ids(self) -> list[int]:
+        return list(self.unpack(f">{self.count()}i"))
+
+    def skip_tags(self) -> None:
+        for _ in range(self._varint()):
+            self._varint()
+            self._take(self._varint())

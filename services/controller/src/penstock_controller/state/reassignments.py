@@ -1,0 +1,249 @@
+"""Moving replicas: reassignments of partitions (KIP-455), and elections by hand (KIP-460).
+
+A reassignment gives the partition its wanted replicas at once, beside those of before: the
+wanted ones that are new are *adding*, those that shall go are *removing*. New replicas fetch
+and join the ISR like any follower; `change_partition` ends the reassignment in the very
+change that brings the last wanted replica into the ISR. Nothing is removed before.
+
+A second reassignment of the same partition takes the place of the first: additions that are
+wanted no more are dropped at once, unless nobody else in the ISR could go on; such a one is
+then removed in the end. Cancelling is a reassignment to the replicas of before.
+
+Deviations from Kafka 4.3 (ReplicationControlManager.changePartitionReassignment): dropped
+additions leave at once rather than count as members of before, which a later cancel would
+keep for ever; and a cancel is never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock_controller.state.generation import (
+    Context,
+    Generated,
+    error_pb,
+    make_error,
+    partition_record,
+)
+from penstock_controller.state.nodes import rules_for, scan_not_preferred
+from penstock_controller.state.partitions import Rules, change_partition
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NO_NODE, NodeId, TopicId
+from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
+from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+ELECTIONS_PER_COMMAND_MAX = 10_000
+
+
+def reassign(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> PartitionImage | None:
+    """The partition on its way to `wanted` replicas, or there already; None when nothing changes."""
+    before = [n for n in old.replicas if n not in old.adding_replicas]
+    dropped = _droppable(old, wanted, rules)
+    removing = tuple(n for n in old.replicas if n not in wanted and n not in dropped)
+    begun = replace(
+        old,
+        replicas=(*wanted, *removing),
+        adding_replicas=tuple(n for n in wanted if n not in before),
+        removing_replicas=removing,
+        isr=tuple(n for n in (*wanted, *removing) if n in old.isr),
+        elr=tuple(n for n in old.elr if n not in dropped),
+    )
+    if set(begun.isr) == set(old.isr):
+        begun = replace(begun, isr=old.isr)
+    changed = change_partition(begun, rules)
+    if changed is not None:
+        return changed
+    return None if begun == old else replace(begun, partition_epoch=old.partition_epoch + 1)
+
+
+def _droppable(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> set[NodeId]:
+    """Additions of an earlier reassignment that nobody wants now and nobody needs."""
+    unwanted = {n for n in old.adding_replicas if n not in wanted}
+    left = [n for n in old.isr if n not in unwanted]
+    if old.leader in unwanted and not any(rules.active(n) for n in left):
+        left = []
+    if not left:
+        # They may be the only ones that have everything.
+        unwanted -= {*old.isr, *old.elr}
+    return unwanted
+
+
+def alter_reassignments(
+    ctx: Context, request: api.AlterReassignmentsRequest
+) -> Generated[api.AlterReassignmentsResponse]:
+    """Begin, change or cancel reassignments; each partition that cannot be carries its error."""
+    reply = api.AlterReassignmentsResponse()
+    if len(request.reassignments) > PARTITIONS_PER_REQUEST_MAX:
+        reply.error.CopyFrom(
+            make_error(
+                ErrorCode.POLICY_VIOLATION,
+                f"one request may move at most {PARTITIONS_PER_REQUEST_MAX} partitions; split it",
+            )
+        )
+        return Generated(reply)
+    records: list[pb.MetadataRecord] = []
+    named: set[tuple[str, int]] = set()
+    for asked in request.reassignments:
+        result = reply.results.add()
+        try:
+            if (asked.topic, asked.partition) in named:
+                raise PenstockError(
+                    ErrorCode.INVALID_REQUEST, f"{asked.topic}-{asked.partition} is in the request twice"
+                )
+            named.add((asked.topic, asked.partition))
+            new = _reassigned(ctx.image, asked, allow_factor_change=request.allow_factor_change)
+        except PenstockError as error:
+            result.CopyFrom(error_pb(error))
+            continue
+        if new is not None:
+            records.append(partition_record(new))
+    return Generated(reply, records)
+
+
+def _reassigned(
+    image: MetadataImage, asked: api.Reassignment, *, allow_factor_change: bool
+) -> PartitionImage | None:
+    topic = image.topic(asked.topic)
+    old = None if topic is None else topic.partitions.get(asked.partition)
+    if topic is None or old is None:
+        raise PenstockError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {asked.topic}-{asked.partition}"
+        )
+    name = f"{topic.name}-{old.partition}"
+    if not asked.replicas:
+        if not old.reassigning:
+            raise PenstockError(
+                ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{name}: no reassignment is under way"
+            )
+        wanted = [n for n in old.replicas if n not in old.adding_replicas]
+    else:
+        wanted = [NodeId(n) for n in asked.replicas]
+        _check_wanted(image, name, wanted)
+        if not allow_factor_change and len(wanted) != old.factor:
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"{name}: {len(wanted)} replicas where there are {old.factor}, which the request does not allow",
+            )
+    return reassign(old, wanted, rules_for(image, topic))
+
+
+def _check_wanted(image: MetadataImage, name: str, wanted: Sequence[NodeId]) -> None:
+    if len(set(wanted)) != len(wanted):
+        raise PenstockError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{name}: a node is named twice: {list(wanted)}"
+        )
+    unknown = [n for n in wanted if n not in image.nodes]
+    if unknown:
+        raise PenstockError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{name}: no node has id {unknown[0]}; see `penstock node list`",
+        )
+
+
+# --- elections by hand -------------------------------------------------------------------
+
+
+def elect_leaders(ctx: Context, request: api.ElectLeadersRequest) -> Generated[api.ElectLeadersResponse]:
+    """Give partitions their preferred leader, or any live one; those that need none say so.
+
+    Of a request that names none, only partitions where there was something to do are answered.
+    """
+    image = ctx.image
+    reply = api.ElectLeadersResponse()
+    records: list[pb.MetadataRecord] = []
+    keys = [(TopicId(p.topic_id), p.partition) for p in request.partitions]
+    everywhere = not keys
+    if everywhere:
+        keys = _in_need(image, unclean=request.unclean)
+    for topic_id, index in dict.fromkeys(keys):
+        result = reply.results.add(topic_id=topic_id, partition=index)
+        try:
+            new = _elected(image, topic_id, index, unclean=request.unclean)
+        except PenstockError as error:
+            result.error.CopyFrom(error_pb(error))
+            continue
+        records.append(partition_record(new))
+        reply.changed += 1
+    return Generated(reply, records)
+
+
+def _in_need(image: MetadataImage, *, unclean: bool) -> list[tuple[TopicId, int]]:
+    if unclean:
+        found = [p for t in image.topics.values() for p in t.partitions.values() if p.leader == NO_NODE]
+    else:
+        found = [p for p in scan_not_preferred(image) if p is not None]
+    return [(p.topic_id, p.partition) for p in found[:ELECTIONS_PER_COMMAND_MAX]]
+
+
+def _elected(image: MetadataImage, topic_id: TopicId, index: int, *, unclean: bool) -> PartitionImage:
+    topic = image.topics.get(topic_id)
+    old = None if topic is None else topic.partitions.get(index)
+    if topic is None or old is None:
+        raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition")
+    name = f"{topic.name}-{index}"
+    rules = rules_for(image, topic)
+    if unclean:
+        return _elected_unclean(topic, old, rules, name)
+    first = old.replicas[0]
+    if old.leader == first:
+        raise PenstockError(ErrorCode.ELECTION_NOT_NEEDED, f"{name}: its preferred leader {first} leads")
+    new = change_partition(old, rules, prefer_first=True)
+    if new is None or new.leader != first:
+        raise PenstockError(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            f"{name}: its preferred leader {first} is not live and in sync",
+        )
+    return new
+
+
+def _elected_unclean(topic: TopicImage, old: PartitionImage, rules: Rules, name: str) -> PartitionImage:
+    if old.leader != NO_NODE:
+        raise PenstockError(ErrorCode.ELECTION_NOT_NEEDED, f"{name}: node {old.leader} leads")
+    new = change_partition(old, replace(rules, unclean=True))
+    if new is None or new.leader == NO_NODE:
+        raise PenstockError(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"{name}: none of its replicas is live; start one"
+        )
+    return new
+
+
+# --- nodes that are gone -------------------------------------------------------------------
+
+
+def unregister_node(
+    ctx: Context, request: api.UnregisterNodeRequest
+) -> Generated[api.UnregisterNodeResponse]:
+    """Forget a node. Refused while it lives or holds replicas: what it has may be the only copy."""
+    reply = api.UnregisterNodeResponse()
+    try:
+        _check_gone(ctx, NodeId(request.node_id))
+    except PenstockError as error:
+        reply.error.CopyFrom(error_pb(error))
+        return Generated(reply)
+    removed = pb.NodeRemovedRecord(node_id=request.node_id)
+    return Generated(reply, [pb.MetadataRecord(node_removed=removed)])
+
+
+def _check_gone(ctx: Context, node_id: NodeId) -> None:
+    node = ctx.image.nodes.get(node_id)
+    if node is None:
+        raise PenstockError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"no storage node has the id {node_id}")
+    if not node.fenced or ctx.alive(node_id):
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION, f"storage node {node_id} is running; stop it before it is forgotten"
+        )
+    held = [
+        f"{topic.name}-{p.partition}"
+        for topic in ctx.image.topics.values()
+        for p in topic.partitions.values()
+        if node_id in p.replicas
+    ]
+    if held:
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"storage node {node_id} holds {held[0]}{more}; move them with `penstock topic reassign TOPIC --off-node {node_id}`",
+        )

@@ -1,0 +1,249 @@
+"""Replicas are moved, added and removed under load, by kafka-python's admin client; nothing is lost.
+
+librdkafka has no such requests, so confluent-kafka produces and reads. Four nodes, of which the
+last is killed for what needs one that is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import TopicPartition
+from kafka import errors as kafka_errors
+from kafka.admin import KafkaAdminClient
+
+from penstock.local.cluster import LocalCluster
+from support.clients import forget_leaks
+from support.cluster import running_cluster
+from support.kafka import (
+    CALL_TIMEOUT_S,
+    Load,
+    check_nothing_lost,
+    client_config,
+    describe,
+    node_address,
+    produce,
+    read_all,
+    wait_for_full_isr,
+)
+from support.waiting import wait_for
+
+GONE = 4
+UNKNOWN_TOPIC_OR_PARTITION = 3
+INVALID_REPLICA_ASSIGNMENT = 39
+ELECTION_NOT_NEEDED = 84
+NO_REASSIGNMENT_IN_PROGRESS = 85
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path_factory.mktemp("moves"), nodes=4, racks=("a", "b", "c", "d")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["proxy", "direct"])
+def bootstrap(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
+    return cluster.bootstrap if request.param == "proxy" else node_address(cluster.direct_bootstrap)
+
+
+@pytest.fixture
+def admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=bootstrap)
+    yield client
+    client.close()
+    forget_leaks()
+
+
+def create(bootstrap: str, topic: str, assignment: list[list[int]]) -> None:
+    admin = AdminClient(client_config(bootstrap))
+    new = NewTopic(topic, num_partitions=len(assignment), replica_assignment=assignment)
+    admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic].result(CALL_TIMEOUT_S)
+
+
+def replicas(bootstrap: str, topic: str) -> dict[int, list[int]]:
+    return {number: list(p.replicas) for number, p in sorted(describe(bootstrap, topic).items())}
+
+
+def move(admin: KafkaAdminClient, bootstrap: str, topic: str, wanted: dict[int, list[int]]) -> None:
+    """Reassign and wait until it is done."""
+    results = admin.alter_partition_reassignments(
+        {TopicPartition(topic, number): nodes for number, nodes in wanted.items()}
+    )
+    assert set(results.values()) == {None}, results
+
+    def done() -> bool:
+        state = describe(bootstrap, topic)
+        return all(
+            sorted(state[n].replicas) == sorted(nodes) == sorted(state[n].isrs) for n, nodes in wanted.items()
+        )
+
+    wait_for(done, f"replicas {wanted}", TIMEOUT_S)
+    assert admin.list_partition_reassignments({topic: list(wanted)}) == {}
+
+
+def test_moves_under_load_lose_nothing(bootstrap: str, admin: KafkaAdminClient) -> None:
+    topic = f"moved-{id(admin)}"
+    create(bootstrap, topic, [[1], [2]])
+    with Load(bootstrap, topic, rate_per_s=1_000) as load:
+        load.wait_for_acks(500)
+        # More replicas; then other ones only, the leader's own among the removed; then fewer.
+        for wanted in (
+            {0: [1, 2, 3], 1: [2, 3, 1]},
+            {0: [3, 2], 1: [3, 1, 2]},
+            {0: [1], 1: [2, 1]},
+        ):
+            move(admin, bootstrap, topic, wanted)
+            load.wait_for_acks(500)
+    check_nothing_lost(load.ledger, read_all(bootstrap, topic))
+    assert replicas(bootstrap, topic) == {0: [1], 1: [2, 1]}
+
+
+def test_elections_by_hand(bootstrap: str, admin: KafkaAdminClient) -> None:
+    topic = f"elected-{id(admin)}"
+    create(bootstrap, topic, [[1, 2], [3, 1]])
+    # The order alone: nobody is added or removed, and the leader stays until it is asked.
+    move(admin, bootstrap, topic, {0: [2, 1]})
+    response = admin.elect_leaders(0, {topic: [0, 1, 9]}, raise_errors=False)
+    codes = {
+        p.partition_id: p.error_code for t in response.replica_election_results for p in t.partition_result
+    }
+    assert codes.pop(0) in (0, ELECTION_NOT_NEEDED)  # the controllers may have come first
+    assert codes == {1: ELECTION_NOT_NEEDED, 9: UNKNOWN_TOPIC_OR_PARTITION}
+    wait_for(lambda: describe(bootstrap, topic)[0].leader == 2, "the preferred leader leads", TIMEOUT_S)
+
+
+def test_refused_moves(bootstrap: str, admin: KafkaAdminClient) -> None:
+    topic = f"refused-{id(admin)}"
+    create(bootstrap, topic, [[1, 2]])
+    place, missing = TopicPartition(topic, 0), TopicPartition(f"{topic}-not", 0)
+    for where, nodes, code in (
+        (place, [1, 77], INVALID_REPLICA_ASSIGNMENT),
+        (place, [1, 1], INVALID_REPLICA_ASSIGNMENT),
+        (place, None, NO_REASSIGNMENT_IN_PROGRESS),
+        (missing, [1], UNKNOWN_TOPIC_OR_PARTITION),
+    ):
+        (error,) = admin.alter_partition_reassignments({where: nodes}).values()
+        assert error is kafka_errors.for_code(code)
+
+
+def test_the_quorum_is_described(bootstrap: str, admin: KafkaAdminClient) -> None:
+    found = admin.describe_metadata_quorum()
+    (partition,) = found["topics"][0]["partitions"]
+    voters = {v["replica_id"]: v["log_end_offset"] for v in partition["current_voters"]}
+    assert sorted(voters) == [1, 2, 3]
+    assert partition["leader_id"] in voters
+    assert all(end > 0 for end in voters.values())
+    assert sorted(n["node_id"] for n in found["nodes"]) == [1, 2, 3]
+
+
+def test_log_directories_and_producers(
+    cluster: LocalCluster, bootstrap: str, admin: KafkaAdminClient
+) -> None:
+    topic = f"sized-{id(admin)}"
+    create(bootstrap, topic, [[1, 2], [3, 1]])
+    produce(bootstrap, topic, 200)
+    found = admin.describe_producers([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+    assert "producer_id" in str(found)
+    if bootstrap == cluster.bootstrap:
+        # Nobody can tell which node is meant; tools that only look go on all the same.
+        assert all(
+            "behind a gateway" in directory["log_dir"] and not directory["topics"]
+            for entry in admin.describe_log_dirs()
+            for directory in entry["log_dirs"]
+        )
+        return
+    sizes = {
+        (entry["broker"], t["name"], p["partition_index"]): p["partition_size"]
+        for entry in admin.describe_log_dirs()
+        for d in entry["log_dirs"]
+        for t in d["topics"]
+        for p in t["partitions"]
+        if t["name"] == topic
+    }
+    assert sorted(sizes) == [(1, topic, 0), (1, topic, 1), (2, topic, 0), (3, topic, 1)]
+    assert all(size > 0 for size in sizes.values())
+
+
+def test_a_move_goes_on_when_nodes_are_killed(cluster: LocalCluster) -> None:
+    bootstrap, topic = cluster.bootstrap, "moved-and-killed"
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        create(bootstrap, topic, [[1, 2, 3], [2, 3, 1]])
+        with Load(bootstrap, topic, rate_per_s=1_000, value_bytes=1_000) as load:
+            load.wait_for_acks(1_000)
+            # The leader of one goes away, and a new replica of both dies before it has everything.
+            wanted = {TopicPartition(topic, 0): [GONE, 2, 3], TopicPartition(topic, 1): [GONE, 3, 1]}
+            assert set(admin.alter_partition_reassignments(wanted).values()) == {None}
+            cluster.kill("node-1")
+            cluster.kill(f"node-{GONE}")
+            load.wait_for_acks(500)
+            cluster.start("node-1", f"node-{GONE}")
+            wait_for(lambda: admin.list_partition_reassignments() == {}, "the moves are done", TIMEOUT_S)
+            load.wait_for_acks(500)
+        check_nothing_lost(load.ledger, read_all(bootstrap, topic))
+        assert replicas(bootstrap, topic) == {0: [GONE, 2, 3], 1: [GONE, 3, 1]}
+    finally:
+        admin.close()
+        forget_leaks()
+
+
+@pytest.mark.parametrize("way", ["proxy", "direct"])
+def test_consumers_read_from_the_replica_of_their_rack(cluster: LocalCluster, way: str) -> None:
+    bootstrap = cluster.bootstrap if way == "proxy" else cluster.direct_bootstrap
+    topic = f"near-{way}"
+    create(bootstrap, topic, [[1, 2, 3]])
+    ledger = produce(bootstrap, topic, 2_000, value_bytes=500)
+    wait_for_full_isr(bootstrap, topic)
+    before = {node: fetched_bytes(cluster, node) for node in (1, 2)}
+    rack: dict[str, Any] = {"client.rack": "b"}
+    records = read_all(bootstrap, topic, **rack)
+    check_nothing_lost(ledger, records)
+    read = {node: fetched_bytes(cluster, node) - before[node] for node in (1, 2)}
+    near, far = (2, 1) if way == "direct" else (1, 2)
+    # Behind a gateway there is one way in, and the leader answers.
+    assert read[near] > 1_000_000 > read[far]
+
+
+def fetched_bytes(cluster: LocalCluster, node: int) -> float:
+    port = cluster.state.member(f"node-{node}").ports["http"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        found = re.search(
+            r"^penstock_node_fetched_bytes_total (\S+)$", response.read().decode(), re.MULTILINE
+        )
+    assert found is not None
+    return float(found[1])
+
+
+def test_a_move_to_a_dead_node_is_cancelled(cluster: LocalCluster) -> None:
+    bootstrap, topic = cluster.bootstrap, "to-nowhere"
+    cluster.kill(f"node-{GONE}")
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        create(bootstrap, topic, [[1, 2]])
+        place = TopicPartition(topic, 0)
+        assert admin.alter_partition_reassignments({place: [1, GONE, 3]}) == {place: None}
+        ongoing = admin.list_partition_reassignments()
+        assert ongoing[place] == {
+            "replicas": [1, GONE, 3, 2],
+            "adding_replicas": [GONE, 3],
+            "removing_replicas": [2],
+        }
+        # It does not hold up anybody who writes.
+        ledger = produce(bootstrap, topic, 500)
+        # Another target takes the place of the first, and what nobody wants any more is dropped.
+        assert admin.alter_partition_reassignments({place: [1, GONE]}) == {place: None}
+        assert GONE in admin.list_partition_reassignments()[place]["adding_replicas"]
+        assert admin.alter_partition_reassignments({place: None}) == {place: None}
+        assert admin.list_partition_reassignments() == {}
+        assert sorted(replicas(bootstrap, topic)[0]) == [1, 2]
+        check_nothing_lost(ledger, read_all(bootstrap, topic))
+    finally:
+        admin.close()
+        cluster.start(f"node-{GONE}")
+        forget_leaks()

@@ -1,0 +1,294 @@
+"""Kafka's own Java clients and tools for tests, by one long-lived JVM.
+
+`JavaDriver` compiles `tests/conformance/java/*.java` (once, into the cache folder of the benchmarks' jars), starts it
+and speaks its protocol: one JSON object per line each way, many at a time. A JVM takes a second to start and several
+to be quick, so one is shared by a whole test run (`shared_driver`); a test that wants to kill a client with SIGKILL
+starts its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peer import KAFKA_VERSION, fetch_jars
+
+SOURCES = Path(__file__).resolve().parents[1] / "conformance" / "java"
+COMPILE_TIMEOUT_S = 300
+FETCH_TIMEOUT_S = 600
+CALL_TIMEOUT_S = 120.0
+JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+def missing_java() -> str | None:
+    """Why Java tests cannot run on this machine; None when they can."""
+    for command, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "maven")):
+        if shutil.which(command) is None:
+            return f"{command} is not installed: Kafka's Java clients need {package} (Java 17) and maven"
+    return None
+
+
+class JavaError(Exception):
+    """What a call in the JVM has thrown: `name` and `code` are the Kafka protocol's, `kind` the Java class."""
+
+    def __init__(self, name: str, code: int, kind: str, message: str) -> None:
+        super().__init__(f"{name} ({kind}): {message}")
+        self.name = name
+        self.code = code
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(frozen=True)
+class ToolRun:
+    """How a command line tool ended; `exit` is None while it still runs."""
+
+    exit: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout + self.stderr
+
+
+@functools.cache
+def compiled() -> str:
+    """Class path with the driver; compiles it when its sources are new."""
+    jars = fetch_jars()
+    classes = compile_java(sorted(SOURCES.glob("*.java")), f"{jars}/*", "driver")
+    return f"{classes}{os.pathsep}{jars}/*"
+
+
+def compile_java(sources: Sequence[Path], class_path: str, name: str) -> Path:
+    """Folder with the classes of these sources, beside Kafka's jars."""
+    cache = fetch_jars().parent
+    digest = hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in sources)).hexdigest()[:16]
+    classes = cache / f"{name}-{KAFKA_VERSION}-{digest}"
+    if not classes.exists():
+        building = Path(tempfile.mkdtemp(dir=cache))
+        command = ["javac", "-Xlint:all", "-Werror", "-cp", class_path, "-d", str(building)]
+        done = subprocess.run(
+            [*command, *map(str, sources)],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        _move(building, classes)
+    return classes
+
+
+def fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> Path:
+    """Jars by their Maven coordinates, without what they depend on, in a folder that is kept.
+
+    Dependencies are left out since Maven would have to read the poms of all of them: some name hosts of
+    their own.
+    """
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder.parent))
+    for artifact in artifacts:
+        command = [
+            "mvn",
+            "-q",
+            "-B",
+            "dependency:copy",
+            f"-Dartifact={artifact}",
+            f"-DoutputDirectory={building}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    _move(building, folder)
+    return folder
+
+
+def _move(building: Path, there: Path) -> None:
+    try:
+        building.rename(there)
+    except OSError:  # somebody else was quicker
+        shutil.rmtree(building)
+
+
+class JavaDriver:
+    """The JVM. Thread-safe; calls on different handles run side by side. Close it."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        command = ["java", *JVM, "-cp", compiled(), "Driver"]
+        with open(log or os.devnull, "ab") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            )
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, name="answers of the JVM", daemon=True)
+        self._reader.start()
+
+    def start(self, op: str, **arguments: Any) -> Future[Any]:
+        """Send a command; the result comes later. None stands for what is not told."""
+        told = {name: value for name, value in arguments.items() if value is not None}
+        future: Future[Any] = Future()
+        with self._lock:
+            number = next(self._ids)
+            if self._ended or self._process.stdin is None:
+                raise JavaError("UNKNOWN_SERVER_ERROR", -1, "Ended", "the JVM has ended")
+            self._waiting[number] = future
+            try:
+                self._process.stdin.write(json.dumps({"id": number, "op": op, **told}) + "\n")
+                self._process.stdin.flush()
+            except OSError:
+                del self._waiting[number]
+                raise JavaError("UNKNOWN_SERVER_ERROR", -1, "Ended", "the JVM has ended") from None
+        return future
+
+    def call(self, op: str, *, wait_s: float = CALL_TIMEOUT_S, **arguments: Any) -> Any:
+        """Send a command and wait for its result. Raises JavaError."""
+        return self.start(op, **arguments).result(timeout=wait_s)
+
+    def tool(
+        self, name: str, *arguments: str, stdin: str = "", timeout_s: float = 60.0, exit: int | None = 0
+    ) -> ToolRun:
+        """Run a tool's main to its end; `exit` is the code that is expected, None for any."""
+        done = self.call(
+            "tool.run",
+            wait_s=timeout_s + 60,
+            tool=tool_class(name),
+            arguments=list(arguments),
+            stdin=stdin,
+            timeout_ms=int(timeout_s * 1000),
+        )
+        run = ToolRun(done["exit"], done["stdout"], done["stderr"])
+        assert exit is None or run.exit == exit, f"{name} ended with {run.exit}:\n{run.text}"
+        return run
+
+    def kill(self) -> None:
+        """SIGKILL: every client in the JVM dies."""
+        self._process.kill()
+        self._reader.join(30)
+        self._close_pipes()
+
+    def close(self) -> None:
+        """End the JVM, with what is still open in it."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except OSError:
+                self._process.kill()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(30)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # what was still to be written has no reader any more
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            with self._lock:
+                future = self._waiting.pop(answer["id"])
+            if "error" in answer:
+                e = answer["error"]
+                future.set_exception(JavaError(e["name"], e["code"], e["type"], e["message"]))
+            else:
+                future.set_result(answer.get("result"))
+        with self._lock:
+            self._ended = True
+            left, self._waiting = self._waiting, {}
+        for future in left.values():
+            future.set_exception(JavaError("UNKNOWN_SERVER_ERROR", -1, "Ended", "the JVM has ended"))
+
+
+def run_tool_process(name: str, *arguments: str, timeout_s: float = 120.0) -> ToolRun:
+    """Run a tool in a JVM of its own, for those that the driver cannot run: they speak to the JVM itself of its end."""
+    done = subprocess.run(
+        ["java", *JVM, "-cp", compiled(), tool_class(name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return ToolRun(done.returncode, done.stdout, done.stderr)
+
+
+_TOOL_PACKAGES = {
+    "ConfigCommand": "kafka.admin",
+    "ConsumerGroupCommand": "org.apache.kafka.tools.consumer.group",
+    "ConsoleConsumer": "org.apache.kafka.tools.consumer",
+    "ReassignPartitionsCommand": "org.apache.kafka.tools.reassign",
+}
+
+
+def tool_class(name: str) -> str:
+    """Full name of a tool's class."""
+    return f"{_TOOL_PACKAGES.get(name, 'org.apache.kafka.tools')}.{name}"
+
+
+@functools.cache
+def shared_driver() -> JavaDriver:
+    """The JVM of this test run."""
+    driver = JavaDriver()
+    atexit.register(driver.close)
+    return driver
+
+
+def encode(value: bytes | None) -> str | None:
+    """Bytes as the driver takes them."""
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def decode(value: str | None) -> bytes | None:
+    """Bytes as the driver gives them."""
+    return None if value is None else base64.b64decode(value)
+
+
+def record(
+    value: bytes | None,
+    key: bytes | None = None,
+    *,
+    partition: int | None = None,
+    timestamp_ms: int | None = None,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+) -> dict[str, Any]:
+    """A record for `producer.send`."""
+    return {
+        "value": encode(value),
+        "key": encode(key),
+        "partition": partition,
+        "timestamp": timestamp_ms,
+        "headers": [[name, encode(content)] for name, content in headers],
+    }
