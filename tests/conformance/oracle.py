@@ -1,0 +1,36 @@
+"""Kafka's outcomes, kept: what the fast subset of `make test` is compared with, where no Kafka runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from conformance.frame import SCENARIOS, Cell, Outcome
+from conformance.runner import key
+from conformance.targets import KAFKA
+
+ORACLE = Path(__file__).parent / "oracle.json"
+
+
+def read_oracle() -> dict[str, Outcome]:
+    """Outcomes by "scenario client"."""
+    found: dict[str, Outcome] = json.loads(ORACLE.read_text())
+    return found
+
+
+def write_oracle(cells: Iterable[Cell]) -> None:
+    """Keep what Kafka gave for the fast scenarios; what was not run now stays as it was."""
+    kept = read_oracle() if ORACLE.exists() else {}
+    kept |= {
+        key(cell): cell.outcome
+        for cell in cells
+        if cell.target == KAFKA and cell.status == "green" and SCENARIOS[cell.scenario].fast
+    }
+    kept = {name: outcome for name, outcome in kept.items() if _still_fast(name)}
+    ORACLE.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _still_fast(name: str) -> bool:
+    scenario = SCENARIOS.get(name.partition(" ")[0])
+    return scenario is not None and scenario.fast

@@ -1,0 +1,55 @@
+"""The quick scenarios against Penstock, compared with what Kafka gave when `make conformance` last recorded it.
+
+All of them run once, several at a time, for the whole module: each test looks at its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.clients import registry
+from conformance.frame import SCENARIOS, Cell
+from conformance.oracle import read_oracle
+from conformance.report import one_line
+from conformance.runner import Runner, key
+from conformance.scenarios import load
+from conformance.targets import DIRECT, PROXY, Worlds
+
+load()
+JOBS = 4
+CLIENTS = ("confluent-kafka", "kafka-python", "aiokafka", "kcat", registry.RAW)
+"""Not the Java client: its machine alone takes seconds to warm up."""
+DIRECT_CLIENTS = ("confluent-kafka", registry.RAW)
+FAST = [scenario for scenario in SCENARIOS.values() if scenario.fast]
+ORACLE = read_oracle()
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Cell]]:
+    """Every cell, with its colour."""
+    with Worlds(tmp_path_factory.mktemp("conformance")) as worlds:
+        runner = Runner(worlds, lambda _: None, JOBS)
+        try:
+            found = runner.run(FAST, CLIENTS, [PROXY]) + runner.run(FAST, DIRECT_CLIENTS, [DIRECT])
+            yield runner.settled(found, ORACLE)
+        finally:
+            runner.close()
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in FAST])
+def test_as_with_kafka(cells: list[Cell], name: str) -> None:
+    mine = [cell for cell in cells if cell.scenario == name]
+    wrong = [cell for cell in mine if cell.status in ("red", "none")]
+    assert not wrong, "\n".join(line for cell in wrong for line in (one_line(cell), *cell.diff))
+    assert any(cell.status == "green" for cell in mine)
+
+
+def test_every_outcome_that_is_needed_was_recorded() -> None:
+    """`make conformance CONFORMANCE=--record` writes them."""
+    named = {name.partition(" ")[0] for name in ORACLE}
+    assert {scenario.name for scenario in FAST} <= named
+    assert all(key(Cell(s.name, c, "", "")) in ORACLE for s in FAST for c in s.clients)
