@@ -220,6 +220,27 @@ def fetched_bytes(cluster: LocalCluster, node: int) -> float:
     return float(found[1])
 
 
+def test_replicas_leave_a_dead_node_which_comes_back(cluster: LocalCluster) -> None:
+    bootstrap, topic = cluster.bootstrap, "left-a-dead-node"
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        create(bootstrap, topic, [[GONE, 1]])
+        ledger = produce(bootstrap, topic, 500)
+        wait_for_full_isr(bootstrap, topic)
+        cluster.kill(f"node-{GONE}")
+        move(admin, bootstrap, topic, {0: [3, 1]})
+        produce(bootstrap, topic, 500, first=500, ledger=ledger)
+        cluster.start(f"node-{GONE}")
+        # It has a copy that nobody counts on any more.
+        produce(bootstrap, topic, 500, first=1_000, ledger=ledger)
+        state = describe(bootstrap, topic)[0]
+        assert (list(state.replicas), sorted(state.isrs)) == ([3, 1], [1, 3])
+        check_nothing_lost(ledger, read_all(bootstrap, topic))
+    finally:
+        admin.close()
+        forget_leaks()
+
+
 def test_a_move_to_a_dead_node_is_cancelled(cluster: LocalCluster) -> None:
     bootstrap, topic = cluster.bootstrap, "to-nowhere"
     cluster.kill(f"node-{GONE}")

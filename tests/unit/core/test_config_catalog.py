@@ -23,7 +23,11 @@ def image(*configs: tuple[str, str, str, str], replicas: int = 3) -> MetadataIma
                 node_id=1,
                 node_epoch=1,
                 rack="r1",
-                settings={"log.dirs": "/data", "group.max.size": "7"},
+                settings={
+                    "log.dirs": "/data",
+                    "group.max.size": "7",
+                    "group.consumer.heartbeat.interval.ms": "2000",
+                },
                 listeners=[common_pb2.Endpoint(listener="DIRECT", host="h", port=9)],
             )
         ),
@@ -133,6 +137,8 @@ def test_groups_have_settings_before_they_exist() -> None:
     assert catalog.group_interval_ms(of, "h", "consumer.session.timeout.ms", 1) == 1
     assert entry(catalog.describe_group(of, "h"), "consumer.session.timeout.ms").value == "45000"
     assert entry(catalog.describe_group(of, "g"), "consumer.session.timeout.ms").source is ConfigSource.GROUP
+    shown = entry(catalog.describe_group(of, "g"), "consumer.heartbeat.interval.ms")
+    assert (shown.value, shown.source) == ("2000", ConfigSource.STATIC)
 
 
 @pytest.mark.parametrize(

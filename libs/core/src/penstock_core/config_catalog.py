@@ -222,6 +222,11 @@ _LAST_DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
 
 NODE_STATIC: Final[Mapping[str, Setting]] = {
     "advertised.listeners": Setting(_TEXT, "Addresses that clients of direct listeners are told."),
+    "auto.create.topics.enable": Setting(
+        _BOOL,
+        "Whether topics that clients ask this node for are made; gateways have a setting of their own.",
+        "false",
+    ),
     "broker.rack": Setting(_TEXT, "Failure domain of the node."),
     "group.consumer.heartbeat.interval.ms": Setting(
         _INT, "Heartbeat interval of members of the consumer protocol, in ms.", "5000"
@@ -414,9 +419,14 @@ def describe_cluster(image: MetadataImage) -> list[Entry]:
 def describe_group(image: MetadataImage, group: str) -> list[Entry]:
     """Every setting of a group, whether there is such a group or not."""
     own = image.config(GROUP, group)
+    # Every node may coordinate it; they are meant to be set up alike.
+    first = min(image.nodes, default=None)
+    static = {} if first is None else image.nodes[first].settings
     entries = []
     for name, setting in GROUP_SETTINGS.items():
         synonyms = [Synonym(name, own[name], ConfigSource.GROUP)] if name in own else []
+        if setting.node_name in static:
+            synonyms.append(Synonym(setting.node_name, static[setting.node_name], ConfigSource.STATIC))
         default = NODE_STATIC[setting.node_name].default
         synonyms.append(Synonym(setting.node_name, default, ConfigSource.DEFAULT))
         entries.append(_entry(name, setting, synonyms))

@@ -70,7 +70,8 @@ class StorageNodeSettings(RoleSettings):
     )
 
     auto_create_topics: bool = Field(
-        False, description="make topics that a client asks for and that are not there, with the cluster's defaults"
+        False,
+        description="make topics that a client asks for and that are not there, with the cluster's defaults",
     )
     group_initial_rebalance_delay_ms: int = Field(
         3_000, ge=0, description="how long a new consumer group waits for more members, in ms"
@@ -106,7 +107,8 @@ class StorageNodeSettings(RoleSettings):
 
     def shown_to_clients(self, data_path: str) -> dict[str, str]:
         """What DescribeConfigs shows of this process, by Kafka's names, where it is not the default."""
-        values = {
+        values: dict[str, object] = {
+            "auto.create.topics.enable": str(self.auto_create_topics).lower(),
             "group.consumer.heartbeat.interval.ms": self.group_consumer_heartbeat_interval_ms,
             "group.consumer.session.timeout.ms": self.group_consumer_session_timeout_ms,
             "group.initial.rebalance.delay.ms": self.group_initial_rebalance_delay_ms,

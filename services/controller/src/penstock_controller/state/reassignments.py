@@ -245,5 +245,6 @@ def _check_gone(ctx: Context, node_id: NodeId) -> None:
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         raise PenstockError(
             ErrorCode.POLICY_VIOLATION,
-            f"storage node {node_id} holds {held[0]}{more}; move them with `penstock topic reassign TOPIC --off-node {node_id}`",
+            f"storage node {node_id} holds {held[0]}{more}; move them with "
+            f"`penstock topic reassign TOPIC --off-node {node_id}`",
         )
