@@ -6,10 +6,23 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from penstock.local.cluster import LocalCluster
+from penstock_proto.v1 import controller_pb2, controller_pb2_grpc
 from support.cluster import running_cluster
-from support.kafka import Load, check_nothing_lost, create_topic, describe, read_all, wait_for_full_isr
+from support.kafka import (
+    Load,
+    check_nothing_lost,
+    client_config,
+    create_topic,
+    describe,
+    read_all,
+    wait_for_full_isr,
+)
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -88,3 +101,42 @@ def test_stopped_node_drains_first(tmp_path: Path) -> None:
             cluster.kill(busiest_leader(cluster.bootstrap, "events"), signal.SIGTERM)
             load.wait_for_acks(2_000)
         check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))
+
+
+def test_nodes_leave_a_controller_that_hangs(tmp_path: Path) -> None:
+    """SIGSTOP keeps its connections open: who waits on them is fenced by its successor (found by chaos)."""
+    with running_cluster(tmp_path) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "events", 6, 3, min_insync_replicas="2")
+        with Load(bootstrap, "events") as load:
+            load.wait_for_acks(500)
+            hanging = active_controller(cluster, {1, 2, 3})
+            cluster.kill(f"controller-{hanging}", signal.SIGSTOP)
+            # Its successor counts silence from the same moment for all: with this node it would fence the others.
+            cluster.kill("node-3", signal.SIGSTOP)
+            others = {1, 2, 3} - {hanging}
+            wait_for(lambda: active_controller(cluster, others) in others, "a new active controller")
+            wait_for(lambda: 3 not in brokers(bootstrap), "the node that hangs is fenced")
+            assert brokers(bootstrap) == {1, 2}
+            load.wait_for_acks(500)
+            assert brokers(bootstrap) == {1, 2}
+            cluster.kill(f"controller-{hanging}", signal.SIGCONT)
+            cluster.kill("node-3", signal.SIGCONT)
+            load.wait_for_acks(500)
+        wait_for_full_isr(bootstrap, "events")
+        check_nothing_lost(load.ledger, read_all(bootstrap, "events"))
+
+
+def brokers(bootstrap: str) -> set[int]:
+    """Ids of the nodes that metadata name."""
+    return set(AdminClient(client_config(bootstrap)).list_topics(timeout=30).brokers)
+
+
+def active_controller(cluster: LocalCluster, ids: set[int]) -> int:
+    """Id of the active controller by the word of one of these; -1 when it knows of none."""
+    member = cluster.state.member(f"controller-{min(ids)}")
+    with grpc.insecure_channel(f"127.0.0.1:{member.ports['grpc']}") as channel:
+        stub = controller_pb2_grpc.ControllerStub(channel)
+        return int(
+            stub.DescribeQuorum(controller_pb2.DescribeQuorumRequest(), timeout=30).active_controller_id
+        )

@@ -249,6 +249,10 @@ class MetadataClient:
         active = self._controllers.active_address
         return active is not None and active != address and self._clock_ms() - since_ms >= MOVE_AFTER_MS
 
+    def distrust(self, address: str) -> None:
+        """A controller hangs: it does not count as the active one until one says that it is."""
+        self._controllers.forget_active(address)
+
     def silent_ms(self, since_ms: int) -> int:
         """How long nothing has come, counted from `since_ms` at the earliest."""
         return self._clock_ms() - max(self._last_message_ms, since_ms)
@@ -295,6 +299,7 @@ class _StallGuard:
         silent_ms = client.silent_ms(self._started_ms)
         if silent_ms >= bound_ms:
             self.reason = f"silent for {silent_ms} ms"
+            client.distrust(self._address)
         elif client.should_move(self._address, self._started_ms):
             self.reason = "another controller is active"
         if self.reason:

@@ -70,6 +70,7 @@ class Membership:
         self._node_id = announcement.node_id if announcement.node_id >= 0 else directory.node_id
         self._node_epoch = -1
         self._interval_ms = 250
+        self._silence_max_ms = 1_000
         self._registered_before = False
         self._wake = asyncio.Event()
         self._stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply] | None = None
@@ -112,6 +113,8 @@ class Membership:
         self._node_id, self._node_epoch = node_id, response.node_epoch
         self.registration_version = response.version
         self._interval_ms = response.heartbeat_interval_ms or self._interval_ms
+        # A successor fences those who have not come to it within a session timeout.
+        self._silence_max_ms = max(response.session_timeout_ms // 2, 3 * self._interval_ms)
         self._registered_before = True
         self.fenced = True
         self._lifecycle.log.info(
@@ -193,7 +196,8 @@ class Membership:
         """Beat until the stream ends (PenstockError) or the registration is over (True)."""
         beats = asyncio.ensure_future(self._beat(stream))
         try:
-            async for reply in stream:
+            while True:
+                reply = await self._reply(stream)
                 if not self._controllers.note_term(reply.controller_term):
                     raise PenstockError(
                         ErrorCode.STALE_CONTROLLER_EPOCH,
@@ -205,10 +209,22 @@ class Membership:
                     self.fenced = True
                     return not self.want_shutdown or self.may_shutdown.is_set()
                 self._take(reply)
-            return False
         finally:
             beats.cancel()
             await asyncio.wait([beats])
+
+    async def _reply(
+        self, stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply]
+    ) -> pb.NodeHeartbeatReply:
+        """The next one. A controller that hangs keeps its connections: it has to be left."""
+        try:
+            async with asyncio.timeout(self._silence_max_ms / 1000):
+                return await stream.read()
+        except TimeoutError:
+            raise PenstockError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"controller {stream.address} was silent for {self._silence_max_ms} ms",
+            ) from None
 
     def _take(self, reply: pb.NodeHeartbeatReply) -> None:
         if reply.may_shutdown:
