@@ -158,7 +158,9 @@ class CheckedMachine(Machine):
             records = list(command.records)
             if command.part:
                 records = list(self.image.to_records())
-            _the_checker().on_applied("a controller", self.image, records, crc32(data))
+            # Not of `data`: the order in which a map is encoded differs from process to process.
+            crc = crc32(command.SerializeToString(deterministic=True))
+            _the_checker().on_applied("a controller", self.image, records, crc)
         return outcome
 
     def reset(self, image: MetadataImage) -> None:

@@ -79,7 +79,7 @@ class ControllerProcess(Process):
             rest_s=settings.rest_s,
             tick_s=settings.tick_s,
             silence_min_s=settings.silence_s,
-            silence_max_s=settings.silence_s * 1.6,
+            silence_max_s=settings.silence_s * settings.silence_spread,
             leader_fallback_s=settings.silence_s * 1.2,
             snapshot_every_count=settings.snapshot_every,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from simulation.disk_pool import SimDiskPool
 from simulation.hosts import Host
 from simulation.settings import RUN_US
 
@@ -37,7 +38,9 @@ class Faults:
             (6, "host cut off, one way", self._isolate_one_way),
             (6, "two hosts apart", self._part_pair),
             (3, "network in two halves", self._halves),
+            (3, "controllers apart", self._part_controllers),
             (4, "disk slow", self._slow_disk),
+            (1, "all disks slow", self._slow_disks),
             (3, "disk hung", self._hang_disk),
             (2, "disk full", self._fill_disk),
             (2, "disk broken (EIO)", self._break_disk),
@@ -46,13 +49,14 @@ class Faults:
             (1, "all nodes killed", lambda: self._kill_all("n")),
             (1, "everything killed", lambda: self._kill_all("cn")),
             (1, "power cut of everything", self._cut_all),
+            (1, "power cut after a commit", self._cut_after_commit),
             (1, "controller disk lost", self._lose_controller_disk),
             (1, "bit rot in a controller's files", self._rot),
         ]
         # Each seed has a taste of its own.
         favoured = world.settings.favoured
         self._table = [
-            (weight * self._rng.choice((0, 1, 1, 3)) + 40 * (name in favoured), name, run)
+            (weight * self._rng.choice((0, 1, 1, 3)) + 40 * favoured.count(name), name, run)
             for weight, name, run in table
         ]
         self._total = sum(weight for weight, _, _ in self._table)
@@ -119,6 +123,22 @@ class Faults:
             if host.kind in "cn":
                 host.cut_power(strict=self._rng.random() < 0.5)
                 host.start_later(self._while_us(4))
+        return True
+
+    def _cut_after_commit(self) -> bool:
+        """All nodes lose power just when a leader has declared something committed."""
+        world = self._world
+
+        def cut() -> None:
+            for host in world.hosts:
+                if host.kind == "n" and host.is_up:
+                    host.cut_power(strict=self._rng.random() < 0.7)
+                    host.start_later(self._while_us(3))
+
+        def committed() -> None:
+            world.scheduler.after(int(self._rng.random() ** 2 * 20_000), cut)
+
+        world.checker.on_commit = committed
         return True
 
     def _pause(self) -> bool:
@@ -215,19 +235,38 @@ class Faults:
         ways = [(a, b) for a in left for b in right] + [(b, a) for a in left for b in right]
         return bool(ways) and self._block(ways, 6)
 
+    def _part_controllers(self) -> bool:
+        """Most of the controllers do not hear the rest, mostly the active one and those with it."""
+        hosts = [h for h in self._world.hosts if h.kind == "c"]
+        self._rng.shuffle(hosts)
+        if self._rng.random() < 0.7:
+            hosts.sort(key=lambda h: not (h.is_up and h.process.core.active))
+        few = hosts[: len(hosts) // 2]
+        ways = [(a.name, b.name) for a in few for b in hosts if b not in few]
+        return self._block(ways + [(b, a) for a, b in ways], 4)
+
     # --- disks and clocks
 
-    def _slow_disk(self) -> bool:
-        host = self._pick("n")
-        if host is None or host.process.pool is None:
-            return False
-        pool = host.process.pool
+    def _slow_disks(self) -> bool:
+        pools = [h.process.pool for h in self._world.hosts if h.kind == "n" and h.is_running]
+        for pool in pools:
+            if pool is not None:
+                self._slow_down(pool, 3)
+        return bool(pools)
+
+    def _slow_down(self, pool: SimDiskPool, most_s: float) -> None:
         pool.slowness = self._rng.choice((10.0, 50.0, 300.0))
 
         def mend() -> None:
             pool.slowness = 1.0
 
-        self._later(self._while_us(6), mend)
+        self._later(self._while_us(most_s), mend)
+
+    def _slow_disk(self) -> bool:
+        host = self._pick("n")
+        if host is None or host.process.pool is None:
+            return False
+        self._slow_down(host.process.pool, 6)
         return True
 
     def _hang_disk(self) -> bool:

@@ -12,6 +12,7 @@ must lie within it; what a consumer reads must be it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -95,6 +96,8 @@ class Checker:
         self.elections = self.truncations = self.isr_changes = self.leader_changes = 0
         self.unclean_elections = 0
         self.acked_count = 0
+        self.on_commit: Callable[[], None] | None = None
+        """Called once, when a leader commits records of a durable topic."""
 
     def fail(self, name: str, message: str) -> None:
         raise_violation(self.world, name, message)
@@ -234,6 +237,9 @@ class Checker:
             truth.end = entry.last + 1
             log.verified += 1
         self.world.scheduler.note(truth.end, int(replica.node_id), int(replica.leader_epoch))
+        if self.on_commit is not None and truth.is_fsync:
+            call, self.on_commit = self.on_commit, None
+            call()
 
     def _check_once(self, truth: Truth, entry: Entry, name: str) -> None:
         if entry.producer[0] < 0 or truth.excused:

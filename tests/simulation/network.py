@@ -32,7 +32,11 @@ class NetworkProfile:
     slow_us_max: int = 60_000
     loss_probability: float = 0.005
     duplicate_probability: float = 0.005
+    duplicate_us_max: int = 1_500_000
+    """How long after a datagram its double may come; most come much sooner."""
     reorder_probability: float = 0.01
+    late_us_max: int = 1_500_000
+    """How late one may come that is overtaken."""
 
 
 class Network:
@@ -104,11 +108,11 @@ class Network:
             chance -= profile.loss_probability
             if chance < profile.duplicate_probability:
                 self.doubled += 1
-                later_us = self.delay_us() + int(rng.random() * rng.random() * 1_500_000)
+                later_us = self.delay_us() + int(rng.random() * rng.random() * profile.duplicate_us_max)
                 self.scheduler.after(later_us, self._deliver, source, target, deliver, args)
             elif chance < profile.duplicate_probability + profile.reorder_probability:
                 self.reordered += 1
-                later_us = int(rng.random() * rng.random() * 1_500_000)
+                later_us = int(rng.random() * rng.random() * profile.late_us_max)
                 self.scheduler.after(later_us, self._deliver, source, target, deliver, args)
                 return
         self.scheduler.after(self.delay_us(), self._deliver, source, target, deliver, args)

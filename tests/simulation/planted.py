@@ -108,17 +108,27 @@ def _votes_counted_twice() -> list[Patch]:
 
 
 def _doubling(settings: Settings) -> None:
+    # Of three, one vote is a majority with one's own.
     settings.controllers = 5
     settings.is_raft_tcp = False
     settings.network.duplicate_probability = 0.2
-    settings.silence_s = 0.5
-    settings.append_period_s = 0.1
+    settings.focus("quorum")
 
 
 def _overtaking(settings: Settings) -> None:
     settings.is_raft_tcp = False
     settings.network.reorder_probability = 0.1
     settings.network.duplicate_probability = 0.1
+
+
+def _late_acks(settings: Settings) -> None:
+    # Of three, an ack is a majority with the leader, so what it spoke of stays for good.
+    settings.controllers = 5
+    settings.is_raft_tcp = False
+    settings.network.reorder_probability = 0.2
+    settings.network.late_us_max = 6_000_000
+    settings.network.delay_us_max = 5_000
+    settings.focus("quorum")
 
 
 def _journal_not_aligned() -> list[Patch]:
@@ -221,7 +231,15 @@ def _watermark_without_isr() -> list[Patch]:
 
 
 def _isr_counts_unflushed() -> list[Patch]:
+    init = WriteJob.__init__
+
+    def unflushed(job: Any, *args: Any, **kwargs: Any) -> None:
+        # A job of a durable log is written and flushed in one, and both offsets move together: the
+        # rules above would have nothing to be wrong about. So it is flushed later, with the checkpoints.
+        init(job, *args, **{**kwargs, "fsync": False, "is_marked": True})
+
     return [
+        (WriteJob, "__init__", unflushed),
         (Leadership, "_end_of", lambda _, follower: follower.end_offset),
         (PartitionReplica, "effective_end_offset", property(lambda r: r.log.written_offset)),
     ]
@@ -312,11 +330,6 @@ def _alone(settings: Settings) -> None:
     settings.group_flush = False
 
 
-def _power_cuts(settings: Settings) -> None:
-    settings.favoured = ("power cut of everything", "disk slow")
-    settings.produce_interval_us = 100_000
-
-
 def _checkpoint_too_high() -> list[Patch]:
     return [(LogCore, "checkpoint", lambda log: log.log_end_offset + 1)]
 
@@ -341,7 +354,7 @@ BUGS = [
         _no_append_filter,
         _overtaking,
     ),
-    Bug("acks-of-any-term", "an ack of an older term counts", _acks_of_any_term, _overtaking),
+    Bug("acks-of-any-term", "an ack of an older term counts", _acks_of_any_term, _late_acks),
     Bug("votes-counted-twice", "one voter's doubled vote counts twice", _votes_counted_twice, _doubling),
     Bug(
         "journal-not-aligned",
@@ -364,7 +377,6 @@ BUGS = [
         "isr-counts-unflushed",
         "ISR and watermark look at written, not flushed offsets",
         _isr_counts_unflushed,
-        _power_cuts,
     ),
     Bug("acked-at-append", "acks=all is answered when the leader has appended", _acked_at_append),
     Bug("leader-shrinks-alone", "a leader takes members out of its ISR unasked", _leader_shrinks_alone),

@@ -53,6 +53,8 @@ class Workload:
         self._world.scheduler.after(2 * S, self._produce)
         self._world.scheduler.after(int((5 + 10 * self._rng.random()) * S), self._administer)
         self._world.scheduler.after(S, self._readmit)
+        if settings.command_bursts:
+            self._world.scheduler.after(3 * S, self._burst)
 
     def live_partitions(self) -> list[TopicPartition]:
         return [
@@ -160,6 +162,21 @@ class Workload:
         request = api.DeleteTopicsRequest(topics=[api.TopicRef(topic_id=topic_id)])
         if not self._call("DeleteTopics", request, done):
             self._world.scheduler.after(S // 2, self._delete, topic_id)
+
+    def _burst(self) -> None:
+        """Commands that take no time and must each give something else."""
+        world = self._world
+        if world.scheduler.now_us > RUN_US - 2 * S:
+            return
+        world.scheduler.after(int(world.rng.expovariate(1) * 2 * S) + 1, self._burst)
+
+        def done(response: Any) -> None:
+            if response is not None and not response.error.code:
+                world.on_producer_id(response.first_producer_id)
+
+        for _ in range(world.rng.randint(1, 4)):
+            request = api.AllocateProducerIdsRequest(owner="burst")
+            self._call("AllocateProducerIds", request, done)
 
     # --- records
 

@@ -311,6 +311,7 @@ class World:
     def _heal(self) -> None:
         self.say("FAULT", "none any more: everything heals")
         self.network.heal()
+        self.checker.on_commit = None
         for host in self.hosts:
             if host.disk_fault:
                 host.mend_disk()
