@@ -9,14 +9,14 @@ import pytest
 
 from conformance.java import tools
 from penstock.local.cluster import LocalCluster
-from support.java import missing_java, run_tool_process, shared_driver
+from support.java import needs_java, run_tool_process, shared_driver
 from support.kafka import create_topic
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(missing_java() is not None, reason=missing_java() or ""),
+    needs_java,
 ]
 
 

@@ -8,14 +8,15 @@ import pytest
 
 from conformance.java.writer import JavaWriter
 from support.cluster import running_cluster
-from support.java import missing_java
+from support.java import needs_java, only_in_conformance
 from support.kafka import check_nothing_lost, create_topic, describe, read_all, wait_for_full_isr
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(missing_java() is not None, reason=missing_java() or ""),
+    needs_java,
+    only_in_conformance,
 ]
 
 LONG_S = 90.0

@@ -1,11 +1,10 @@
 """Frameworks that live on Kafka's clients: Connect, Streams, MirrorMaker 2, through a gateway.
 
-Smoke tests that take minutes: `make frameworks` runs them (PENSTOCK_FRAMEWORKS=1).
+Smoke tests that take minutes: `make conformance-java` runs them.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from conformance.java.ecosystem import lines, properties, rest, running
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster
-from support.java import missing_java
+from support.java import needs_java, only_in_conformance
 from support.kafka import CALL_TIMEOUT_S, client_config, create_topic, describe, produce, read_all
 from support.waiting import wait_for
 
@@ -27,10 +26,8 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(missing_java() is not None, reason=missing_java() or ""),
-    pytest.mark.skipif(
-        "PENSTOCK_FRAMEWORKS" not in os.environ, reason="takes minutes: make frameworks runs it"
-    ),
+    needs_java,
+    only_in_conformance,
 ]
 
 LONG_S = 300.0

@@ -13,7 +13,7 @@ from conformance.java.members import JavaMember, JavaModernMember
 from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster
 from support.groups import SESSION_TIMEOUT_MS, GroupLedger, GroupMember, ModernMember
-from support.java import JavaDriver, missing_java
+from support.java import JavaDriver, needs_java, only_in_conformance
 from support.kafka import Load, create_topic
 from support.waiting import wait_for
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(missing_java() is not None, reason=missing_java() or ""),
+    needs_java,
 ]
 
 PARTITIONS = 12
@@ -78,7 +78,7 @@ def confluent_victim(bootstrap: str, group: str, _: GroupLedger) -> Iterator[Cal
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["java", "confluent-kafka"])
+@pytest.mark.parametrize("kind", ["java", pytest.param("confluent-kafka", marks=only_in_conformance)])
 def test_the_consumer_protocol_lives_through_rebalances(cluster: LocalCluster, kind: str) -> None:
     bootstrap = cluster.bootstrap
     group = f"rebalances-{kind}"  # and its topic

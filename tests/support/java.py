@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bench.peer import KAFKA_VERSION, fetch_jars
 
 SOURCES = Path(__file__).resolve().parents[1] / "conformance" / "java"
@@ -40,6 +41,14 @@ def missing_java() -> str | None:
         if shutil.which(command) is None:
             return f"{command} is not installed: Kafka's Java clients need {package} (Java 17) and maven"
     return None
+
+
+needs_java = pytest.mark.skipif(missing_java() is not None, reason=missing_java() or "")
+"""Mark of a test that is skipped where the Java clients cannot run."""
+only_in_conformance = pytest.mark.skipif(
+    "PENSTOCK_CONFORMANCE" not in os.environ, reason="takes minutes: make conformance-java runs it"
+)
+"""Mark of a test that is too long for `make test`."""
 
 
 class JavaError(Exception):

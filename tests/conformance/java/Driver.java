@@ -12,6 +12,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.RejectedExecutionException;
 import org.apache.kafka.common.protocol.Errors;
 
 /**
@@ -52,7 +53,12 @@ public final class Driver {
         BufferedReader commands = new BufferedReader(new InputStreamReader(Tools.ownInput(), StandardCharsets.UTF_8));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
             JsonNode command = JSON.readTree(line);
-            lane(command).execute(() -> answer(command, answers));
+            try {
+                lane(command).execute(() -> answer(command, answers));
+            } catch (RejectedExecutionException e) {
+                // Its handle was closed this moment: the operation says so.
+                FREE.execute(() -> answer(command, answers));
+            }
         }
         // Whoever started us is gone or has closed us: clients need no farewell.
         Runtime.getRuntime().halt(0);
