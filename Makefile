@@ -102,3 +102,7 @@ EXECUTIONS ?= 1000000
 
 fuzz: setup ## every parser against a coverage-guided fuzzer: EXECUTIONS=10000000 SEED=n ONLY="words" (Linux)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --executions $(EXECUTIONS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+.PHONY: conformance-java
+conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
+	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py

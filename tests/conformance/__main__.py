@@ -53,25 +53,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             runner.close()
     shutil.rmtree(folder, ignore_errors=True)
-    _show(cells, clients, json_only=options.json)
+    if options.cells:
+        cells = _with_earlier(cells, options.cells)
+    _show(cells, json_only=options.json)
     if options.record:
         write_oracle(cells)
         sys.stderr.write(f"wrote {ORACLE}\n")
     if options.document or (whole and not options.json):
+        columns = [client for client in CLIENTS if any(cell.client == client for cell in cells)]
         today = datetime.now(UTC).date().isoformat()
-        report.write_document(report.markdown(cells, clients, today))
+        report.write_document(report.markdown(cells, columns, today))
         sys.stderr.write(f"wrote {report.DOCUMENT}\n")
     return 1 if any(cell.status in ("red", "none") for cell in cells) else 0
 
 
-def _show(cells: Sequence[Cell], clients: Sequence[str], *, json_only: bool) -> None:
+def _with_earlier(cells: list[Cell], file: Path) -> list[Cell]:
+    """These cells, and those of `file` that were not run now; keeps them all there."""
+    earlier = [Cell(**one) for one in json.loads(file.read_text())] if file.exists() else []
+    now = {(cell.scenario, cell.client, cell.target) for cell in cells}
+    kept = [c for c in earlier if (c.scenario, c.client, c.target) not in now and _meant(c)]
+    cells = [*cells, *kept]
+    file.write_text(json.dumps([dataclasses.asdict(cell) for cell in cells]) + "\n")
+    return cells
+
+
+def _meant(cell: Cell) -> bool:
+    scenario = SCENARIOS.get(cell.scenario)
+    return scenario is not None and (not scenario.clients or cell.client in scenario.clients)
+
+
+def _show(cells: Sequence[Cell], *, json_only: bool) -> None:
     if json_only:
         sys.stdout.write(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1) + "\n")
         return
     for cell in cells:
         if cell.status in ("red", "none") and cell.diff:
             sys.stdout.write(f"\n{report.one_line(cell)}\n  " + "\n  ".join(cell.diff) + "\n")
-    columns = [client for client in clients if any(cell.client == client for cell in cells)]
+    columns = [client for client in CLIENTS if any(cell.client == client for cell in cells)]
     sys.stdout.write("\n" + report.text_table(report.table(cells, columns)) + "\n\n")
     for cell in cells:
         if cell.status in ("red", "none"):
@@ -99,6 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", nargs="+", default=[], choices=TARGETS, help="only these, and Kafka")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"cells at the same time (default {JOBS})")
     parser.add_argument("--json", action="store_true", help="cells as JSON in place of the table")
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        metavar="FILE",
+        help="cells of earlier runs: taken over, and kept for later ones",
+    )
     parser.add_argument("--record", action="store_true", help="keep Kafka's outcomes of the fast scenarios")
     parser.add_argument(
         "--running", type=Path, metavar="FILE", help="clusters that run already: JSON, address by target"

@@ -1,7 +1,7 @@
 """Requests of any API and version from plain dictionaries, and responses back to them, with kio's schemas.
 
-A field that a version does not have is left out; one that is not given gets its schema's default, or zero, "", empty
-or None. Responses lose what differs between two right brokers: ids, addresses, times, texts for people.
+A field that a version does not have is left out; one that is not given gets its schema's default, or zero, "",
+empty or None. Responses lose what differs between two right brokers: ids, addresses, times, texts for people.
 """
 
 from __future__ import annotations

@@ -1,26 +1,24 @@
 """The vocabulary of the scenarios: what a Kafka client can be told to do.
 
-Everything is JSON: bytes are strings of U+0000 to U+00FF, a place is `[topic, partition]`, a position
-`[topic, partition, offset]`, a committed position `[topic, partition, offset or None, metadata]`. Results per
-name are
-objects whose values are "NONE" or Kafka's name of an error code. Methods that a client lacks raise `Unsupported`,
-as they all do here. Names of settings are neutral; a client leaves out those it has no word for (or raises
-`Unsupported` when the scenario would be meaningless):
+Everything is JSON: bytes are strings of U+0000 to U+00FF, a place is `[topic, partition]`, a position `[topic,
+partition, offset]`, a committed position `[topic, partition, offset or None, metadata]`. Results per name are
+objects whose values are "NONE" or Kafka's name of an error code. Methods that a client lacks raise
+`Unsupported`, as they all do here. Names of settings are neutral; a client leaves out those it has no word for
+(or raises `Unsupported` when the scenario would be meaningless):
 
 * producers: `acks` ("all", "1", "0"), `compression` (none, gzip, snappy, lz4, zstd), `idempotence` (bool),
   `request_bytes_max`, `timeout_ms` (delivery), `linger_ms`. Default: the client's own, but for a delivery
   timeout of 20 s.
 * consumers: `group`, `reset` (earliest, latest, none; default none for a consumer without a group),
-  `auto_commit` (default false),
-  `instance_id`, `client_id`, `protocol` ("classic", "consumer"), `strategy` (range, roundrobin, sticky,
-  cooperative-sticky),
-  `remote_assignor` (uniform, range), `session_timeout_ms`, `heartbeat_ms`, `max_poll_interval_ms`, `fetch_bytes_min`,
-  `fetch_wait_ms`, `fetch_bytes_max`, `partition_bytes_max`, `poll_records_max`, `auto_create` (bool).
+  `auto_commit` (default false), `instance_id`, `client_id`, `protocol` ("classic", "consumer"), `strategy`
+  (range, roundrobin, sticky, cooperative-sticky), `remote_assignor` (uniform, range), `session_timeout_ms`,
+  `heartbeat_ms`, `max_poll_interval_ms`, `fetch_bytes_min`, `fetch_wait_ms`, `fetch_bytes_max`,
+  `partition_bytes_max`, `poll_records_max`, `auto_create` (bool).
 
 A record that is sent: {"value", "key", "headers": [[name, value or None], ...], "timestamp_ms", "partition"},
-all but value
-optional (value may be None). A record that is read: {"topic", "partition", "offset", "key", "value", "headers",
-"timestamp_ms", "timestamp_type": "create" | "append" | None where the client does not tell}.
+all but value optional (value may be None). A record that is read: {"topic", "partition", "offset", "key",
+"value", "headers", "timestamp_ms", "timestamp_type": "create" | "append" | None where the client does not
+tell}.
 """
 
 from __future__ import annotations

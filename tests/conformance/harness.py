@@ -14,7 +14,7 @@ from conformance.wire import leaders_known, node_addresses
 from support.kafka import client_config
 from support.waiting import wait_for
 
-CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 60.0
 FILL_TIMEOUT_S = 60.0
 
 

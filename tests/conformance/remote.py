@@ -1,6 +1,7 @@
 """A client in a process of its own: one JSON object per line each way (the form stands in `frame`).
 
-`Remote` is this end. `python -m conformance.remote <client> <bootstrap>` is the other end for clients in Python.
+`Remote` is this end. `python -m conformance.remote <client> <bootstrap>` is the other end for clients in
+Python.
 """
 
 from __future__ import annotations

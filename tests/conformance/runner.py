@@ -1,9 +1,8 @@
 """Scenario x client x target, several at a time, each with its deadline; then Penstock's outcomes beside Kafka's.
 
 A cell that is red is run once more when everything else is done, so that a busy machine is not taken for a
-difference;
-what the second run says counts. A hanging scenario's thread is left behind (it is a daemon), its client is not
-used again.
+difference; what the second run says counts. A hanging scenario's thread is left behind (it is a daemon), its
+client is not used again.
 """
 
 from __future__ import annotations
@@ -125,8 +124,10 @@ class Runner:
             if (client in scenario.clients if scenario.clients else client != "raw")
             for target in targets
         ]
+        together = [cell for cell in wanted if not cell[0].alone]
         with ThreadPoolExecutor(self._jobs) as pool:
-            return list(pool.map(lambda cell: self.cell(*cell), wanted))
+            done = list(pool.map(lambda cell: self.cell(*cell), together))
+        return done + [self.cell(*cell) for cell in wanted if cell[0].alone]
 
     def settled(self, cells: list[Cell], recorded: Mapping[str, Outcome] | None = None) -> list[Cell]:
         """The compared cells; the red ones after a second run of theirs, alone, Kafka's included."""

@@ -1,8 +1,7 @@
 """The clusters that scenarios run against: Apache Kafka, and Penstock by its two listeners.
 
 A `Worlds` starts what is asked for, once, and ends it all. Kafka and Penstock of one world have the same
-settings as far
-as both have them.
+settings as far as both have them.
 """
 
 from __future__ import annotations

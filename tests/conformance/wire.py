@@ -1,5 +1,6 @@
 """Kafka's protocol by hand, with kio's schemas as an independent codec: for preparation, and for the raw
-scenarios."""
+scenarios.
+"""
 
 from __future__ import annotations
 

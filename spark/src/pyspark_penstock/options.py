@@ -304,7 +304,7 @@ def _is_index(value: object) -> bool:
 def _json(text: str, name: str, example: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise OptionError(f"option {name} must be {example}, not {text!r}") from None
 
 

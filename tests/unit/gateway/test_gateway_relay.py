@@ -123,7 +123,9 @@ async def test_without_acks(rig: Rig) -> None:
     assert await outcome(rig.submit(session, Produce, both)) is Ending.NO_RESPONSE
     assert rig.nodes[2].logs == {("t", 1): [b"b"]}
     rig.nodes[2].refuse.add(1)
-    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, "refused for as long as it is held"
+    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, (
+        "refused for as long as it is held"
+    )
     waiting = rig.submit(session, Produce, both)
     before = len(rig.nodes[2].frames)
     await rig.nodes[2].frame(before + 1)

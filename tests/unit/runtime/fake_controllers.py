@@ -126,7 +126,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
                 created.error.code = 36
                 created.error.message = "it exists"
                 continue
-            topic_id = topic.name.encode().rjust(16, b"\0")
+            topic_id = topic.name.encode().rjust(16, b"\0")[-16:]
             count = max(topic.partition_count, len(topic.assignments), 1)
             if not request.validate_only:
                 response.version = self.cluster.commit(

@@ -468,9 +468,9 @@ def test_describe_topic_partitions_in_pages(run: Run) -> None:
                 )
             assert seen == [(name, i) for name, count in topics for i in range(count)]
             assert pages == 4
-            names = tuple(of(*key, "TopicRequest", name=n) for n in ("t1", "none"))
+            names = tuple(of(*key, "TopicRequest", name=n) for n in ("t1", "none", "a b"))
             page = await client.call(*key, topics=names, response_partition_limit=2000, cursor=None)
-            assert [(t.name, int(t.error_code)) for t in page.topics] == [("none", 3), ("t1", 0)]
+            assert [(t.name, int(t.error_code)) for t in page.topics] == [("a b", 17), ("none", 3), ("t1", 0)]
 
     run(main())
 

@@ -48,6 +48,18 @@ def rig_with(**counts: int) -> Rig:
     return rig
 
 
+def test_a_group_has_a_session_timeout_of_its_own() -> None:
+    rig = rig_with(t=1)
+    own = {("g", "consumer.session.timeout.ms"): 60_000, ("g", "consumer.heartbeat.interval.ms"): 9_000}
+    rig.shard.setting_ms = lambda group, name, default_ms: own.get((group, name), default_ms)
+    one(rig, "a", 0)
+    rig.pass_ms(50_000, step_ms=1_000)  # longer than the default
+    assert group_of(rig).members
+    rig.pass_ms(11_000, step_ms=1_000)
+    assert not group_of(rig).members
+    assert (rig.shard.heartbeat_ms("g"), rig.shard.heartbeat_ms("h")) == (9_000, 5_000)
+
+
 def test_members_come_and_share() -> None:
     rig = rig_with(t=4)
     a = one(rig, "a", 0)

@@ -41,6 +41,7 @@ GROUP: Final = "group"
 
 VALUE_LENGTH_MAX: Final = 32_767
 """Characters of a setting's value (Kafka: ConfigurationControlManager)."""
+_DIGITS_MAX: Final = 40
 
 
 class ConfigType(IntEnum):
@@ -477,6 +478,12 @@ def validate(kind: str, key: str, value: str) -> None:
         _validate_default(kind, key, value)
 
 
+def _is_count(value: str) -> bool:
+    """Whether `int` takes the value, and it is not negative; of thousands of digits `int` takes none."""
+    text = value.strip()
+    return text.isdecimal() and len(text) <= _DIGITS_MAX
+
+
 def _validate_default(kind: str, key: str, value: str) -> None:
     if key in NODE_STATIC:
         raise PenstockError(
@@ -485,7 +492,7 @@ def _validate_default(kind: str, key: str, value: str) -> None:
         )
     name = TOPIC_NAMES.get(key)
     if key in NODE_DYNAMIC:
-        if not value.strip().isdecimal() or int(value) > LONG_MAX:
+        if not _is_count(value) or int(value) > LONG_MAX:
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use 0..{LONG_MAX}")
         return
     if name is None:
@@ -517,7 +524,7 @@ def _validate_group(key: str, value: str) -> None:
             ErrorCode.INVALID_CONFIG,
             f"unknown group setting {key!r}: use one of {', '.join(sorted(_GROUP_RANGES))}",
         )
-    if not value.strip().isdecimal() or not limits[0] <= int(value) <= limits[1]:
+    if not _is_count(value) or not limits[0] <= int(value) <= limits[1]:
         raise PenstockError(
             ErrorCode.INVALID_CONFIG, f"group setting {key}={value!r}: use {limits[0]}..{limits[1]}"
         )

@@ -50,7 +50,7 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"address {text!r}: write an IPv6 host in brackets, [host]:port")
-    if any(c.isspace() or c in "/,@" for c in host):
+    if any(c.isspace() or c in "/,@[]" for c in host):
         raise ValueError(f"address {text!r}: {host!r} is no host name")
     return Address(host, int(port_text))
 

@@ -110,7 +110,7 @@ class Configs:
             return catalog.describe_group(image, name)
         if not name:
             return catalog.describe_cluster(image)
-        if not name.isdecimal() or NodeId(int(name)) not in image.nodes:
+        if not name.isdecimal() or len(name) > 10 or NodeId(int(name)) not in image.nodes:
             known = ", ".join(str(n) for n in sorted(image.nodes))
             raise PenstockError(
                 ErrorCode.INVALID_REQUEST,

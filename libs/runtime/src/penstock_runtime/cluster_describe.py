@@ -16,7 +16,7 @@ from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
-from penstock_core.kafka.metadata import INTERNAL_TOPICS, NodeAddress, cluster_id_text
+from penstock_core.kafka.metadata import INTERNAL_TOPICS, NodeAddress, cluster_id_text, why_missing
 from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage, PartitionImage
 
@@ -111,7 +111,7 @@ def describe_topic_partitions(
             continue
         topic = image.topic(name)
         if topic is None:
-            topics.append(writer.topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ()))
+            topics.append(writer.topic(name, why_missing(name), ()))
             continue
         if left <= 0:
             cursor = (name, 0)

@@ -39,7 +39,7 @@ PAUSE_MS_MAX = 600_000
 _ERRORS = {"eio": errno.EIO, "enospc": errno.ENOSPC}
 _FAILING = ("log.append.", "log.flush.", "log.roll.", "log.index.", "log.file.", "controller.journal.")
 """Where an OSError is one that the disk may give: the code around must bear it."""
-_ENTRY = re.compile(r"([a-z_.]+)=(kill|exit|eio|enospc|pause|torn)(?::(\d+))?(?:@(\d+))?\Z")
+_ENTRY = re.compile(r"([a-z_.]+)=(kill|exit|eio|enospc|pause|torn)(?::(\d{1,9}))?(?:@(\d{1,9}))?\Z")
 
 
 @dataclass(slots=True)

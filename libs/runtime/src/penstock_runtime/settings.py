@@ -323,7 +323,7 @@ def _decode(text: str, field: FieldInfo) -> object:
     if stripped[:1] in ("[", "{"):
         try:
             value = json.loads(stripped)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ValueError(f"not JSON: {e}") from None
         return [value] if origin is not dict and isinstance(value, dict) else value
     if origin is not dict and get_args(field.annotation)[0] in (str, int):

@@ -174,7 +174,7 @@ class _TopicWriter:
             else:
                 found = image.topic(name or "")
                 if found is None:
-                    self._missing(out, name, NO_TOPIC_ID, _why_missing(name or ""))
+                    self._missing(out, name, NO_TOPIC_ID, why_missing(name or ""))
             if found is not None:
                 self._topic(out, found)
 
@@ -250,7 +250,8 @@ class _TopicWriter:
         return ErrorCode.LEADER_NOT_AVAILABLE.value, NO_NODE
 
 
-def _why_missing(name: str) -> ErrorCode:
+def why_missing(name: str) -> ErrorCode:
+    """The code for a topic that is not there: one by that name may be none at all."""
     try:
         check_topic_name(name)
     except PenstockError as error:

@@ -301,7 +301,8 @@ def _with_times(
 ) -> tuple[bytes, BatchInfo]:
     """A copy with these attributes and max timestamp, and the CRC that goes with them."""
     out = bytearray(records)
-    out[21:23] = attributes.to_bytes(2, "big")
+    # Signed: Kafka leaves bits that it does not use alone, the highest too.
+    out[21:23] = attributes.to_bytes(2, "big", signed=True)
     out[35:43] = max_timestamp.to_bytes(8, "big", signed=True)
     crc = crc32c(memoryview(out)[CRC_START:])
     out[17:21] = crc.to_bytes(4, "big")

@@ -46,7 +46,7 @@ class PeerMemory:
                 self._former = {
                     int(k): {bytes.fromhex(v) for v in values} for k, values in data.get("former", {}).items()
                 }
-            except (ValueError, KeyError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DamagedFile(f"{self._path}: damaged; wipe the directory to join anew") from error
 
     def directory_of(self, peer_id: int) -> bytes:

@@ -91,7 +91,7 @@ def _check_resource(image: MetadataImage, kind: str, name: str) -> None:
         if image.topic(name) is None:
             raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {name!r}")
     elif kind == catalog.NODE:
-        if not name.isdecimal() or NodeId(int(name)) not in image.nodes:
+        if not name.isdecimal() or len(name) > 10 or NodeId(int(name)) not in image.nodes:
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"no storage node has the id {name!r}")
     elif kind == catalog.GROUP:
         if not 0 < len(name) <= GROUP_ID_LENGTH_MAX:

@@ -73,7 +73,12 @@ class GroupCall(Relayed):
         return self._flight(range(len(self.keys)), 1, whole=True)
 
     def failed(self, part: Part, code: ErrorCode) -> None:
-        super().failed(part, ErrorCode.NOT_COORDINATOR if code in _MOVED else code)
+        try:
+            super().failed(part, ErrorCode.NOT_COORDINATOR if code in _MOVED else code)
+        except Malformed:
+            # Only the group's id was read till now: of what follows it no answer can be made, and in
+            # a timer there is nobody to raise to.
+            self.close()
 
     def failure(self, index: int, code: ErrorCode) -> Any:
         return code

@@ -72,7 +72,7 @@ def _varint(data: bytes, pos: int) -> tuple[int, int]:
         pos += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, pos
+            return value & 0xFFFFFFFFFFFFFFFF, pos
         shift += 7
         if shift > 63:
             raise IndexError

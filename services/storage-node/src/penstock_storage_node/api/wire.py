@@ -91,6 +91,7 @@ def _parse(kind: type[_M], data: bytes) -> _M:
 
 
 def _signed(value: int) -> int:
+    value &= 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import lru_cache
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any, Final
 
 PATTERN_LENGTH_MAX: Final = 1_024
 STATES_MAX: Final = 2_000
+_CHARS_KEPT: Final = 128
 
 
 class BadRegex(ValueError):
@@ -34,18 +36,21 @@ class TopicRegex:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 parsed = sre_parser.parse(pattern)
-        except (re.error, OverflowError, RecursionError, Warning) as e:
+        except (re.error, ValueError, OverflowError, RecursionError, Warning) as e:
             raise BadRegex(str(e)) from None
         if parsed.state.flags & ~(re.IGNORECASE | re.UNICODE | re.DOTALL | re.MULTILINE | re.VERBOSE):
             raise BadRegex("a flag that is not known")
         self._ignore_case = bool(parsed.state.flags & re.IGNORECASE)
         self._steps: list[list[tuple[Any, int]]] = []
         """By state: (test, next state); test None is a step that reads nothing."""
+        self._sets: dict[int, Any] = {}
+        """Tests of sets by identity: one that is repeated is one, for all states."""
         try:
             start = self._state()
             self._end = self._sequence(parsed, start)
         except RecursionError:
             raise BadRegex("nested too deeply") from None
+        self._sets.clear()  # identities are of what was parsed, which goes
         self._start = self._closure({start}, at_start=True, at_end=False)
 
     def matches(self, text: str) -> bool:
@@ -111,7 +116,10 @@ class TopicRegex:
 
     def _repeat(self, least: int, most: int, item: Any, start: int) -> int:
         for _ in range(least):
+            states = len(self._steps)
             start = self._sequence(item, start)
+            if len(self._steps) == states:
+                break  # `(){1000000000}`: what reads nothing reads nothing however often
         end = self._state()
         if most == sre.MAXREPEAT:
             first = self._state()
@@ -120,8 +128,11 @@ class TopicRegex:
             self._steps[first].append((None, end))
             return end
         for _ in range(most - least):
+            states = len(self._steps)
             self._steps[start].append((None, end))
             start = self._sequence(item, start)
+            if len(self._steps) == states:
+                break
         self._steps[start].append((None, end))
         return end
 
@@ -131,9 +142,14 @@ class TopicRegex:
         if op in (sre.LITERAL, sre.NOT_LITERAL):
             wanted = self._fold(chr(value))
             return (lambda char: char == wanted) if op is sre.LITERAL else (lambda char: char != wanted)
-        tests = [self._set_item(*item) for item in value if item[0] is not sre.NEGATE]
-        negate = any(item[0] is sre.NEGATE for item in value)
-        return lambda char: any(test(char) for test in tests) != negate
+        known = self._sets.get(id(value))
+        if known is None:
+            tests = [self._set_item(*item) for item in value if item[0] is not sre.NEGATE]
+            negate = any(item[0] is sre.NEGATE for item in value)
+            # A set may have hundreds of items, and each state asks it again of the same few characters.
+            known = lru_cache(_CHARS_KEPT)(lambda char: any(test(char) for test in tests) != negate)
+            self._sets[id(value)] = known
+        return known
 
     def _fold(self, text: str) -> str:
         return text.lower() if self._ignore_case else text
