@@ -39,6 +39,7 @@ from penstock_storage_node.coordinator.regex import BadRegex, TopicRegex
 from penstock_storage_node.coordinator.timers import Timer
 
 REGEXES_KEPT_MAX = 256
+_NO_TOPIC = TopicRegex(r"[^\s\S]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +393,7 @@ class ConsumerProtocol(Base):
         found: dict[str, tuple[TopicId, int]] = {}
         names = self.topics.names() if any(m.regex for m in group.members.values()) else ()
         for regex in {m.regex for m in group.members.values() if m.regex}:
-            compiled = self._regex(regex)
+            compiled = self._stored_regex(regex)
             for name in names:
                 if name not in found and name not in INTERNAL_TOPICS and compiled.matches(name):
                     self._note_topic(found, name)
@@ -407,13 +408,21 @@ class ConsumerProtocol(Base):
 
     def _topics_of(self, member: ConsumerMember, known: dict[str, tuple[TopicId, int]]) -> list[str]:
         wanted = set(member.topics)
-        compiled = self._regex(member.regex) if member.regex else None
+        compiled = self._stored_regex(member.regex) if member.regex else None
         return [
             name
             for name in known
             if name in wanted
             or (compiled is not None and name not in INTERNAL_TOPICS and compiled.matches(name))
         ]
+
+    def _stored_regex(self, pattern: str) -> TopicRegex:
+        """As `_regex`, of a member that is there: a pattern in the log that cannot be read here (another
+        build's, Kafka's) subscribes to nothing, and keeps no shard from being loaded."""
+        try:
+            return self._regex(pattern)
+        except BadRegex:
+            return _NO_TOPIC
 
     def _regex(self, pattern: str) -> TopicRegex:
         known = self.regexes.get(pattern)

@@ -1,0 +1,243 @@
+"""What Penstock's own processes say to one another, and what a balancer says before a client speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from fuzz.target import Target, expect
+from penstock_controller.quorum import messages
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.metadata import MetadataImage
+from penstock_gateway.kafka import forward_wire
+from penstock_gateway.native import range_wire
+from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
+from penstock_runtime.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
+from penstock_storage_node.api import wire
+from penstock_storage_node.replication.sender import DataFrame
+
+# -- between gateways and nodes ------------------------------------------------------------------
+
+
+def _forward_response(data: bytes) -> None:
+    frames = forward_wire.unpack(data)
+    expect(sum(len(frame.chunk) for frame in frames) <= len(data), "chunks lie in the message")
+    try:
+        generated = storage_pb2.ForwardResponse.FromString(data)
+    except DecodeError:
+        return
+    expect(len(generated.frames) == len(frames), "as many frames as the generated class finds")
+    for one, other in zip(frames, generated.frames, strict=True):
+        expect(bytes(one.chunk) == other.chunk, "the same bytes")
+
+
+def _forward_response_seeds() -> Iterator[bytes]:
+    parts: list[bytes] = []
+    for index, chunk in enumerate((b"", b"response", b"x" * 300)):
+        buffers = wire.forward_response_frame(
+            index + 200 * index,
+            [chunk] if chunk else [],
+            len(chunk),
+            last=index > 0,
+            frame_bytes=len(chunk),
+            none=index == 0,
+            close_connection=index == 0,
+            stale_metadata=index == 1,
+        )
+        parts.append(b"".join(bytes(b) for b in buffers))
+        yield parts[-1]
+    yield b"".join(parts)
+
+
+def _forward_request(data: bytes) -> None:
+    frames = wire.decode_forward_request(data)
+    expect(sum(len(frame.chunk) for frame in frames.frames) <= len(data), "chunks lie in the message")
+    try:
+        generated = storage_pb2.ForwardRequest.FromString(data)
+    except DecodeError:
+        return
+    expect(len(generated.frames) == len(frames.frames), "as many frames as the generated class finds")
+    for one, other in zip(frames.frames, generated.frames, strict=True):
+        expect(bytes(one.chunk) == other.chunk, "the same bytes")
+
+
+def _forward_request_seeds() -> Iterator[bytes]:
+    opening = storage_pb2.ForwardRequest(open=storage_pb2.ForwardOpen())
+    yield opening.SerializeToString()
+    frames = [forward_wire.OutFrame(n, [b"request" * n], 7 * n, 40 * n, 1000 * n) for n in range(1, 4)]
+    for message in forward_wire.pack(frames):
+        yield message
+        yield opening.SerializeToString() + message
+    yield from forward_wire.pack(frames, most_bytes=5)
+
+
+def _replica_data(data: bytes) -> None:
+    frames = list(wire.decode_replica_data(data))
+    expect(sum(len(frame.records or b"") for frame in frames) <= len(data), "records lie in the message")
+    try:
+        generated = storage_pb2.ReplicateResponse.FromString(data)
+    except DecodeError:
+        return
+    expect(len(generated.data) == len(frames), "as many frames as the generated class finds")
+
+
+def _replica_data_seeds() -> Iterator[bytes]:
+    frames = [
+        DataFrame(1, 100, 5, base_offset=90, buffers=[b"batch", b"another"], size_bytes=12),
+        DataFrame(200, -1, -1, diverging=(3, 70)),
+        DataFrame(3, 1, 0, out_of_range=(5, 9)),
+        DataFrame(4, 1, 0, error=(ErrorCode.FENCED_LEADER_EPOCH, "fenced")),
+        DataFrame(5, 1, 0, move=1),
+        DataFrame(6, 1 << 40, 1 << 39),
+    ]
+    for frame in frames:
+        yield wire.encode_replica_data([frame])
+    yield wire.encode_replica_data(frames)
+
+
+def _fetch_range(data: bytes) -> None:
+    step = range_wire.scan(data)
+    expect(-(1 << 63) <= step.next_offset < 1 << 63, "an offset has 64 bits")
+    try:
+        generated = data_pb2.FetchRangeResponse.FromString(data)
+    except DecodeError:
+        return
+    expect(generated.next_offset == step.next_offset, "the same offset")
+
+
+def _fetch_range_seeds() -> Iterator[bytes]:
+    for records in (b"", b"records" * 30):
+        yield wire.encode_fetch_range_response(
+            [records],
+            len(records),
+            next_offset=70,
+            log_start_offset=3,
+            high_watermark=1 << 40,
+            topic_id=bytes(range(16)),
+            leader_epoch=4,
+            done=not records,
+        )
+    error = common_pb2.Error(code=6, message="moved")
+    yield data_pb2.FetchRangeResponse(error=error, high_watermark=-1).SerializeToString()
+
+
+# -- controllers ---------------------------------------------------------------------------------
+
+
+def _quorum_message(data: bytes) -> None:
+    message = messages.decode(memoryview(data))
+    again = messages.encode(message)
+    expect(messages.decode(memoryview(again)) == message, "a message is read back")
+
+
+def _quorum_seeds() -> Iterator[bytes]:
+    ids = {"directory_id": b"d" * 16, "remembered": bytes(16), "cluster_id": b"c" * 16}
+    prevote = {"round": 7, "term": 3, "last_log_index": 9, "last_log_term": 2}
+    common = {"type": "append_entries", "term": 3, "commit_index": 8}
+    for message in (
+        {"type": "hello", "from": 1, "to": 2, "joined": True, **ids},
+        {"type": "keepalive"},
+        {"type": "request_vote", "term": 3, "last_log_index": 9, "last_log_term": 2},
+        {"type": "response_vote", "term": 3},
+        {**common, "entries": [(b"command", 9, 3), (b"", 10, 3)], "prevLogIdx": 8, "prevLogTerm": 2},
+        {**common, "entries": [], "prevLogIdx": 8, "prevLogTerm": 2},
+        {**common, "serialized": (b"snapshot", True, False)},
+        {"type": "next_node_idx", "term": 3, "next_node_idx": 9, "reset": False, "success": True},
+        {"type": "timeout_now", "term": 3},
+        {"type": "prevote", **prevote},
+        {"type": "prevote_reply", "round": 7, "term": 3, "granted": True},
+        {"type": "term_notice", "term": 3},
+    ):
+        yield messages.encode(message)
+
+
+def _metadata_delta(data: bytes) -> None:
+    """Records of the metadata log, as every role replays them."""
+    chunk = metadata_pb2.MetadataSnapshotChunk.FromString(data)
+    image = MetadataImage.from_records(chunk.records, 3)
+    again = MetadataImage.from_records(image.to_records(), 3)
+    expect(again == image, "an image is read back from its records")
+
+
+def metadata_records() -> list[metadata_pb2.MetadataRecord]:
+    """One record of each kind."""
+    pb = metadata_pb2
+    topic_id = bytes(range(16))
+    record = pb.MetadataRecord
+    return [
+        record(cluster=pb.ClusterRecord(cluster_id=b"c" * 16)),
+        record(node=pb.NodeRecord(node_id=1, rack="a")),
+        record(gateway=pb.GatewayRecord(gateway_id="gw", gateway_epoch=4)),
+        record(topic=pb.TopicRecord(topic_id=topic_id, name="t")),
+        record(partition=pb.PartitionRecord(topic_id=topic_id, replicas=[1, 2], isr=[1], leader=1)),
+        record(config=pb.ConfigRecord(resource_type="topic", resource_name="t", key="k", value="v")),
+        record(config=pb.ConfigRecord(resource_type="topic", resource_name="t", key="k")),
+        record(feature=pb.FeatureRecord(name="f", level=1)),
+        record(producer_ids=pb.ProducerIdsRecord(next_producer_id=1000)),
+        record(controller=pb.ControllerRecord(controller_id=1, directory_id=b"d" * 16)),
+        record(topic_removed=pb.TopicRemovedRecord(topic_id=topic_id)),
+        record(node_removed=pb.NodeRemovedRecord(node_id=1)),
+        record(gateway_removed=pb.GatewayRemovedRecord(gateway_id="gw")),
+    ]
+
+
+def _metadata_seeds() -> Iterator[bytes]:
+    records = metadata_records()
+    yield metadata_pb2.MetadataSnapshotChunk(records=records).SerializeToString()
+    for count in (1, 4, 8):
+        yield metadata_pb2.MetadataSnapshotChunk(records=records[:count]).SerializeToString()
+
+
+# -- the PROXY protocol --------------------------------------------------------------------------
+
+
+def _proxy_header(data: bytes) -> None:
+    header = parse_proxy_header(data)
+    if header is None:
+        expect(len(data) < V2_BYTES_MAX, "a header that is never whole is refused")
+        return
+    expect(0 < header.size_bytes <= len(data), "a header ends inside what was read")
+    expect(parse_proxy_header(data[: header.size_bytes]) == header, "what follows it does not matter")
+
+
+def _proxy_seeds() -> Iterator[bytes]:
+    yield b"PROXY TCP4 192.0.2.1 192.0.2.2 56324 9092\r\n"
+    yield b"PROXY TCP6 2001:db8::1 2001:db8::2 56324 9092\r\nrest"
+    yield b"PROXY UNKNOWN whatever\r\n"
+    signature = b"\r\n\r\n\x00\r\nQUIT\n"
+    yield signature + b"\x21\x11\x00\x0c" + bytes((192, 0, 2, 1, 192, 0, 2, 2, 220, 4, 35, 132))
+    yield signature + b"\x21\x21\x00\x24" + bytes(range(36))
+    yield signature + b"\x20\x00\x00\x00"
+    yield signature + b"\x21\x11\x00\x10" + bytes(12) + b"\x03\x00\x01\x00"
+
+
+REFUSED: Final = (PenstockError,)
+
+TARGETS: Final = [
+    Target(
+        "gateway.forward_response", _forward_response, (InvariantBroken,), _forward_response_seeds, share=40
+    ),
+    Target("node.forward_request", _forward_request, REFUSED, _forward_request_seeds, share=40),
+    Target("node.replica_data", _replica_data, REFUSED, _replica_data_seeds, share=40),
+    Target("gateway.fetch_range", _fetch_range, (InvariantBroken,), _fetch_range_seeds, share=20),
+    Target("controller.message", _quorum_message, (messages.BadMessage,), _quorum_seeds, share=40),
+    Target(
+        "metadata.records",
+        _metadata_delta,
+        (InvariantBroken, DecodeError),
+        _metadata_seeds,
+        share=10,
+        input_bytes_max=1024,
+    ),
+    Target(
+        "proxy.header",
+        _proxy_header,
+        (ValueError,),
+        _proxy_seeds,
+        share=40,
+        input_bytes_max=V2_BYTES_MAX + 16,
+        words=(b"PROXY ", b"TCP4", b"TCP6", b"UNKNOWN", b"\r\n", b"::", b"255.255.255.255", b" 65535"),
+    ),
+]
