@@ -91,7 +91,8 @@ class Fuzzer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(_TESTS)},
+            # What a target writes stays there too: libFuzzer ends forks without a chance to tidy up.
+            env={**os.environ, "PYTHONPATH": str(_TESTS), "TMPDIR": str(directory)},
         )
 
     def __enter__(self) -> Fuzzer:
