@@ -51,11 +51,6 @@ REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
         "an Error that is none was a DecodeError",
         _hex("0a097f0612056d6f76656428ffffffffffffffff"),
     ),
-    (
-        "metadata.records",
-        "a topic id that comes with another name left the first name behind",
-        _hex("12140a120a105d6363636363636363636363636363631207320508012a01610a02676312073205080f120174"),
-    ),
     ("controller.journal", "an operation cut off in a sound block was a struct.error", _hex("0101010000")),
     (
         "controller.journal",

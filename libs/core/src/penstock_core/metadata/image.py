@@ -371,12 +371,8 @@ class ImageBuilder:
 
     def _replay_topic(self, r: pb.TopicRecord) -> None:
         topic_id = TopicId(r.topic_id)
-        topics, topic_ids = self._own_topics(), self._own_topic_ids()
-        known = topics.get(topic_id)
-        if known is not None and topic_ids.get(known.name) == topic_id:
-            del topic_ids[known.name]
-        topics[topic_id] = TopicImage(topic_id, r.name, {})
-        topic_ids[r.name] = topic_id
+        self._own_topics()[topic_id] = TopicImage(topic_id, r.name, {})
+        self._own_topic_ids()[r.name] = topic_id
         self._private.add(topic_id)
 
     def _replay_topic_removed(self, r: pb.TopicRemovedRecord) -> None:
