@@ -52,11 +52,12 @@ class Faults:
             (1, "power cut after a commit", self._cut_after_commit),
             (1, "controller disk lost", self._lose_controller_disk),
             (1, "bit rot in a controller's files", self._rot),
+            (0, "active controller stopped", self._pause_active),
         ]
         # Each seed has a taste of its own.
         favoured = world.settings.favoured
         self._table = [
-            (weight * self._rng.choice((0, 1, 1, 3)) + 40 * favoured.count(name), name, run)
+            ((weight and weight * self._rng.choice((0, 1, 1, 3))) + 40 * favoured.count(name), name, run)
             for weight, name, run in table
         ]
         self._total = sum(weight for weight, _, _ in self._table)
@@ -143,8 +144,16 @@ class Faults:
 
     def _pause(self) -> bool:
         host = self._pick("cnng")
-        if host is None:
-            return False
+        return host is not None and self._pause_for(host, 7)
+
+    def _pause_active(self) -> bool:
+        """About as long as the others wait before they elect."""
+        for host in self._world.hosts:
+            if host.kind == "c" and host.is_running and host.process.core.active:
+                return self._pause_for(host, 3)
+        return False
+
+    def _pause_for(self, host: Host, most_s: float) -> bool:
         process = host.process
         process.pause()
 
@@ -152,7 +161,7 @@ class Faults:
             if process.is_up and process.is_paused:
                 process.resume()
 
-        self._later(self._while_us(7), resume)
+        self._later(self._while_us(most_s), resume)
         return True
 
     def _stop_node(self) -> bool:

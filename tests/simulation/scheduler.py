@@ -299,6 +299,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.tasks.append(task)
         if self.is_dead:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coro.close()
         if len(self.tasks) > self._tasks_most:
             self.tasks = [t for t in self.tasks if not t.done()]
             self._tasks_most = 2 * len(self.tasks) + 200

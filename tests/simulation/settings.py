@@ -15,7 +15,7 @@ HEAL_US = 45_000_000
 
 
 FOCI: dict[str, tuple[str, ...]] = {
-    "quorum": ("controllers apart", "controllers apart", "controller killed"),
+    "quorum": ("controllers apart", "controllers apart", "active controller stopped", "controller killed"),
     "power": ("power cut after a commit", "all disks slow", "node power cut"),
     "network": ("host cut off, one way", "two hosts apart", "network in two halves"),
     "disks": ("crash at a disk operation", "disk hung", "disk full"),

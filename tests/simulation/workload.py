@@ -164,19 +164,22 @@ class Workload:
             self._world.scheduler.after(S // 2, self._delete, topic_id)
 
     def _burst(self) -> None:
-        """Commands that take no time and must each give something else."""
-        world = self._world
+        """Commands that take no time and must each give something else, and some that change nothing."""
+        world, rng = self._world, self._world.rng
         if world.scheduler.now_us > RUN_US - 2 * S:
             return
-        world.scheduler.after(int(world.rng.expovariate(1) * 2 * S) + 1, self._burst)
+        world.scheduler.after(int(rng.expovariate(1) * 3 * S) + 1, self._burst)
 
         def done(response: Any) -> None:
             if response is not None and not response.error.code:
                 world.on_producer_id(response.first_producer_id)
 
-        for _ in range(world.rng.randint(1, 4)):
-            request = api.AllocateProducerIdsRequest(owner="burst")
-            self._call("AllocateProducerIds", request, done)
+        again = api.CreateTopicsRequest(topics=[api.NewTopic(name="durable", partition_count=1)])
+        for _ in range(rng.randint(1, 8)):
+            if "durable" in self.topics and rng.random() < 0.4:
+                self._call("CreateTopics", again, lambda _: None)
+            else:
+                self._call("AllocateProducerIds", api.AllocateProducerIdsRequest(owner="burst"), done)
 
     # --- records
 
