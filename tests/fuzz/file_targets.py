@@ -157,6 +157,8 @@ def _snapshot(data: bytes) -> None:
                 out.append(_CHUNK.pack(len(body), crc) + body)
         content = b"".join((*out, _CHUNK.pack(0, running)))
     found = snapshot_format.decode(content, "snapshot")
+    if len(found.image.topics) < len(found.image.topic_ids):
+        return  # an id under two names, as in `metadata.records`
     again = snapshot_format.decode(b"".join(snapshot_format.encode(found)), "snapshot")
     expect(again == found, "a snapshot is read back")
 

@@ -51,6 +51,11 @@ REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
         "an Error that is none was a DecodeError",
         _hex("0a097f0612056d6f76656428ffffffffffffffff"),
     ),
+    (
+        "words.setting",
+        "a number with a control character behind it was a ValueError",
+        _hex("03636f6e73756d65722e6865617274626561742e696e74657276616c2e6d733d34353030301d"),
+    ),
     ("controller.journal", "an operation cut off in a sound block was a struct.error", _hex("0101010000")),
     (
         "controller.journal",

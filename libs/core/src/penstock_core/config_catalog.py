@@ -480,7 +480,7 @@ def validate(kind: str, key: str, value: str) -> None:
 
 def _is_count(value: str) -> bool:
     """Whether `int` takes the value, and it is not negative; of thousands of digits `int` takes none."""
-    text = value.strip()
+    text = value.strip(" \t\r\n\v\f")  # as `int` does; `strip` alone takes more for blanks
     return text.isdecimal() and len(text) <= _DIGITS_MAX
 
 
