@@ -30,6 +30,7 @@ from chaos.network import HOST, Network
 from chaos.shim import Shim
 from penstock.local import launch, plan, ports, probe
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE, ClusterSpec, Member, ProcessRecord
+from penstock.local.ports import choose_base
 from penstock.local.processes import (
     ProcessState,
     identity,
@@ -40,7 +41,6 @@ from penstock.local.processes import (
 )
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
-from support.cluster import free_base_port
 from support.waiting import wait_for
 
 READY_TIMEOUT_S = 90.0
@@ -75,7 +75,7 @@ class Cluster:
         settings: dict[str, dict[str, str]] = {}
         for role, key, value in needs.settings:
             settings.setdefault(role, {})[key] = value
-        base_port = free_base_port()
+        base_port = choose_base()
         spec = ClusterSpec(controllers=3, nodes=3, gateways=2, port=base_port, settings=settings)
         avoid = plan.reserved_ports(base_port)
         self.state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))

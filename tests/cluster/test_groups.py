@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,16 +33,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 PARTITIONS = 12
 LONG_S = 120.0
 """For what a loaded machine may take its time over: failovers, sessions that run out."""
-
-_VICTIM = """
-import sys
-from confluent_kafka import Consumer
-consumer = Consumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[3],
-                     "session.timeout.ms": int(sys.argv[4]), "enable.auto.commit": False})
-consumer.subscribe([sys.argv[2]], on_assign=lambda *_: print("in", flush=True))
-while True:
-    consumer.poll(0.1)
-"""
 
 
 def settings() -> dict[str, dict[str, str]]:
@@ -185,50 +174,6 @@ def test_a_group_is_upgraded_to_the_consumer_protocol_while_it_works(tmp_path: P
                 wait_for_more(ledger, 200, "at last")
             wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
         assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
-
-
-def test_members_die_and_join_and_positions_outlive_the_cluster(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, settings=settings()) as cluster:
-        bootstrap = cluster.bootstrap
-        create_topic(bootstrap, "events", PARTITIONS, 3)
-        victim = subprocess.Popen(
-            [sys.executable, "-c", _VICTIM, bootstrap, "events", "group", str(SESSION_TIMEOUT_MS)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            assert victim.stdout is not None
-            assert victim.stdout.readline() == b"in\n"
-            with group(bootstrap, "events", "confluent-kafka", 2) as (members, ledger):
-                with Load(bootstrap, "events", rate_per_s=300) as load:
-                    wait_for_more(ledger, 100, "at first")
-                    victim.send_signal(signal.SIGKILL)
-                    wait_for(lambda: share(members), "the dead member's partitions are shared out", LONG_S)
-                    members.append(MEMBERS["confluent-kafka"](bootstrap, "events", "group", ledger))
-                    wait_for(lambda: share(members), "the new member has partitions", LONG_S)
-                    cluster.kill("node-2")
-                    wait_for_more(ledger, 600, "after a node was killed")
-                    cluster.start("node-2")
-                    wait_for_full_isr(bootstrap, "events", LONG_S)
-                wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
-        finally:
-            victim.kill()
-            victim.wait()
-            if victim.stdout is not None:
-                victim.stdout.close()
-        before = committed(bootstrap, "group", "events")
-        assert before == ends(bootstrap, "events")
-        names = [process.name for process in cluster.status().processes]
-        for name in names:
-            cluster.kill(name)
-        assert cluster.start(*names) == []
-        assert committed(bootstrap, "group", "events") == before
-        # What comes from now on is all that a new member sees.
-        more = produce(bootstrap, "events", 50, first=1_000_000)
-        with group(bootstrap, "events", "confluent-kafka", 1) as (_, later):
-            later.committed.update(before)
-            wait_for(lambda: later.count >= 50, "the new records", LONG_S)
-        assert later.values == set(more.values.values())
 
 
 def test_groups_on_the_command_line(shared_cluster: LocalCluster) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
-from support.cluster import free_base_port, running_cluster
+from penstock.local.ports import choose_base
+from support.cluster import running_cluster
 from support.kafka import (
     Load,
     check_nothing_lost,
@@ -44,7 +45,7 @@ def command_json(*arguments: str) -> Any:
 def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
     directory = str(tmp_path / "cluster")
     begun_s = time.monotonic()
-    found = command_json("local", "up", "--dir", directory, "--port", str(free_base_port()))
+    found = command_json("local", "up", "--dir", directory, "--port", str(choose_base()))
     try:
         bootstrap = found["bootstrap"]
         create_topic(bootstrap, "first")
@@ -171,7 +172,7 @@ def test_racks_spread_replicas(tmp_path: Path) -> None:
 
 
 def test_setting_reaches_the_roles_and_a_bad_one_is_told(tmp_path: Path) -> None:
-    port = str(free_base_port())
+    port = str(choose_base())
     small = ["--controllers", "1", "--nodes", "1", "--port", port, "--dir", str(tmp_path / "c")]
     bad = command("local", "up", *small, "--set", "log_level=LOUD", expect=1)
     assert b"log_level" in bad.stderr

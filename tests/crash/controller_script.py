@@ -1,8 +1,9 @@
 """A controller's files in all their work, for a recorder: journal, term and vote, snapshots, compaction.
 
-Run as a program with the data directory as its argument, with power_cut.c preloaded. What
-is promised to others at each moment is told by directories named `mark-...`, which the
-recorder sees between the other calls.
+Run as a program with power_cut.c preloaded. Arguments: the data directory, a seed, and `slow`
+for a disk on which a snapshot is not done when the next is due. What is promised to others at
+each moment is told by directories named `mark-...`, which the recorder sees between the other
+calls.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pysyncobj.config import SERIALIZER_STATE
 
 from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
-from penstock_controller.quorum.snapshot import SnapshotStore
+from penstock_controller.quorum.snapshot import SnapshotStore, start_thread
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -42,16 +44,18 @@ def image() -> MetadataImage:
 class Script:
     """The work of one controller, in an order that the seed gives."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, *, slow: bool) -> None:
         self.directory = directory
+        self.slow = slow
+        self.held: list[tuple[Callable[[], None], str]] = []
+        """Snapshots that are begun and have not come to the disk yet."""
         self.dice = random.Random(seed)
         self.journal = DurableJournal(directory)
-        self.store = SnapshotStore(directory, image, self._fail)
+        self.store = SnapshotStore(directory, image, self._fail, spawn=self.spawn)
         self.term = 0
         self.index = 0
         self.synced = 0
         self.marks = 0
-        self.snapshot_at = 0
 
     def run(self) -> None:
         memory = PeerMemory(self.directory, b"d" * 16)
@@ -73,12 +77,24 @@ class Script:
             self.synced = self.index
             if step % SNAPSHOT_EVERY == SNAPSHOT_EVERY - 1:
                 last = self.journal.entries[-1]
-                self.snapshot_at = last[1]
                 self.store.serialize((None, last, self.journal.entries[-2], None), last[1])
+                if step // SNAPSHOT_EVERY % 2:
+                    self.release()
             self.compact()
+        self.release()
         while any(thread.name == "raft-snapshot" for thread in threading.enumerate()):
             time.sleep(0.001)
         self.compact()
+
+    def spawn(self, job: Callable[[], None], name: str) -> None:
+        self.held.append((job, name))
+        if not self.slow:
+            self.release()
+
+    def release(self) -> None:
+        for job, name in self.held:
+            start_thread(job, name)
+        self.held.clear()
 
     def elect(self) -> None:
         self.term += 1
@@ -86,10 +102,13 @@ class Script:
         self.mark(f"term-{self.term}")
 
     def compact(self) -> None:
-        """As PySyncObj does once the snapshot has its name."""
-        state, _ = self.store.checkSerializing()
-        if state == SERIALIZER_STATE.SUCCESS:
-            self.journal.deleteEntriesTo(self.snapshot_at - 1 - self.journal.entries[0][1])
+        """As PySyncObj does once the snapshot has its name: cut where *that* snapshot ends.
+
+        On a slow disk a later one may have been asked for, and not begun, meanwhile.
+        """
+        state, last_index = self.store.checkSerializing()
+        if state == SERIALIZER_STATE.SUCCESS and last_index is not None:
+            self.journal.deleteEntriesTo(last_index - 1 - self.journal.entries[0][1])
 
     def mark(self, text: str) -> None:
         self.marks += 1
@@ -102,4 +121,4 @@ class Script:
 
 if __name__ == "__main__":
     Path(sys.argv[1]).mkdir()
-    Script(Path(sys.argv[1]), int(sys.argv[2])).run()
+    Script(Path(sys.argv[1]), int(sys.argv[2]), slow="slow" in sys.argv[3:]).run()

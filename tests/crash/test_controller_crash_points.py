@@ -74,13 +74,13 @@ def _fail(error: BaseException) -> None:
     raise error
 
 
-def record(tmp_path: Path, seed: int) -> tuple[PowerCut, list[Record]]:
+def record(tmp_path: Path, seed: int, *arguments: str) -> tuple[PowerCut, list[Record]]:
     """The calls of the script."""
     member = tmp_path / "cluster" / "controller-1"
     member.mkdir(parents=True)
     with PowerCut(tmp_path / "cluster", tmp_path / "scratch") as power:
         subprocess.run(
-            [sys.executable, "-m", "crash.controller_script", str(member / "data"), str(seed)],
+            [sys.executable, "-m", "crash.controller_script", str(member / "data"), str(seed), *arguments],
             check=True,
             timeout=120,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -98,10 +98,11 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("cc") is None, reason="recording needs gcc")
-def test_a_power_cut_at_every_call(tmp_path: Path, memory: Path) -> None:
+@pytest.mark.parametrize("disk_speed", ["fast", "slow"])
+def test_a_power_cut_at_every_call(tmp_path: Path, memory: Path, disk_speed: str) -> None:
     print(f"PENSTOCK_CRASH_SEED={SEED}")
     dice = random.Random(SEED)
-    power, records = record(tmp_path, SEED)
+    power, records = record(tmp_path, SEED, disk_speed)
     place = memory / "data"
     place.mkdir()
     promise, tried = Promise(), 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import sys
 from collections.abc import Iterator
@@ -11,20 +10,10 @@ from pathlib import Path
 
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import HTTP_PORT_OFFSET, ClusterSpec, reserved_ports
+from penstock.local.plan import ClusterSpec
 
 LOG_LINES_SHOWN = 15
 _TRACE = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
-
-
-def free_base_port() -> int:
-    """A base port whose whole family is free; random, so that test runs side by side differ."""
-    picker = random.SystemRandom()
-    for _ in range(500):
-        port = picker.randrange(2_100 - HTTP_PORT_OFFSET, 14_500)
-        if all(ports.is_free(one) for one in reserved_ports(port)):
-            return port
-    raise AssertionError("no free family of ports for a test cluster")
 
 
 @contextmanager
@@ -49,7 +38,7 @@ def running_cluster(
         nodes=nodes,
         gateways=gateways,
         racks=racks,
-        port=free_base_port(),
+        port=ports.choose_base(),
         single=single,
         settings=settings or {},
     )

@@ -22,11 +22,10 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock.errors import CommandError
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.janitor import Janitor
-from penstock.local.plan import HTTP_PORT_OFFSET, ClusterSpec, reserved_ports
+from penstock.local.plan import ClusterSpec
 from penstock.local.processes import last_lines
 
 FAULTS_FILE = "faults"
@@ -42,7 +41,6 @@ READY_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 30.0
 POLL_S = 0.02
 LOG_LINES = 30
-_PORT_ATTEMPTS_MAX = 200
 
 Settings = Mapping[str, Mapping[str, str]]
 
@@ -285,18 +283,13 @@ def _placed(spec: ClusterSpec, settings: Settings | None) -> ClusterSpec:
     for role, values in (settings or {}).items():
         merged.setdefault(role, {}).update(values)
     return ClusterSpec(
-        spec.controllers, spec.nodes, spec.gateways, port=_free_port(), single=spec.single, settings=merged
+        spec.controllers,
+        spec.nodes,
+        spec.gateways,
+        port=ports.choose_base(),
+        single=spec.single,
+        settings=merged,
     )
-
-
-def _free_port() -> int:
-    """A base port whose whole family is free: random, as several test runs share a machine."""
-    picker = random.SystemRandom()
-    for _ in range(_PORT_ATTEMPTS_MAX):
-        port = picker.randrange(2_100 - HTTP_PORT_OFFSET, 14_500)
-        if all(ports.is_free(one) for one in reserved_ports(port)):
-            return port
-    raise CommandError("no free ports for a broker: stop some other servers")
 
 
 __all__ = ["Broker", "Cluster", "broker", "cluster", "dismiss_janitor"]

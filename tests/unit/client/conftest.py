@@ -10,7 +10,7 @@ import pytest
 from penstock.local import launch, plan
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ClusterSpec, ClusterState, ProcessRecord
-from support.cluster import free_base_port
+from penstock.local.ports import choose_base
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def fake_roles(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake_cluster(tmp_path: Path, fake_roles: None) -> Iterator[LocalCluster]:
     """One controller, two nodes, one gateway, running."""
     cluster = LocalCluster(tmp_path / "cluster")
-    cluster.up(ClusterSpec(controllers=1, nodes=2, gateways=1, port=free_base_port()))
+    cluster.up(ClusterSpec(controllers=1, nodes=2, gateways=1, port=choose_base()))
     yield cluster
     if cluster.store.exists():
         cluster.down()

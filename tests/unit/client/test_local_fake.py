@@ -21,13 +21,13 @@ from penstock.local import cluster as cluster_module
 from penstock.local import ports, processes
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE, ClusterSpec
+from penstock.local.ports import choose_base
 from penstock.local.processes import ProcessState
-from support.cluster import free_base_port
 from support.waiting import wait_for
 
 
 def small(port: int | None = None) -> ClusterSpec:
-    return ClusterSpec(controllers=1, nodes=1, gateways=1, port=port or free_base_port())
+    return ClusterSpec(controllers=1, nodes=1, gateways=1, port=port or choose_base())
 
 
 def states(cluster: LocalCluster) -> dict[str, str]:
@@ -203,7 +203,7 @@ def test_start_of_one_that_cannot_be_ready_is_a_note(
 
 
 def test_taken_port_names_port_and_mend(tmp_path: Path, fake_roles: None) -> None:
-    base = free_base_port()
+    base = choose_base()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", base))

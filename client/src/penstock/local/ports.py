@@ -14,11 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import CommandError
-from penstock.local.plan import HOST
+from penstock.local.plan import HOST, HTTP_PORT_OFFSET, reserved_ports
 
 PORTS_FROM = 15_000
 PORTS_TO_DEFAULT = 32_000
 ATTEMPTS_MAX = 2_000
+BASE_FROM, BASE_TO = 2_100 - HTTP_PORT_OFFSET, 14_500
+"""Below the ports that `choose_free` gives."""
 
 
 def is_free(port: int) -> bool:
@@ -48,6 +50,16 @@ def choose_free(count: int, avoid: Set[int], rng: random.Random | None = None) -
         if port not in avoid and port not in chosen and is_free(port):
             chosen.append(port)
     raise CommandError(f"no {count} free ports between {PORTS_FROM} and {highest}: stop some other servers")
+
+
+def choose_base() -> int:
+    """A `--port` whose whole family is free now; random, because several test runs share a machine."""
+    picker = random.SystemRandom()
+    for _ in range(ATTEMPTS_MAX):
+        port = picker.randrange(BASE_FROM, BASE_TO)
+        if all(is_free(one) for one in reserved_ports(port)):
+            return port
+    raise CommandError(f"no free family of ports from {BASE_FROM} to {BASE_TO}: stop some other servers")
 
 
 def holder(port: int) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock_core.errors import ErrorCode, PenstockError
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -61,6 +63,14 @@ class Authorizer(Protocol):
     ) -> bool:
         """Whether `principal` may."""
         ...
+
+
+def require_cluster(authorizer: Authorizer, principal: Principal, operation: Operation) -> None:
+    """Raises CLUSTER_AUTHORIZATION_FAILED unless the principal may do that to the cluster."""
+    if not authorizer.authorize(principal, operation, ResourceType.CLUSTER, CLUSTER_NAME):
+        raise PenstockError(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"no right to {operation.name} the cluster"
+        )
 
 
 class AllowAll:

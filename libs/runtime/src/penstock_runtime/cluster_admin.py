@@ -93,8 +93,7 @@ class Admin:
                     configs=self._configs(header, name) if created else None,
                 )
             )
-        schema = codec.response_type(header.api_key, header.api_version)
-        return codec.encode_response(header, codec.build(schema, topics=tuple(results)))
+        return codec.respond(header, topics=tuple(results))
 
     def _may_create(self, connection: Connection, topic: str) -> bool:
         may = self._authorizer.authorize
@@ -161,8 +160,7 @@ class Admin:
                     error_message=message or None,
                 )
             )
-        schema = codec.response_type(header.api_key, header.api_version)
-        return codec.encode_response(header, codec.build(schema, responses=tuple(results)))
+        return codec.respond(header, responses=tuple(results))
 
     def _refuse_delete(
         self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes], *, doubled: bool
@@ -223,8 +221,7 @@ class Admin:
             code, message = failures.get(name) or _outcome(done.get(name))
             self._metrics.count_error(header.api_key, code)
             results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
-        schema = codec.response_type(header.api_key, header.api_version)
-        return codec.encode_response(header, codec.build(schema, results=tuple(results)))
+        return codec.respond(header, results=tuple(results))
 
 
 def _new_topic(topic: Any) -> pb.NewTopic:

@@ -28,7 +28,7 @@ from penstock_core.kafka.metadata import MetadataRequest, decode_metadata, encod
 from penstock_core.kafka.wire import Malformed
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_runtime import cluster_admin, cluster_describe
-from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
 from penstock_runtime.cluster_auto_create import AutoCreate
 from penstock_runtime.cluster_calls import ControllerCalls
 from penstock_runtime.cluster_configs import Configs
@@ -308,8 +308,7 @@ class ClusterApis:
         )
 
     def _describe_log_dirs(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        if not self._may(connection, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to describe the cluster")
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
         return cluster_describe.describe_log_dirs(header, frame)
 
     # Producer ids

@@ -21,7 +21,7 @@ from penstock_core.kafka.frames import RequestHeader
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import check_topic_name
 from penstock_proto.v1 import controller_pb2 as pb
-from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
 from penstock_runtime.cluster_calls import ControllerCalls
 from penstock_runtime.cluster_describe import items
 from penstock_runtime.kafka_connection import Connection
@@ -194,8 +194,7 @@ class Configs:
                     resource_name=resource.resource_name,
                 )
             )
-        schema = codec.response_type(header.api_key, header.api_version)
-        return codec.encode_response(header, codec.build(schema, responses=tuple(responses)))
+        return codec.respond(header, responses=tuple(responses))
 
     # ListConfigResources
 
@@ -216,12 +215,9 @@ class Configs:
             wanted = set(request.resource_types or names)
         found = [(kind, name) for kind in names if kind in wanted for name in names[kind]]
         item_type = codec.entity_type(header.api_key, header.api_version, "ConfigResource")
-        may = self._authorizer.authorize
-        if not may(connection.principal, Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to describe settings")
-        schema = codec.response_type(header.api_key, header.api_version)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
         resources = tuple(codec.build(item_type, resource_name=n, resource_type=k) for k, n in found)
-        return codec.encode_response(header, codec.build(schema, error_code=0, config_resources=resources))
+        return codec.respond(header, error_code=0, config_resources=resources)
 
 
 def _addressed(resource: Any) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
-from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.authorizer import Authorizer, Operation, require_cluster
 from penstock_runtime.cluster_calls import ControllerCalls
 from penstock_runtime.cluster_describe import items
 from penstock_runtime.kafka_connection import Connection
@@ -42,20 +42,12 @@ class QuorumApis:
         self._authorizer = authorizer
         self._metrics = metrics
 
-    def _require(self, connection: Connection, operation: Operation) -> None:
-        if not self._authorizer.authorize(
-            connection.principal, operation, ResourceType.CLUSTER, CLUSTER_NAME
-        ):
-            raise PenstockError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"no right to {operation.name} the cluster"
-            )
-
     # DescribeQuorum
 
     async def describe_quorum(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeQuorum."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
         seen = await self._ask_all()
         if not seen:
             raise PenstockError(ErrorCode.REQUEST_TIMED_OUT, "no controller answers")
@@ -72,7 +64,7 @@ class QuorumApis:
             )
             topics.append(codec.build(topic_type, topic_name=topic.topic_name, partitions=partitions))
         nodes = self._nodes(header, best) if header.api_version >= 2 else ()
-        return _respond(header, error_code=0, error_message=None, topics=tuple(topics), nodes=nodes)
+        return codec.respond(header, error_code=0, error_message=None, topics=tuple(topics), nodes=nodes)
 
     async def _ask_all(self) -> dict[int, pb.DescribeQuorumResponse]:
         """What each controller that answers says of the quorum, by its id."""
@@ -161,7 +153,7 @@ class QuorumApis:
     def update_features(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to UpdateFeatures: there is no feature that a client could change."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.ALTER)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
         updates = items(request.feature_updates)
         names = ", ".join(u.feature for u in updates)
         message = f"the controller does not support the given feature: {names}"
@@ -179,15 +171,17 @@ class QuorumApis:
             )
         code = ErrorCode.INVALID_UPDATE_VERSION if updates and header.api_version >= 2 else ErrorCode.NONE
         self._metrics.count_error(header.api_key, ErrorCode.INVALID_UPDATE_VERSION if updates else code)
-        return _respond(header, error_code=code, error_message=message if code else None, results=results)
+        return codec.respond(
+            header, error_code=code, error_message=message if code else None, results=results
+        )
 
     # Client quotas
 
     def describe_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeClientQuotas: none."""
         codec.decode_request(header, frame)
-        self._require(connection, Operation.DESCRIBE_CONFIGS)
-        return _respond(header, error_code=0, error_message=None, entries=())
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
+        return codec.respond(header, error_code=0, error_message=None, entries=())
 
     def alter_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterClientQuotas: refused, each entry."""
@@ -197,8 +191,3 @@ class QuorumApis:
         if refusal is None:
             raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
         return refusal
-
-
-def _respond(header: RequestHeader, **values: Any) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))

@@ -16,7 +16,7 @@ from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
 from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
-from penstock_runtime.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_runtime.authorizer import Authorizer, Operation, require_cluster
 from penstock_runtime.cluster_calls import ControllerCalls
 from penstock_runtime.cluster_describe import items
 from penstock_runtime.kafka_connection import Connection
@@ -38,20 +38,12 @@ class Reassignments:
         self._authorizer = authorizer
         self._metrics = metrics
 
-    def _require(self, connection: Connection, operation: Operation) -> None:
-        if not self._authorizer.authorize(
-            connection.principal, operation, ResourceType.CLUSTER, CLUSTER_NAME
-        ):
-            raise PenstockError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"no right to {operation.name} the cluster"
-            )
-
     # Reassignments
 
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterPartitionReassignments."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.ALTER)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
         outcomes: dict[_Place, _Outcome] = {}
         wanted: list[pb.Reassignment] = []
         for topic in items(request.topics):
@@ -89,7 +81,7 @@ class Reassignments:
             )
             for topic in request.topics
         )
-        return _respond(
+        return codec.respond(
             header,
             error_code=0,
             error_message=None,
@@ -105,7 +97,7 @@ class Reassignments:
     def list_ongoing(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to ListPartitionReassignments; what is not there is left out."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
         image = self._calls.metadata.image
         asked: dict[str, set[int] | None] = (
             dict.fromkeys(image.topic_ids)
@@ -119,14 +111,14 @@ class Reassignments:
             ongoing = _ongoing(header, image, name, indexes)
             if ongoing:
                 topics.append(codec.build(topic_type, name=name, partitions=tuple(ongoing)))
-        return _respond(header, error_code=0, error_message=None, topics=tuple(topics))
+        return codec.respond(header, error_code=0, error_message=None, topics=tuple(topics))
 
     # Elections
 
     async def elect(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to ElectLeaders; of a request for all, what needed no election is left out."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.ALTER)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
         kind = getattr(request, "election_type", _PREFERRED)
         if kind not in (_PREFERRED, _UNCLEAN):
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"election type {kind} is not known")
@@ -164,17 +156,17 @@ class Reassignments:
             codec.build(topic_type, topic=name, partition_result=tuple(partitions))
             for name, partitions in by_topic.items()
         )
-        return _respond(header, error_code=0, replica_election_results=results)
+        return codec.respond(header, error_code=0, replica_election_results=results)
 
     # Nodes that are gone
 
     async def unregister(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to UnregisterBroker."""
         request = codec.decode_request(header, frame)
-        self._require(connection, Operation.ALTER)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
         call = pb.UnregisterNodeRequest(node_id=request.broker_id, principal=str(connection.principal))
         await self._calls.call("UnregisterNode", call)
-        return _respond(header, error_code=0, error_message=None)
+        return codec.respond(header, error_code=0, error_message=None)
 
 
 def _ongoing(header: RequestHeader, image: MetadataImage, name: str, indexes: set[int] | None) -> list[Any]:
@@ -193,8 +185,3 @@ def _ongoing(header: RequestHeader, image: MetadataImage, name: str, indexes: se
         for index, p in sorted(topic.partitions.items())
         if p.reassigning and (indexes is None or index in indexes)
     ]
-
-
-def _respond(header: RequestHeader, **values: Any) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))

@@ -13,22 +13,13 @@ from penstock_core.kafka.wire import Buffer
 _Fail = Callable[[RequestHeader, Buffer, int, str | None], bytes | None]
 
 
-def _respond(header: RequestHeader, **values: Any) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))
-
-
-def _item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
-    return codec.build(codec.entity_type(header.api_key, header.api_version, kind), **values)
-
-
 def _resources(response_field: str, kind: str) -> _Fail:
     """Requests about resources: every one of them failed."""
 
     def fail(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
         request = codec.decode_request(header, frame)
         failed = tuple(
-            _item(
+            codec.item(
                 header,
                 kind,
                 error_code=code,
@@ -39,7 +30,7 @@ def _resources(response_field: str, kind: str) -> _Fail:
             )
             for r in request.resources or ()
         )
-        return _respond(header, **{response_field: failed})
+        return codec.respond(header, **{response_field: failed})
 
     return fail
 
@@ -48,7 +39,7 @@ def _whole(**empty: Any) -> _Fail:
     """Responses with one error for everything."""
 
     def fail(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-        return _respond(header, error_code=code, error_message=message, **empty)
+        return codec.respond(header, error_code=code, error_message=message, **empty)
 
     return fail
 
@@ -56,47 +47,47 @@ def _whole(**empty: Any) -> _Fail:
 def _elect_leaders(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     topics = tuple(
-        _item(
+        codec.item(
             header,
             "ReplicaElectionResult",
             topic=t.topic,
             partition_result=tuple(
-                _item(header, "PartitionResult", partition_id=p, error_code=code, error_message=message)
+                codec.item(header, "PartitionResult", partition_id=p, error_code=code, error_message=message)
                 for p in t.partitions or ()
             ),
         )
         for t in request.topic_partitions or ()
     )
-    return _respond(header, error_code=code, replica_election_results=topics)
+    return codec.respond(header, error_code=code, replica_election_results=topics)
 
 
 def _alter_quotas(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     entries = tuple(
-        _item(
+        codec.item(
             header,
             "EntryData",
             error_code=code,
             error_message=message,
             entity=tuple(
-                _item(header, "EntityData", entity_type=e.entity_type, entity_name=e.entity_name)
+                codec.item(header, "EntityData", entity_type=e.entity_type, entity_name=e.entity_name)
                 for e in entry.entity or ()
             ),
         )
         for entry in request.entries or ()
     )
-    return _respond(header, entries=entries)
+    return codec.respond(header, entries=entries)
 
 
 def _describe_producers(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     topics = tuple(
-        _item(
+        codec.item(
             header,
             "TopicResponse",
             name=t.name,
             partitions=tuple(
-                _item(
+                codec.item(
                     header,
                     "PartitionResponse",
                     partition_index=p,
@@ -109,31 +100,31 @@ def _describe_producers(header: RequestHeader, frame: Buffer, code: int, message
         )
         for t in request.topics or ()
     )
-    return _respond(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 def _describe_log_dirs(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     # Below version 3 only a directory can have an error.
-    failed = _item(header, "DescribeLogDirsResult", error_code=code, log_dir="", topics=())
-    return _respond(header, error_code=code, results=(failed,) if header.api_version < 3 else ())
+    failed = codec.item(header, "DescribeLogDirsResult", error_code=code, log_dir="", topics=())
+    return codec.respond(header, error_code=code, results=(failed,) if header.api_version < 3 else ())
 
 
 def _alter_log_dirs(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     results = tuple(
-        _item(
+        codec.item(
             header,
             "AlterReplicaLogDirTopicResult",
             topic_name=t.name,
             partitions=tuple(
-                _item(header, "AlterReplicaLogDirPartitionResult", partition_index=p, error_code=code)
+                codec.item(header, "AlterReplicaLogDirPartitionResult", partition_index=p, error_code=code)
                 for p in t.partitions or ()
             ),
         )
         for d in request.dirs or ()
         for t in d.topics or ()
     )
-    return _respond(header, results=results)
+    return codec.respond(header, results=results)
 
 
 ADMIN_TABLE: Final[dict[int, _Fail]] = {

@@ -241,6 +241,16 @@ def encode_response(header: RequestHeader, entity: Any) -> bytes:
     return response_header(header.api_key, header.api_version, header.correlation_id) + encode_body(entity)
 
 
+def respond(header: RequestHeader, **values: Any) -> bytes:
+    """The response to a request, with these fields."""
+    return encode_response(header, build(response_type(header.api_key, header.api_version), **values))
+
+
+def item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
+    """A structure inside that response, by kio's name of it."""
+    return build(entity_type(header.api_key, header.api_version, kind), **values)
+
+
 def error_response(
     header: RequestHeader, frame: Buffer, code: int, message: str | None = None
 ) -> bytes | None:

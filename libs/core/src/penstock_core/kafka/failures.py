@@ -80,11 +80,6 @@ def _metadata(header: RequestHeader, frame: Buffer, code: int, message: str | No
     return codec.encode_response(header, response)
 
 
-def _respond(header: RequestHeader, **values: Any) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))
-
-
 def _each_partition(
     header: RequestHeader, frame: Buffer, kinds: tuple[str, str], fields: tuple[str, str], **values: Any
 ) -> bytes:
@@ -103,7 +98,7 @@ def _each_partition(
         )
         for topic in request.topics
     )
-    return _respond(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 def _list_offsets(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -133,10 +128,10 @@ def _find_coordinator(header: RequestHeader, frame: Buffer, code: int, message: 
         "error_message": message,
     }
     if header.api_version < 4:
-        return _respond(header, **nowhere)
+        return codec.respond(header, **nowhere)
     item_type = codec.entity_type(header.api_key, header.api_version, "Coordinator")
     coordinators = tuple(codec.build(item_type, key=key, **nowhere) for key in request.coordinator_keys)
-    return _respond(header, coordinators=coordinators)
+    return codec.respond(header, coordinators=coordinators)
 
 
 def _create_topics(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -148,7 +143,7 @@ def _create_topics(header: RequestHeader, frame: Buffer, code: int, message: str
         )
         for t in request.topics
     )
-    return _respond(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 def _delete_topics(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -162,7 +157,7 @@ def _delete_topics(header: RequestHeader, frame: Buffer, code: int, message: str
         codec.build(item_type, name=name, topic_id=topic_id, error_code=code, error_message=message)
         for name, topic_id in named
     )
-    return _respond(header, responses=responses)
+    return codec.respond(header, responses=responses)
 
 
 def _create_partitions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -171,15 +166,15 @@ def _create_partitions(header: RequestHeader, frame: Buffer, code: int, message:
     results = tuple(
         codec.build(item_type, name=t.name, error_code=code, error_message=message) for t in request.topics
     )
-    return _respond(header, results=results)
+    return codec.respond(header, results=results)
 
 
 def _init_producer_id(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, producer_id=-1, producer_epoch=-1)
+    return codec.respond(header, error_code=code, producer_id=-1, producer_epoch=-1)
 
 
 def _describe_cluster(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, error_message=message, cluster_id="", brokers=())
+    return codec.respond(header, error_code=code, error_message=message, cluster_id="", brokers=())
 
 
 def _describe_topic_partitions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -189,7 +184,7 @@ def _describe_topic_partitions(header: RequestHeader, frame: Buffer, code: int, 
         codec.build(item_type, error_code=code, name=t.name, topic_id=None, partitions=())
         for t in request.topics
     )
-    return _respond(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 _TABLE: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes | None]]] = {

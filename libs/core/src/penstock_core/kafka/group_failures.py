@@ -14,18 +14,9 @@ from penstock_core.kafka.wire import Buffer
 _NO_OPERATIONS: Final = -(2**31)
 
 
-def _respond(header: RequestHeader, **values: Any) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))
-
-
-def _item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
-    return codec.build(codec.entity_type(header.api_key, header.api_version, kind), **values)
-
-
 def _join_group(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
-    return _respond(
+    return codec.respond(
         header,
         error_code=code,
         generation_id=-1,
@@ -39,15 +30,15 @@ def _join_group(header: RequestHeader, frame: Buffer, code: int, message: str | 
 
 
 def _sync_group(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, protocol_type=None, protocol_name=None, assignment=b"")
+    return codec.respond(header, error_code=code, protocol_type=None, protocol_name=None, assignment=b"")
 
 
 def _heartbeat(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code)
+    return codec.respond(header, error_code=code)
 
 
 def _leave_group(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, members=())
+    return codec.respond(header, error_code=code, members=())
 
 
 def topic_key(topic: Any) -> dict[str, Any]:
@@ -58,12 +49,12 @@ def topic_key(topic: Any) -> dict[str, Any]:
 def _offset_commit(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     topics = tuple(
-        _item(
+        codec.item(
             header,
             "OffsetCommitResponseTopic",
             **topic_key(topic),
             partitions=tuple(
-                _item(
+                codec.item(
                     header,
                     "OffsetCommitResponsePartition",
                     partition_index=p.partition_index,
@@ -74,26 +65,26 @@ def _offset_commit(header: RequestHeader, frame: Buffer, code: int, message: str
         )
         for topic in request.topics
     )
-    return _respond(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 def _offset_fetch(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     if header.api_version >= 8:
         groups = tuple(
-            _item(header, "OffsetFetchResponseGroup", group_id=g.group_id, topics=(), error_code=code)
+            codec.item(header, "OffsetFetchResponseGroup", group_id=g.group_id, topics=(), error_code=code)
             for g in request.groups
         )
-        return _respond(header, groups=groups)
+        return codec.respond(header, groups=groups)
     topics: tuple[Any, ...] = ()
     if header.api_version < 2:
         topics = tuple(
-            _item(
+            codec.item(
                 header,
                 "OffsetFetchResponseTopic",
                 name=topic.name,
                 partitions=tuple(
-                    _item(
+                    codec.item(
                         header,
                         "OffsetFetchResponsePartition",
                         partition_index=index,
@@ -106,22 +97,22 @@ def _offset_fetch(header: RequestHeader, frame: Buffer, code: int, message: str 
             )
             for topic in request.topics
         )
-    return _respond(header, topics=topics, error_code=code)
+    return codec.respond(header, topics=topics, error_code=code)
 
 
 def _list_groups(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, groups=())
+    return codec.respond(header, error_code=code, groups=())
 
 
 def _describe_groups(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     groups = tuple(describe_failure(header, group_id, code, message) for group_id in request.groups)
-    return _respond(header, groups=groups)
+    return codec.respond(header, groups=groups)
 
 
 def describe_failure(header: RequestHeader, group_id: str, code: int, message: str | None) -> Any:
     """One group of a DescribeGroups response that carries an error."""
-    return _item(
+    return codec.item(
         header,
         "DescribedGroup",
         error_code=code,
@@ -138,17 +129,18 @@ def describe_failure(header: RequestHeader, group_id: str, code: int, message: s
 def _delete_groups(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     results = tuple(
-        _item(header, "DeletableGroupResult", group_id=name, error_code=code) for name in request.groups_names
+        codec.item(header, "DeletableGroupResult", group_id=name, error_code=code)
+        for name in request.groups_names
     )
-    return _respond(header, results=results)
+    return codec.respond(header, results=results)
 
 
 def _offset_delete(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(header, error_code=code, topics=())
+    return codec.respond(header, error_code=code, topics=())
 
 
 def _consumer_heartbeat(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return _respond(
+    return codec.respond(
         header,
         error_code=code,
         error_message=message,
@@ -164,12 +156,12 @@ def _consumer_describe(header: RequestHeader, frame: Buffer, code: int, message:
     groups = tuple(
         consumer_describe_failure(header, group_id, code, message) for group_id in request.group_ids
     )
-    return _respond(header, groups=groups)
+    return codec.respond(header, groups=groups)
 
 
 def consumer_describe_failure(header: RequestHeader, group_id: str, code: int, message: str | None) -> Any:
     """One group of a ConsumerGroupDescribe response that carries an error."""
-    return _item(
+    return codec.item(
         header,
         "DescribedGroup",
         error_code=code,

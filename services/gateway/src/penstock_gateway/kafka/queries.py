@@ -291,8 +291,7 @@ class ProducersQuery(Relayed):
             codec.build(self._type("TopicResponse"), name=name, partitions=tuple(found))
             for name, found in by_topic.items()
         )
-        schema = codec.response_type(self.header.api_key, self.header.api_version)
-        return [codec.encode_response(self.header, codec.build(schema, topics=topics))]
+        return [codec.respond(self.header, topics=topics)]
 
 
 NATIVE_VERSION: Final = 7

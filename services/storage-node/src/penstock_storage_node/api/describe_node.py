@@ -162,5 +162,4 @@ def _lag(partition: Partition) -> int:
 
 
 def _encode(header: RequestHeader, **values: Any) -> Response:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return [codec.encode_response(header, codec.build(schema, **values))]
+    return [codec.respond(header, **values)]

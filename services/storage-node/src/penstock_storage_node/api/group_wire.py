@@ -18,17 +18,6 @@ def to_ms(value: timedelta) -> int:
     return value // timedelta(milliseconds=1)
 
 
-def encode(header: RequestHeader, **values: Any) -> bytes:
-    """The response with these fields."""
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, **values))
-
-
-def item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
-    """A structure inside the response, by kio's name of it."""
-    return codec.build(codec.entity_type(header.api_key, header.api_version, kind), **values)
-
-
 def failure(header: RequestHeader, frame: Buffer, code: ErrorCode, message: str | None = None) -> bytes:
     """A response that fails the request as a whole."""
     response = codec.error_response(header, frame, code, message)
@@ -40,7 +29,7 @@ def failure(header: RequestHeader, frame: Buffer, code: ErrorCode, message: str 
 def encode_join(header: RequestHeader, result: JoinResult) -> bytes:
     """A JoinGroup response."""
     members = tuple(
-        item(
+        codec.item(
             header,
             "JoinGroupResponseMember",
             member_id=member_id,
@@ -49,7 +38,7 @@ def encode_join(header: RequestHeader, result: JoinResult) -> bytes:
         )
         for member_id, instance_id, metadata in result.members
     )
-    return encode(
+    return codec.respond(
         header,
         error_code=result.error,
         generation_id=result.generation,
@@ -64,7 +53,7 @@ def encode_join(header: RequestHeader, result: JoinResult) -> bytes:
 
 def encode_sync(header: RequestHeader, result: SyncResult) -> bytes:
     """A SyncGroup response."""
-    return encode(
+    return codec.respond(
         header,
         error_code=result.error,
         protocol_type=result.protocol_type,
@@ -77,12 +66,12 @@ def encode_commit(header: RequestHeader, request: Any, codes: list[ErrorCode]) -
     """An OffsetCommit response, with a code for each partition in the request's order."""
     left = iter(codes)
     topics = tuple(
-        item(
+        codec.item(
             header,
             "OffsetCommitResponseTopic",
             **({"topic_id": t.topic_id} if hasattr(t, "topic_id") else {"name": t.name}),
             partitions=tuple(
-                item(
+                codec.item(
                     header,
                     "OffsetCommitResponsePartition",
                     partition_index=p.partition_index,
@@ -93,21 +82,22 @@ def encode_commit(header: RequestHeader, request: Any, codes: list[ErrorCode]) -
         )
         for t in request.topics or ()
     )
-    return encode(header, topics=topics)
+    return codec.respond(header, topics=topics)
 
 
 def encode_deleted(header: RequestHeader, codes: dict[str, ErrorCode]) -> bytes:
     """A DeleteGroups response."""
     results = tuple(
-        item(header, "DeletableGroupResult", group_id=name, error_code=code) for name, code in codes.items()
+        codec.item(header, "DeletableGroupResult", group_id=name, error_code=code)
+        for name, code in codes.items()
     )
-    return encode(header, results=results)
+    return codec.respond(header, results=results)
 
 
 def encode_group(header: RequestHeader, view: GroupView, operations: int) -> Any:
     """One group of a DescribeGroups response."""
     members = tuple(
-        item(
+        codec.item(
             header,
             "DescribedGroupMember",
             member_id=m.member_id,
@@ -119,7 +109,7 @@ def encode_group(header: RequestHeader, view: GroupView, operations: int) -> Any
         )
         for m in view.members
     )
-    return item(
+    return codec.item(
         header,
         "DescribedGroup",
         error_code=0,

@@ -28,14 +28,12 @@ from penstock_storage_node.api.consumer_groups import (
     encode_described,
 )
 from penstock_storage_node.api.group_wire import (
-    encode,
     encode_commit,
     encode_deleted,
     encode_group,
     encode_join,
     encode_sync,
     failure,
-    item,
     to_ms,
 )
 from penstock_storage_node.coordinator.base import GROUP_ID_BYTES_MAX, TopicKey
@@ -186,18 +184,18 @@ class GroupHandler:
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         instance_id = getattr(request, "group_instance_id", None)
         error = shard.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
-        return [encode(header, error_code=error)]
+        return [codec.respond(header, error_code=error)]
 
     def _leave(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
         if header.api_version < 3:
             error, codes = shard.leave(request.group_id, [(request.member_id, None)])
-            return [encode(header, error_code=error or codes[0])]
+            return [codec.respond(header, error_code=error or codes[0])]
         error, codes = shard.leave(
             request.group_id, [(m.member_id, m.group_instance_id) for m in request.members or ()]
         )
         members = tuple(
-            item(
+            codec.item(
                 header,
                 "MemberResponse",
                 member_id=m.member_id,
@@ -206,7 +204,7 @@ class GroupHandler:
             )
             for m, code in zip(request.members or (), codes, strict=False)
         )
-        return [encode(header, error_code=error, members=members)]
+        return [codec.respond(header, error_code=error, members=members)]
 
     def _consumer_heartbeat(
         self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer
@@ -244,7 +242,7 @@ class GroupHandler:
             wanted = request.include_authorized_operations
             operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
             groups.append(encode_described(header, group, operations))
-        return [encode(header, groups=tuple(groups))]
+        return [codec.respond(header, groups=tuple(groups))]
 
     # -- offsets ------------------------------------------------------------------------------------
 
@@ -315,13 +313,13 @@ class GroupHandler:
             error, topics = self._fetch_group(caller, header, request, None, -1)
             if error:
                 return [failure(header, frame, error)]
-            return [encode(header, topics=topics, error_code=0)]
+            return [codec.respond(header, topics=topics, error_code=0)]
         groups = []
         for group in request.groups or ():
             member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
             error, topics = self._fetch_group(caller, header, group, member_id, epoch)
             groups.append(
-                item(
+                codec.item(
                     header,
                     "OffsetFetchResponseGroup",
                     group_id=group.group_id,
@@ -329,7 +327,7 @@ class GroupHandler:
                     error_code=error,
                 )
             )
-        return [encode(header, groups=tuple(groups))]
+        return [codec.respond(header, groups=tuple(groups))]
 
     def _fetch_group(
         self, caller: Caller, header: RequestHeader, group: Any, member_id: str | None, epoch: int
@@ -374,7 +372,7 @@ class GroupHandler:
         with_ids = header.api_version >= 10
 
         def one(index: int, value: OffsetValue | None, error: int = 0) -> Any:
-            return item(
+            return codec.item(
                 header,
                 item_type,
                 partition_index=index,
@@ -391,13 +389,15 @@ class GroupHandler:
                 continue  # the topic is gone, its offsets are about to go
             named = {"topic_id": key} if with_ids else {"name": key}
             topics.append(
-                item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
+                codec.item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
             )
         refusal = ErrorCode.UNKNOWN_TOPIC_ID if with_ids else ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for key, indexes in unknown.items():
             named = {"topic_id": key} if with_ids else {"name": key}
             topics.append(
-                item(header, topic_type, **named, partitions=tuple(one(i, None, refusal) for i in indexes))
+                codec.item(
+                    header, topic_type, **named, partitions=tuple(one(i, None, refusal) for i in indexes)
+                )
             )
         return tuple(topics)
 
@@ -418,12 +418,12 @@ class GroupHandler:
                 return
             each = dict(zip(keys, codes, strict=True)) | refused
             topics = tuple(
-                item(
+                codec.item(
                     header,
                     "OffsetDeleteResponseTopic",
                     name=t.name,
                     partitions=tuple(
-                        item(
+                        codec.item(
                             header,
                             "OffsetDeleteResponsePartition",
                             partition_index=p.partition_index,
@@ -434,7 +434,7 @@ class GroupHandler:
                 )
                 for t in request.topics or ()
             )
-            later.give(encode(header, error_code=error, topics=topics))
+            later.give(codec.respond(header, error_code=error, topics=topics))
 
         shard.delete_offsets(request.group_id, keys, deleted)
         return later.within(
@@ -447,7 +447,7 @@ class GroupHandler:
         states = getattr(request, "states_filter", None) or ()
         kinds = getattr(request, "types_filter", None) or ()
         groups = [
-            item(
+            codec.item(
                 header,
                 "ListedGroup",
                 group_id=view.group_id,
@@ -460,7 +460,7 @@ class GroupHandler:
             if self._may(caller, Operation.DESCRIBE, view.group_id)
         ]
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._host.loading_count else ErrorCode.NONE
-        return [encode(header, error_code=error, groups=tuple(groups))]
+        return [codec.respond(header, error_code=error, groups=tuple(groups))]
 
     def _describe(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         with_operations = getattr(request, "include_authorized_operations", False)
@@ -478,7 +478,7 @@ class GroupHandler:
                 continue
             operations = self._operations(caller, group_id) if with_operations else _NO_OPERATIONS
             groups.append(encode_group(header, view, operations))
-        return [encode(header, groups=tuple(groups))]
+        return [codec.respond(header, groups=tuple(groups))]
 
     def _operations(self, caller: Caller, group_id: str) -> int:
         return sum(

@@ -151,5 +151,4 @@ def _check_timestamp(timestamp: int, version: int) -> None:
 
 
 def _encode(header: RequestHeader, topics: list[Any]) -> bytes:
-    schema = codec.response_type(header.api_key, header.api_version)
-    return codec.encode_response(header, codec.build(schema, topics=tuple(topics)))
+    return codec.respond(header, topics=tuple(topics))
