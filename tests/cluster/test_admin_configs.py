@@ -123,7 +123,7 @@ def test_topic_settings_with_sources_and_synonyms(bootstrap: str, topic: str) ->
         False,
     )
     assert (default.value, default.source) == ("1073741824", ConfigSource.DEFAULT_CONFIG.value)
-    assert list(own.synonyms) == ["retention.ms", "log.retention.hours"]
+    assert list(own.synonyms) == ["retention.ms"]
     # Ours is 2 where there are three replicas.
     assert found["min.insync.replicas"].value == "2"
 

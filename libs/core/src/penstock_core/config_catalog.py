@@ -213,13 +213,8 @@ NODE_DYNAMIC: Final[Mapping[str, Setting]] = {
 }
 """Settings of nodes that count at once and are no defaults of topics."""
 
-_LAST_DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
-    "flush.ms": ("log.flush.scheduler.interval.ms", str(LONG_MAX)),
-    "retention.ms": ("log.retention.hours", "168"),
-    "segment.jitter.ms": ("log.roll.jitter.hours", "0"),
-    "segment.ms": ("log.roll.hours", "168"),
-}
-"""Where Kafka's own default stands under another name: the last synonym of such a setting."""
+_DEFAULT_ELSEWHERE: Final = frozenset({"flush.ms", "retention.ms", "segment.jitter.ms", "segment.ms"})
+"""Topic settings whose default Kafka keeps under a name of another unit: it tells no synonym for it (measured)."""
 
 NODE_STATIC: Final[Mapping[str, Setting]] = {
     "advertised.listeners": Setting(_TEXT, "Addresses that clients of direct listeners are told."),
@@ -356,27 +351,25 @@ def describe_topic(image: MetadataImage, topic: str, node_id: NodeId | None = No
             entries.append(_entry(name, setting, [*synonyms, default]))
             continue
         synonyms += _dynamic(image, setting.node_name, node_id)
-        synonyms.append(_default(name, least if name == "min.insync.replicas" else None))
-        value = _counted(name, synonyms[0].value)
-        entries.append(
-            Entry(name, value, synonyms[0].source, False, setting.type, setting.text, tuple(synonyms))
-        )
+        synonyms += _defaults(name, least if name == "min.insync.replicas" else None)
+        entries.append(_shown(name, name, synonyms))
     return entries
 
 
-def _default(name: str, value: str | None = None) -> Synonym:
-    other = _LAST_DEFAULTS.get(name)
-    if other is not None:
-        return Synonym(other[0], other[1], ConfigSource.DEFAULT)
+def _defaults(name: str, value: str | None = None) -> list[Synonym]:
+    if name in _DEFAULT_ELSEWHERE:
+        return []
     text = TOPIC_CONFIG_DEFAULTS[name] if value is None else value
-    return Synonym(TOPIC_SETTINGS[name].node_name, text, ConfigSource.DEFAULT)
+    return [Synonym(TOPIC_SETTINGS[name].node_name, text, ConfigSource.DEFAULT)]
 
 
-def _counted(name: str, value: str | None) -> str | None:
-    """The value in the setting's own unit: a default may stand in hours."""
-    if name in _LAST_DEFAULTS and value == _LAST_DEFAULTS[name][1]:
-        return TOPIC_CONFIG_DEFAULTS[name]
-    return value
+def _shown(name: str, topic_name: str, synonyms: list[Synonym]) -> Entry:
+    """A setting that topics have and nodes give a default for, under one of its two names."""
+    setting = TOPIC_SETTINGS[topic_name]
+    first = (
+        synonyms[0] if synonyms else Synonym(name, TOPIC_CONFIG_DEFAULTS[topic_name], ConfigSource.DEFAULT)
+    )
+    return Entry(name, first.value, first.source, False, setting.type, setting.text, tuple(synonyms))
 
 
 def describe_node(image: MetadataImage, node_id: NodeId) -> list[Entry]:
@@ -398,12 +391,7 @@ def describe_node(image: MetadataImage, node_id: NodeId) -> list[Entry]:
         default = Synonym(name, setting.default, ConfigSource.DEFAULT)
         entries.append(_entry(name, setting, [*_dynamic(image, name, node_id), default]))
     for name, topic_name in TOPIC_NAMES.items():
-        setting = TOPIC_SETTINGS[topic_name]
-        synonyms = [*_dynamic(image, name, node_id), _default(topic_name)]
-        value = _counted(topic_name, synonyms[0].value)
-        entries.append(
-            Entry(name, value, synonyms[0].source, False, setting.type, setting.text, tuple(synonyms))
-        )
+        entries.append(_shown(name, topic_name, [*_dynamic(image, name, node_id), *_defaults(topic_name)]))
     return sorted(entries, key=lambda e: e.name)
 
 
