@@ -207,7 +207,6 @@ def test_changes_reach_the_controller_and_its_refusals_the_client(run: Run, scri
 def test_resources_are_listed(run: Run) -> None:
     async def main() -> None:
         async with serving() as (client, cluster, *_):
-            with_topic(cluster)
             cluster.commit(
                 metadata_pb2.MetadataRecord(
                     config=metadata_pb2.ConfigRecord(
@@ -215,6 +214,8 @@ def test_resources_are_listed(run: Run) -> None:
                     )
                 )
             )
+            with_topic(cluster)
+            # The last commit: what is known of it, is known of all.
             await until_known(client, "t")
             key = ApiKey.LIST_CONFIG_RESOURCES
             assert (await client.call(key, 0)).config_resources == ()
