@@ -446,7 +446,8 @@ def test_a_crash_during_recovery_of_a_swap() -> None:
     assert crashes > 5
 
 
-def test_a_follower_takes_gaps_over_and_keeps_them_through_a_crash() -> None:
+@pytest.mark.parametrize("still_compacted", [True, False])
+def test_a_follower_takes_gaps_over_and_keeps_them_through_a_crash(still_compacted: bool) -> None:
     fs = new_disk()
     _, leader = new_log(fs, COMPACT)
     expected = Expected()
@@ -454,7 +455,8 @@ def test_a_follower_takes_gaps_over_and_keeps_them_through_a_crash() -> None:
     compact_all(fs, leader)
     stored = read_all_batches(leader)
     disk = new_disk(2)
-    _, follower = new_log(disk, COMPACT)
+    # A topic that is not compacted any more keeps its gaps, also on nodes that come new to it.
+    _, follower = new_log(disk, COMPACT if still_compacted else TopicSettings())
     rng = random.Random(6)
     position = 0
     while position < len(stored):

@@ -271,6 +271,7 @@ class LogDirectory:
                 log_start_offset=found.log_start_offset,
                 may_have_gaps=key in self._cleaned,
                 lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
+                mark_gaps=lambda: self.mark_compacted(*key),
             )
         except OSError as error:
             raise PenstockError(
@@ -311,6 +312,7 @@ class LogDirectory:
             topic_id=topic_id,
             clock_ms=self._clock_ms,
             lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
+            mark_gaps=lambda: self.mark_compacted(*key),
         )
 
     def set_aside(self, found: PartitionDirectory, reason: str) -> Path:

@@ -61,6 +61,7 @@ class JobOrder(LogCore):
             fsync=self.settings.is_fsync,
             unflushed=self._unflushed[:],
             is_marked=self._is_marked,
+            mark_gaps=self._mark_gaps if self._has_new_gaps else None,
         )
 
     def _first_step(self, segment: Segment, steps: list[WriteStep]) -> WriteStep:
@@ -94,6 +95,8 @@ class JobOrder(LogCore):
         self.staged_bytes -= job.size_bytes
         self._job_chunks = []
         self._is_marked = job.is_marked
+        if job.has_marked_gaps:
+            self._has_new_gaps, self._mark_gaps = False, None
         self._written = job.end_offset
         if job.fsync:
             self._flushed = job.end_offset

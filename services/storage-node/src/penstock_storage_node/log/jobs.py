@@ -113,6 +113,7 @@ class WriteJob:
         "_directory",
         "_epochs",
         "_fs",
+        "_mark_gaps",
         "_pinned",
         "_sync_segments",
         "base_offset",
@@ -137,8 +138,10 @@ class WriteJob:
         fsync: bool,
         unflushed: list[Segment],
         is_marked: bool = False,
+        mark_gaps: Callable[[], None] | None = None,
     ) -> None:
         self._fs = fs
+        self._mark_gaps = mark_gaps
         self._directory = directory
         self._epochs = epochs
         self.steps = steps
@@ -159,6 +162,11 @@ class WriteJob:
     def writes_epochs(self) -> bool:
         return self._epochs is not None
 
+    @property
+    def has_marked_gaps(self) -> bool:
+        """Whether `run` notes, durably, that the log has gaps, before it writes such a one."""
+        return self._mark_gaps is not None
+
     def run(self) -> None:
         """Write, and flush when durable. Raises OSError; then nothing of the job is promised."""
         self.write()
@@ -167,6 +175,8 @@ class WriteJob:
     def write(self) -> None:
         """The first half of `run`; files stay held for the flush. Raises OSError, holding none."""
         try:
+            if self._mark_gaps is not None:
+                self._mark_gaps()
             if self._epochs is not None:
                 write_file_atomically(self._fs, *self._epochs)
                 hit("log.epochs.after_write")

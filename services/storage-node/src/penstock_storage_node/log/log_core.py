@@ -77,11 +77,13 @@ class LogCore:
         "_flush_job",
         "_flushed",
         "_fs",
+        "_has_new_gaps",
         "_hints",
         "_is_marked",
         "_job",
         "_job_chunks",
         "_lower_recovery_point",
+        "_mark_gaps",
         "_producers",
         "_segments",
         "_snapshots",
@@ -113,6 +115,7 @@ class LogCore:
         topic_id: TopicId,
         clock_ms: Callable[[], int],
         lower_recovery_point: Callable[[int], None] | None,
+        mark_gaps: Callable[[], None] | None,
         recovered: Recovered,
     ) -> None:
         self.topic = topic
@@ -136,6 +139,9 @@ class LogCore:
         self._directory = directory
         self._clock_ms = clock_ms
         self._lower_recovery_point = lower_recovery_point
+        self._mark_gaps = mark_gaps
+        self._has_new_gaps = False
+        """A leader's batches left offsets out, and the disk may not know yet that this log has gaps."""
         self._segments: tuple[Segment, ...] = recovered.segments
         self._epochs: LeaderEpochs = recovered.epochs
         self._producers: ProducerState = recovered.producers
@@ -382,6 +388,7 @@ class LogCore:
                 raise PenstockError(
                     ErrorCode.CORRUPT_MESSAGE, f"batch at {info.base_offset} of {self} has a wrong CRC"
                 )
+            self._has_new_gaps = self._has_new_gaps or info.base_offset > expected
             expected, epoch = info.next_offset, info.leader_epoch
             infos.append(info)
         if position != len(view):

@@ -88,13 +88,15 @@ class PartitionLog(JobOrder):
         log_start_offset: int | None = None,
         may_have_gaps: bool = False,
         lower_recovery_point: Callable[[int], None] | None = None,
+        mark_gaps: Callable[[], None] | None = None,
     ) -> PartitionLog:
         """Open what is on disk, repairing it as needed (pool). Raises PenstockError or OSError.
 
         `recovery_point`: offset below which everything was flushed, as checkpointed
         (None: not known). `may_have_gaps`: it is or was compacted, or follows such a log.
         `clean`: the last process closed all logs, nothing needs a scan. `lower_recovery_point` makes a
-        lower recovery point durable; it is called before anything below it is cut off.
+        lower recovery point durable; it is called before anything below it is cut off. `mark_gaps`
+        (pool) makes durable that the log may have gaps, before the first one is written.
         """
         recovered = recovery.recover(
             fs,
@@ -115,6 +117,7 @@ class PartitionLog(JobOrder):
             topic_id=topic_id,
             clock_ms=clock_ms,
             lower_recovery_point=lower_recovery_point,
+            mark_gaps=mark_gaps,
             recovered=recovered,
         )
         log._is_marked = fs.exists(f"{directory}/{UNFLUSHED_MARKER}")
@@ -133,6 +136,7 @@ class PartitionLog(JobOrder):
         topic_id: TopicId,
         clock_ms: Callable[[], int],
         lower_recovery_point: Callable[[int], None] | None = None,
+        mark_gaps: Callable[[], None] | None = None,
     ) -> PartitionLog:
         """An empty log in a directory that exists and is empty (pool). Raises OSError."""
         return cls.open(
@@ -146,6 +150,7 @@ class PartitionLog(JobOrder):
             recovery_point=0,
             clean=True,
             lower_recovery_point=lower_recovery_point,
+            mark_gaps=mark_gaps,
         )
 
     # ------------------------------------------------------------------ reading (loop)
