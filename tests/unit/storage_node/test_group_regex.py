@@ -1,10 +1,9 @@
-"""Regular expressions of subscriptions: as Python matches, but in linear time."""
+"""Regular expressions of subscriptions: RE2's, in linear time, and like Python's where both have them."""
 
 from __future__ import annotations
 
 import random
 import re
-import time
 
 import pytest
 
@@ -23,6 +22,8 @@ from penstock_storage_node.coordinator.regex import BadRegex, TopicRegex
         ("(?:a|)b*?", ["", "a", "abb"], ["c"]),
         (r"\w+\.\d", ["ab_1.5"], ["ab-1.5"]),
         ("a.c", ["abc"], ["ac"]),
+        (r"\bfoo\b.*", ["foo-1"], ["foot"]),
+        (r"\pL+[[:digit:]]\z", ["abc1"], ["abc"]),
     ],
 )
 def test_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
@@ -41,7 +42,9 @@ def test_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
         "a{1000}{1000}",
         "x" * 2000,
         "a++",
-        r"\bfoo",
+        "[a",
+        "a{1001}",
+        "\ud800",
         "(?:" * 500 + ")" * 500,
     ],
 )
@@ -50,12 +53,10 @@ def test_patterns_that_are_refused(pattern: str) -> None:
         TopicRegex(pattern)
 
 
+@pytest.mark.timeout(60)
 def test_time_is_linear() -> None:
-    compiled = TopicRegex("(a+)+(a|aa)*(a*)*b")
-    started = time.process_time()
-    assert not compiled.matches("a" * 249)
-    # Backtracking would take longer than the universe has; any bound will do.
-    assert time.process_time() - started < 20
+    # Backtracking would take longer than the universe has.
+    assert not TopicRegex("(a+)+(a|aa)*(a*)*b").matches("a" * 249)
 
 
 def test_agreement_with_python_on_random_patterns() -> None:
