@@ -339,10 +339,16 @@ def _dynamic(image: MetadataImage, name: str, node_id: NodeId | None) -> list[Sy
 
 def describe_topic(image: MetadataImage, topic: str, node_id: NodeId | None = None) -> list[Entry]:
     """Every setting of a topic that exists, as it counts on a node (None: for the cluster)."""
-    own = image.config(TOPIC, topic)
     found = image.topic(topic)
     first = None if found is None else found.partitions.get(0)
-    least = str(default_min_insync_replicas(1 if first is None else first.factor))
+    return describe_settings(image, image.config(TOPIC, topic), 1 if first is None else first.factor, node_id)
+
+
+def describe_settings(
+    image: MetadataImage, own: Mapping[str, str], replication_factor: int, node_id: NodeId | None = None
+) -> list[Entry]:
+    """Every setting of a topic that has `own` and that many replicas, whether it exists or not."""
+    least = str(default_min_insync_replicas(replication_factor))
     entries = []
     for name, setting in TOPIC_SETTINGS.items():
         synonyms = [Synonym(name, own[name], ConfigSource.TOPIC)] if name in own else []

@@ -9,10 +9,10 @@ client's own timeout has passed, whichever is first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock_core.config_catalog import describe_topic
+from penstock_core.config_catalog import describe_settings
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.kafka import codec
@@ -75,6 +75,7 @@ class Admin:
                 "CreateTopics", call, request.timeout, wait=not request.validate_only
             )
             done = {t.name: t for t in response.topics}
+        own = {topic.name: topic.configs for topic in wanted}
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
         results = []
         for name in dict.fromkeys(t.name for t in request.topics):
@@ -90,7 +91,7 @@ class Admin:
                     error_message=message or None,
                     num_partitions=created.partition_count if created else -1,
                     replication_factor=created.replication_factor if created else -1,
-                    configs=self._configs(header, name) if created else None,
+                    configs=self._configs(header, own[name], created.replication_factor) if created else None,
                 )
             )
         return codec.respond(header, topics=tuple(results))
@@ -102,10 +103,11 @@ class Admin:
             who, Operation.CREATE, ResourceType.TOPIC, topic
         )
 
-    def _configs(self, header: RequestHeader, topic: str) -> tuple[Any, ...]:
-        """Settings of a topic just made, those at their default too (version 5 on; KIP-525)."""
-        image = self._metadata.image
-        if header.api_version < 5 or image.topic(topic) is None:
+    def _configs(
+        self, header: RequestHeader, own: Mapping[str, str], replication_factor: int
+    ) -> tuple[Any, ...]:
+        """Settings of a topic just made, or only validated, the defaults too (version 5 on; KIP-525)."""
+        if header.api_version < 5:
             return ()
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicConfigs")
         return tuple(
@@ -117,7 +119,7 @@ class Admin:
                 config_source=int(entry.source),
                 is_sensitive=False,
             )
-            for entry in describe_topic(image, topic)
+            for entry in describe_settings(self._metadata.image, own, replication_factor)
         )
 
     # DeleteTopics
