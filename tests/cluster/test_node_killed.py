@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -61,6 +63,29 @@ def test_every_node_killed_one_after_another(tmp_path: Path) -> None:
                 cluster.start(name)
                 wait_for_full_isr(cluster.bootstrap, "events")
         check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "events"))
+
+
+def test_a_stop_before_registration_does_not_hide_the_kill_before_it(tmp_path: Path) -> None:
+    """The controllers would else let the node lead what the kill, or a power cut, took from it."""
+    with running_cluster(tmp_path, controllers=1, nodes=1) as cluster:
+        create_topic(cluster.bootstrap, "events", 1, 1)
+        clean = tmp_path / "node-1" / "data" / ".kafka_cleanshutdown"
+        cluster.kill("node-1")
+        cluster.kill("controller-1")
+        settings = tmp_path / "node-1" / "settings.toml"
+        command = [sys.executable, "-P", "-m", "penstock_storage_node", "--config", str(settings)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as node:
+            assert node.stderr is not None
+            for line in node.stderr:
+                if "listening" in line:
+                    break
+            node.send_signal(signal.SIGTERM)
+            node.stderr.read()
+        assert node.returncode == 0
+        assert not clean.exists()
+        cluster.start("controller-1", "node-1")
+        cluster.kill("node-1", signal.SIGTERM)
+        assert clean.exists()
 
 
 def test_everything_killed_at_once_comes_back_by_itself(tmp_path: Path) -> None:

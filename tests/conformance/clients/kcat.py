@@ -225,10 +225,12 @@ class Kcat(Client):
 
 
 def _alike(records: Sequence[Record]) -> list[list[int]]:
-    """Indices of records that one command can send, in order."""
+    """Indices of records that one command can send, in the order of each partition."""
     groups: list[list[int]] = []
     last: Any = None
-    for index, record in enumerate(records):
+    # A command writes to one partition: without this, records that alternate would need one each.
+    by_partition = sorted(enumerate(records), key=lambda pair: pair[1].get("partition", -1))
+    for index, record in by_partition:
         now = (
             record.get("partition"),
             record.get("headers"),

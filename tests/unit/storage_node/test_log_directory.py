@@ -21,6 +21,7 @@ from unit.storage_node.log_model import (
     append,
     make_batch,
     new_disk,
+    new_log,
     open_directory,
     reopen,
     run_job,
@@ -253,3 +254,39 @@ def test_damaged_checkpoints_mean_a_longer_scan_only() -> None:
     (found,) = again.scan()
     assert found.recovery_point is None
     assert again.open_log(found, SETTINGS).log_end_offset == 9
+
+
+def test_damage_shows_at_every_start_until_the_controllers_know() -> None:
+    fs = new_disk()
+    directory, log = new_log(fs)
+    directory.reported()
+    append(log, make_batch(10))
+    append(log, make_batch(10))
+    run_job(log)
+    directory.write_checkpoints([(log, 0)])
+    fd = fs.open(f"{log.directory}/00000000000000000000.log")
+    fs.ftruncate(fd, 100)
+    fs.fdatasync(fd)
+    for start in range(4):
+        fs = fs.crash(keep_synced)
+        directory = open_directory(fs)
+        (found,) = directory.scan()
+        log = directory.open_log(found, SETTINGS)
+        assert (log.flush_point > log.log_end_offset) == (start < 3), start
+        assert directory.has_unreported
+        if start == 2:
+            directory.reported()
+            assert not directory.has_unreported
+
+
+def test_a_clean_stop_hides_nothing_after_an_unclean_start() -> None:
+    fs = new_disk()
+    directory = open_directory(fs)
+    assert not directory.has_unreported, "a new directory has lost nothing"
+    directory.close(clean=True)
+    clean = open_directory(fs)
+    assert not clean.has_unreported
+    unclean = open_directory(fs.crash(keep_synced))
+    assert unclean.has_unreported
+    unclean.reported()
+    assert not unclean.has_unreported

@@ -262,6 +262,7 @@ def test_flushed_data_that_are_gone_show_in_the_flush_point() -> None:
     disk = fs.crash()
     again_directory, again = reopen(disk, SMALL)
     assert again.flush_point == 40 > again.log_end_offset
+    again_directory.reported()
     (found,) = LogDirectory.scan(again_directory)
     assert found.recovery_point == again.log_end_offset  # new, unflushed data must be scanned
 

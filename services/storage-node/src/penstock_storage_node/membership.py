@@ -103,8 +103,13 @@ class Membership:
         self._controllers.note_term(response.controller_term)
         node_id = NodeId(response.node_id)
         directory, cluster_id = self._directory, response.cluster_id
+
+        def keep() -> None:
+            directory.set_identity(cluster_id=cluster_id, node_id=node_id)
+            directory.reported()
+
         try:
-            await self._pool.run(lambda: directory.set_identity(cluster_id=cluster_id, node_id=node_id))
+            await self._pool.run(keep)
         except PenstockError as e:
             raise StartupError(e.message) from None
         except OSError as e:

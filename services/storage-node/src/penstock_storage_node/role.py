@@ -362,8 +362,14 @@ class StorageNode:
         await self._channels.close()
 
     async def _close_logs(self) -> bool:
-        """Write and flush everything; True when all of it worked."""
+        """Write and flush everything; True when all of it worked, and the next start may trust it."""
         manager = self._manager
+        if self._directory.has_unreported:
+            # Nothing was written since the start. A clean stop now would make the next registration
+            # say that nothing was lost, so the disk stays as the crash left it.
+            for log in manager.take_unclaimed():
+                log.close(clean=False)
+            return False
         partitions = list(manager.partitions.values())
         for partition in partitions:
             partition.replica.step_down()

@@ -14,6 +14,10 @@ All methods block: they belong in the disk pool. `open_log`, `create_log`, `dele
 A recovery point on disk must never lie above data that a crash could lose. So it is
 lowered (durably) before a truncation cuts below it, and dropped before a directory is
 made anew under an old name.
+
+What an unclean stop may have cost, the controllers must hear, who would else let this node
+lead what it lost. The disk shows it (no clean-shutdown file, a log that ends below its
+recovery point), and goes on showing it until they know: see `reported`.
 """
 
 from __future__ import annotations
@@ -90,6 +94,8 @@ class LogDirectory:
         self._high_watermarks: dict[PartitionKey, int] = {}
         self._log_starts: dict[PartitionKey, int] = {}
         self._cleaned: dict[PartitionKey, int] = {}
+        self._is_reported = False
+        self._ends_of_damaged: dict[PartitionKey, int] = {}
 
     # ------------------------------------------------------------------ opening
 
@@ -278,8 +284,25 @@ class LogDirectory:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"log {found.path} can't be opened: {error}"
             ) from error
         if log.log_end_offset < log.flush_point:
-            self._lower_recovery_point(key, log.log_end_offset)
+            if self._is_reported:
+                self._lower_recovery_point(key, log.log_end_offset)
+            else:
+                with self._mutex:
+                    self._ends_of_damaged[key] = log.log_end_offset
         return log
+
+    @property
+    def has_unreported(self) -> bool:
+        """Whether a clean stop would hide what the controllers have not heard of."""
+        was_unclean = not self.was_clean and not self.is_new
+        return not self._is_reported and (was_unclean or bool(self._ends_of_damaged))
+
+    def reported(self) -> None:
+        """The controllers know how the last process left this directory, and what it lacks."""
+        self._is_reported = True
+        for key, end in self._ends_of_damaged.items():
+            self._lower_recovery_point(key, end)
+        self._ends_of_damaged.clear()
 
     def create_log(
         self, topic: str, partition: int, topic_id: TopicId, settings: TopicSettings
