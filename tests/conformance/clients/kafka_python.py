@@ -12,7 +12,6 @@ import kafka.admin
 import kafka.errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from conformance.client import Client, ClientError, Place, Position, Record, Unsupported
@@ -42,7 +41,6 @@ _PRODUCER_SETTINGS = {
 }
 _STRATEGIES = {
     "range": RangePartitionAssignor,
-    "roundrobin": RoundRobinPartitionAssignor,
     "sticky": StickyPartitionAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
@@ -162,6 +160,9 @@ class KafkaPython(Client):
         reset = wanted.pop("reset", "latest" if "group" in wanted else "none")
         config: dict[str, Any] = {"auto_offset_reset": reset, "group_id": None}
         strategy = wanted.pop("strategy", None)
+        if strategy == "roundrobin":
+            # One member often never takes up its share, within minutes, on Kafka as well.
+            raise Unsupported("settles by chance only with its roundrobin assignor")
         if strategy is not None:
             config["partition_assignment_strategy"] = [_STRATEGIES[strategy]]
         for key, value in wanted.items():

@@ -224,8 +224,10 @@ def _resets(reset: str) -> Play:
         c.subscribe("a", [topic])
 
         def first() -> Any:
-            settle([(c, "a")], topic, 1)
-            return [r["value"] for r in c.poll("a", 2, 20_000 if reset == "earliest" else 4_000)]
+            if reset == "earliest":
+                return drain(c, "a", 2)
+            settle([(c, "a")], topic, 1)  # from here on it has a position, or has failed
+            return [r["value"] for r in c.poll("a", 2, 4_000)]
 
         seen: list[Any] = [attempt(first)]
         if reset == "latest":
