@@ -15,6 +15,7 @@ from unit.storage_node.log_model import (
     NOW_MS,
     SMALL,
     Model,
+    add,
     append,
     filled,
     make_batch,
@@ -121,6 +122,26 @@ def test_a_follower_keeps_the_bytes_and_the_producers() -> None:
     model.check(follower)
     assert follower.segment_count > log.segment_count
     assert follower.epoch_entries() == log.epoch_entries()
+
+
+def test_a_follower_files_each_batch_under_its_own_epoch() -> None:
+    """Whatever it led without a record: as Kafka's LeaderEpochFileCache.assign."""
+    _, leader = new_log(new_disk())
+    model = Model()
+    for epoch in (3, 3, 5):
+        add(leader, model, make_batch(2), epoch)
+    first, second, third = [data for _, data in model.batches]
+    _, follower = new_log(new_disk(2))
+    follower.start_epoch(2)
+    follower.start_epoch(4)
+    follower.append_as_follower(first, leader_epoch=9)
+    assert follower.epoch_entries() == [(3, 0)]
+    follower.start_epoch(4)
+    follower.append_as_follower(second, leader_epoch=9)
+    assert follower.epoch_entries() == [(3, 0)]
+    follower.start_epoch(4)
+    follower.append_as_follower(third, leader_epoch=9)
+    assert follower.epoch_entries() == leader.epoch_entries() == [(3, 0), (5, 4)]
 
 
 def test_a_follower_refuses_gaps_overlaps_damage_and_later_epochs() -> None:

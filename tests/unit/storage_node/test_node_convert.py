@@ -1,4 +1,4 @@
-"""compression.type: batches are stored in their topic's codec, in the order in which they came."""
+"""Produce requests that wait: for a codec (compression.type), for a partition; in the order in which they came."""
 
 from __future__ import annotations
 
@@ -68,6 +68,22 @@ async def test_stored_in_the_topics_codec_and_in_order(tmp_path: Path, wanted: s
         assert {info.compression for info in infos} == {CODECS[wanted]}
         values = [r.value for info in infos for r in read_records(joined, info)]
         assert values == [r.value for each in sent for r in read_records(each)]
+    finally:
+        await cluster.stop()
+
+
+@pytest.mark.parametrize("wanted", ["producer", "lz4"])
+async def test_what_comes_while_the_partition_is_made_waits_for_it(tmp_path: Path, wanted: str) -> None:
+    cluster = await MiniCluster(tmp_path).start(1)
+    try:
+        cluster.make_topic(isr=(1,), compression_type=wanted)
+        node = cluster.nodes[1]
+        assert not node.manager.partitions
+        sent = [batch(n, n % 5, producer_id=7, producer_epoch=0, base_sequence=5 * n) for n in range(8)]
+        results = await asyncio.gather(*(node.produce_batch(each) for each in sent))
+        assert [(r.error, r.base_offset) for r in results] == [(ErrorCode.NONE, 5 * n) for n in range(8)]
+        again = await node.produce_batch(sent[7])
+        assert again.base_offset == 35, "a duplicate is known: the line has gone on"
     finally:
         await cluster.stop()
 

@@ -1,8 +1,8 @@
 """One partition on this node: its replica state machine, its log, and their work in the disk pool.
 
 Rules. One write job per log is out at a time; what is appended meanwhile goes with the next
-one (group commit). Operations that need the log to themselves (cut it, start an epoch, close
-it) wait until no job and no read is out, and nothing else starts before they are done.
+one (group commit). Operations that need the log to themselves (cut it, close it) wait until no
+job and no read is out, and nothing else starts before they are done.
 A failed write or flush is final (`LogState.FAILED`): the partition serves no more until
 the node has been started anew. A full disk is retried once a second.
 """

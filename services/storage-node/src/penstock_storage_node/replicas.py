@@ -109,7 +109,7 @@ class ReplicaManager:
         """Appended and not yet written, all logs together."""
         self._lag_max_ms = lag_max_ms
         self._found: dict[tuple[str, int], tuple[PartitionDirectory, PartitionLog]] = {}
-        self._creating: set[TopicPartition] = set()
+        self._creating: dict[TopicPartition, asyncio.Future[None]] = {}
         self._deleting: dict[tuple[str, int], asyncio.Future[None]] = {}
         self._dirty: dict[Partition, None] = {}
         self._scheduled = False
@@ -145,6 +145,15 @@ class ReplicaManager:
         raise PenstockError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, f"node {self.node_id} holds no {known.name}-{index}"
         )
+
+    def opening(
+        self, topic: str, topic_id: TopicId | None, index: int
+    ) -> tuple[TopicPartition, asyncio.Future[None]] | None:
+        """A partition whose directory is being made, and what ends when it is there, or could not be made."""
+        wanted = self.image.topic_ids.get(topic) if topic_id is None else topic_id
+        key = None if wanted is None else TopicPartition(wanted, index)
+        created = None if key is None else self._creating.get(key)
+        return None if key is None or created is None else (key, created)
 
     def topic_name(self, topic_id: TopicId) -> str:
         """Name of a topic, "" when unknown."""
@@ -248,7 +257,7 @@ class ReplicaManager:
             found[1].update_settings(self.settings.of(topic, state))
             self._install(topic, state, found[1], found[0].high_watermark)
         elif key not in self._creating:
-            self._creating.add(key)
+            self._creating[key] = self._loop.create_future()
             self.lifecycle.create_task(self._create(topic, state), f"create {topic.name}-{state.partition}")
 
     async def _create(self, topic: TopicImage, state: PartitionImage) -> None:
@@ -272,7 +281,9 @@ class ReplicaManager:
             self._loop.call_later(FULL_RETRY_MS / 1000, self._create_again, key)
             return
         finally:
-            self._creating.discard(key)
+            created = self._creating.pop(key)
+            # Those who wait for it go on once this turn is over: the replica has its role then.
+            self._loop.call_soon(created.set_result, None)
         # The metadata may have moved on meanwhile.
         newest_topic = self.image.topics.get(topic.topic_id)
         newest = newest_topic.partitions.get(index) if newest_topic is not None else None
@@ -358,28 +369,34 @@ class ReplicaManager:
             return
         if change is Change.LEAD:
             hit("replica.become_leader.before")
-            if partition.busy:
-                # An earlier cut of the log is still going on.
-                epoch = state.leader_epoch
-                started = partition.exclusive(lambda: partition.log.start_epoch(epoch))
-                started.add_done_callback(lambda done: self._lead_now(partition, done))
-            else:
-                partition.log.start_epoch(state.leader_epoch)
-                self._lead(partition, state)
+            self._lead_when_free(partition, state)
         elif change is Change.FOLLOW:
             hit("replica.become_follower.before")
             self.links.follow(partition, NodeId(state.leader))
 
-    def _lead_now(self, partition: Partition, started: asyncio.Future[None]) -> None:
-        error = started.exception()
-        if error is not None:
-            self.health.fail(partition.name, error)
-            return
-        if self.health.failed:
-            return
-        state = self.image.partition(partition.key.topic_id, partition.key.partition)
-        if state is not None:
+    def _lead_when_free(self, partition: Partition, state: PartitionImage) -> None:
+        """Lead as `state` says; once an earlier cut of the log, which may hang, is over."""
+        if not partition.busy:
+            partition.log.start_epoch(state.leader_epoch)
             self._lead(partition, state)
+            return
+        epoch = state.leader_epoch
+
+        def free(done: asyncio.Future[None]) -> None:
+            error = done.exception()
+            if error is not None:
+                self.health.fail(partition.name, error)
+                return
+            # The role may be over by now. Its epoch, noted all the same (or at another time by the pool),
+            # would stand over batches of an earlier one that the next leader sends, and when this node
+            # leads for real, followers would be told to cut what is committed.
+            replica, newest = partition.replica, self.image.partition(*partition.key)
+            if partition.closed or self.health.failed or newest is None:
+                return
+            if (replica.leader, replica.leader_epoch) == (self.node_id, epoch):
+                self._lead_when_free(partition, newest)
+
+        partition.exclusive(lambda: None).add_done_callback(free)
 
     def _lead(self, partition: Partition, state: PartitionImage) -> None:
         partition.replica.lead(state, self.clock_ms())

@@ -1,13 +1,17 @@
-"""compression.type: batches that come in another codec than their topic's are compressed anew.
+"""Requests that cannot be appended at once: batches to compress anew, partitions just being made.
 
-Rules (Kafka: LogValidator with the topic's compression.type)
+A topic may have been made a moment ago: a client that knows this node for a leader need not hear
+that it is none, and with acks=0 would never hear it. Such a request waits until the partition has
+its directory, which is milliseconds, or until that has failed.
+
+Rules of compression.type (Kafka: LogValidator with the topic's compression.type)
   * `producer` keeps batches as they come; `uncompressed` stores them plain; else the codec named.
   * Offsets, times, sequences and the order of appends stay what they are.
   * A batch that is damaged or too big goes on as it came, to be refused for what it is.
 
 The codecs run in threads of their own and let go of the interpreter lock, so the event loop goes
-on (rule 19). Order: a request with a batch to convert, and every later one for the same
-partitions, waits for its turn; each partition remembers the last in its line.
+on (rule 19). Order: a request that has to wait, and every later one for the same partitions,
+waits for its turn; each partition remembers the last in its line.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from penstock_core.records import compression
 from penstock_core.records.batch import COMPRESSION_MASK, HEADER_BYTES
 from penstock_core.records.recompress import recompress
 from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.partition import Partition
 from penstock_storage_node.replicas import ReplicaManager
 
 THREADS: Final = 2
@@ -61,11 +66,16 @@ class Turn:
     """One request's place in the lines of its partitions."""
 
     def __init__(
-        self, conversions: Conversions, keys: Sequence[TopicPartition], work: Sequence[_Work]
+        self,
+        conversions: Conversions,
+        keys: Sequence[TopicPartition],
+        work: list[_Work],
+        opening: Sequence[tuple[ProducePartition, asyncio.Future[None]]],
     ) -> None:
         self._conversions = conversions
         self._keys = keys
         self._work = work
+        self._opening = opening
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tails = conversions.tails
         self._before = {tails[key] for key in keys if key in tails}
@@ -73,7 +83,12 @@ class Turn:
             tails[key] = self._over
 
     async def come(self) -> None:
-        """Convert, and wait until those before have appended."""
+        """Wait for partitions that are being made, convert, and wait until those before have appended."""
+        for item, opened in self._opening:
+            await asyncio.shield(opened)
+            partition = self._conversions.find(item)
+            if partition is not None:
+                self._work += self._conversions.work(item, partition)
         if self._work:
             await asyncio.get_running_loop().run_in_executor(self._conversions.executor, self._convert)
         for before in self._before:
@@ -111,23 +126,40 @@ class Conversions:
         """None when the request may be appended at once."""
         keys: list[TopicPartition] = []
         work: list[_Work] = []
+        opening: list[tuple[ProducePartition, asyncio.Future[None]]] = []
         for item in items:
-            try:
-                partition = self._manager.locate(item.topic, item.topic_id, item.partition)
-            except PenstockError:
-                continue
-            settings = partition.replica.settings
-            if settings.compression_type != "producer":
-                codec = _CODECS[settings.compression_type]
-                records = item.records
-                if len(records) > HEADER_BYTES and records[_CODEC_BYTE] & COMPRESSION_MASK != codec:
-                    work.append(_Work(item, codec, _level(settings, codec), settings.max_message_bytes))
+            partition = self.find(item)
+            if partition is None:
+                found = self._manager.opening(item.topic, item.topic_id, item.partition)
+                if found is not None:
+                    key, opened = found
+                    keys.append(key)
+                    opening.append((item, opened))
+            elif partition.replica.settings.compression_type != "producer":
+                work += self.work(item, partition)
                 keys.append(partition.key)
             elif self.tails:
                 keys.append(partition.key)
-        if not work and not any(key in self.tails for key in keys):
+        if not work and not opening and not any(key in self.tails for key in keys):
             return None
-        return Turn(self, keys, work)
+        return Turn(self, keys, work, opening)
+
+    def find(self, item: ProducePartition) -> Partition | None:
+        """The partition, when this node has it."""
+        try:
+            return self._manager.locate(item.topic, item.topic_id, item.partition)
+        except PenstockError:
+            return None
+
+    def work(self, item: ProducePartition, partition: Partition) -> list[_Work]:
+        """What there is to convert."""
+        settings, records = partition.replica.settings, item.records
+        if settings.compression_type == "producer" or len(records) <= HEADER_BYTES:
+            return []
+        codec = _CODECS[settings.compression_type]
+        if records[_CODEC_BYTE] & COMPRESSION_MASK == codec:
+            return []
+        return [_Work(item, codec, _level(settings, codec), settings.max_message_bytes)]
 
 
 def _level(settings: TopicSettings, codec: int) -> int | None:

@@ -339,7 +339,11 @@ class LogCore:
                 run = None
             if run is None:
                 run = Appended(info.base_offset, last_offset, [view[info.position :]], 0, segment)
-            if info.leader_epoch > self._epochs.latest:
+            if info.leader_epoch != self._epochs.latest:
+                if info.leader_epoch < self._epochs.latest:
+                    # Led here once, without a record: the leader never heard of it (Kafka: UnifiedLog
+                    # assigns every batch's epoch, LeaderEpochFileCache drops what is not monotonic).
+                    self._epochs.truncate_from_end(self._end)
                 self._epochs.assign(info.leader_epoch, info.base_offset)
             if info.producer_id >= 0:
                 self._producers.replay(info, now_ms, coordinator_epoch(view, info.position, info))
@@ -399,9 +403,10 @@ class LogCore:
         return infos
 
     def start_epoch(self, leader_epoch: int) -> None:
-        """New leader: record that `leader_epoch` begins at the log end, before serving (loop or pool).
+        """New leader: record that `leader_epoch` begins at the log end, before serving (loop).
 
-        The file follows with the next write job, before its data are flushed: see `epochs`.
+        Only while that is the role, and no cut is under way. The file follows with the next write
+        job, before its data are flushed: see `epochs`.
         """
         if leader_epoch < self._epochs.latest:
             raise PenstockError(

@@ -1,8 +1,9 @@
 """One partition on this node: which role it has, and its high watermark.
 
 The role changes with the leader epoch of the metadata, and a leader begins to lead only
-after its log holds the start of the new epoch (`PartitionLog.start_epoch`, which blocks, so
-the shell does it between `plan` and `lead`).
+after its log holds the start of the new epoch (`PartitionLog.start_epoch`, which must wait for
+a cut of the log that is under way, so the shell does it between `plan` and `lead`, if `plan` has
+not told it of another role meanwhile).
 """
 
 from __future__ import annotations
