@@ -14,6 +14,9 @@ Term and vote live in a file of their own that is replaced durably inside
 `setCurrentTerm`. The commit index is not kept: a restarted controller learns it from
 the leader, so nothing can be applied that is not committed.
 
+What is found at the start is made durable before anything else: entries and a vote that a
+killed run wrote but had not synced are as good as any, until the power fails.
+
 Wart: method names are PySyncObj's.
 """
 
@@ -98,7 +101,11 @@ class DurableJournal(Journal):  # type: ignore[misc]
         self._pending = bytearray()
         if os.fstat(self._fd).st_size > self._end:
             os.ftruncate(self._fd, self._end)
-            os.fsync(self._fd)
+        # What was just read may be in the page cache only: the run that wrote it was killed before its
+        # fsync, or between a rename and the directory's. We acknowledge it from here on, and the next
+        # block must find the one before it on the disk.
+        os.fsync(self._fd)
+        sync_directory(directory)
 
     # --- PySyncObj's interface ---------------------------------------------------
 

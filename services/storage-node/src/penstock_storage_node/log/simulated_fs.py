@@ -3,13 +3,14 @@
 What a crash keeps
   * of a file: its content at the last fdatasync, and of the writes and truncations since
     then whatever the test wants (`Content`): all, none, a prefix down to the byte, any
-    subset (holes read as zeros), or the full length with zeros at the end;
+    set of sectors (holes read as zeros), or the full length with zeros at the end;
   * of a directory: its names at the last sync_directory, and some first part of the
     creates, renames and unlinks since.
 
 Faults: `fail_on` may raise for any call; `space_bytes` is a full disk (writes stop
 short, then ENOSPC); `crash_countdown` ends the process at the nth changing call;
-`cold_chance` makes page-cache reads miss; `short_write_chance` makes pwritev write less.
+`cold_chance` makes page-cache reads miss; `short_write_chance` makes pwritev write less,
+up to the end of a sector: a kernel comes up short between pages.
 Everything random comes from the `random.Random` given, so a seed replays a run.
 """
 
@@ -21,6 +22,9 @@ from collections.abc import Callable, Sequence
 
 from penstock_core.records.batch import Buffer
 from penstock_storage_node.log.fs import OPEN_FILES_MAX, FileSystem
+
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
 
 WriteOp = tuple[int, bytes]
 """(position, bytes); a truncation is (size, b"")."""
@@ -59,7 +63,7 @@ Content = Callable[[str, SimulatedFile], bytes]
 """What a crash leaves of the file with this path."""
 
 
-def apply_ops(content: bytes, ops: Sequence[WriteOp]) -> bytes:
+def apply_ops(content: bytes | bytearray, ops: Sequence[WriteOp]) -> bytes:
     """Content after these writes and truncations."""
     data = bytearray(content)
     for position, written in ops:
@@ -102,13 +106,40 @@ def keep_random(rng: random.Random) -> Content:
             ops = file.pending[:count] + ([(position, torn)] if torn else [])
             return apply_ops(file.synced, ops)
         if fate == "subset":
-            return apply_ops(file.synced, [op for op in file.pending if rng.random() < 0.5])
+            return _some_sectors(rng, file)
         start = min((position for position, _ in file.pending), default=0)
         end = len(file.data)
         keep = rng.randint(min(start, end), end)
         return bytes(file.data[:keep]) + bytes(end - keep)
 
     return content
+
+
+def _some_sectors(rng: random.Random, file: SimulatedFile) -> bytes:
+    """Each sector as it once was since the sync.
+
+    A kernel writes pages back at any moment and in any order, so a sector holds the first few of
+    the changes made to it, or all or none; never a later one without an earlier one that it shares
+    the sector with. A truncation may be lost though later writes are not.
+    """
+    data = bytearray(file.synced)
+    count = len(file.pending)
+    kept: dict[int, int] = {}
+    for number, (position, written) in enumerate(file.pending):
+        if not written:
+            if rng.random() < 0.5:
+                data = bytearray(apply_ops(data, [(position, written)]))
+            continue
+        end = position + len(written)
+        for sector in range(position // SECTOR_BYTES, -(-end // SECTOR_BYTES)):
+            if sector not in kept:
+                kept[sector] = rng.choice((0, count, rng.randint(0, count)))
+            if number < kept[sector]:
+                start = max(sector * SECTOR_BYTES, position)
+                piece = written[start - position : (sector + 1) * SECTOR_BYTES - position]
+                data.extend(bytes(max(start - len(data), 0)))
+                data[start : start + len(piece)] = piece
+    return bytes(data)
 
 
 class SimulatedFileSystem(FileSystem):
@@ -225,7 +256,8 @@ class SimulatedFileSystem(FileSystem):
         if not data:
             return 0
         if self.random.random() < self.short_write_chance:
-            data = data[: self.random.randint(1, len(data))]
+            end = position + self.random.randint(1, len(data))
+            data = data[: max(end - end % SECTOR_BYTES - position, 0)] or data
         growth = max(position + len(data) - len(file.data), 0)
         if self.space_bytes is not None:
             if growth > self.space_bytes:
