@@ -11,7 +11,7 @@ import fcntl
 import uuid
 from pathlib import Path
 
-from penstock_controller.quorum.files import replace_durably
+from penstock_controller.quorum.files import make_directory, replace_durably
 from penstock_runtime.addresses import StartupError
 
 META_FILE = "meta.properties"
@@ -28,7 +28,7 @@ class DataDirectory:
         self.path = path
         self._controller_id = controller_id
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
             self._lock = (path / LOCK_FILE).open("a")
         except OSError as error:
             raise StartupError(

@@ -26,6 +26,18 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, durably. Raises OSError."""
+    missing = []
+    current = path
+    while not current.exists():
+        missing.append(current)
+        current = current.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_directory(each.parent)
+
+
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """`pwrite` until all of `data` is written."""
     view = memoryview(data)
