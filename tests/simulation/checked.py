@@ -68,7 +68,7 @@ class CheckedLog(PartitionLog):
     def append_as_leader(self, batch: Buffer, info: BatchInfo, leader_epoch: int) -> Any:
         result = super().append_as_leader(batch, info, leader_epoch)
         if isinstance(result, Appended):
-            self.shadow.append(entry_of(info, result.base_offset, leader_epoch))
+            self._note(entry_of(info, result.base_offset, leader_epoch))
             _the_checker().on_log(self)
         return result
 
@@ -77,9 +77,13 @@ class CheckedLog(PartitionLog):
         last = super().append_as_follower(records, leader_epoch, **kwargs)
         for info in iter_batches(records):
             if before <= info.base_offset <= last:
-                self.shadow.append(entry_of(info))
+                self._note(entry_of(info))
         _the_checker().on_log(self)
         return last
+
+    def _note(self, entry: Entry) -> None:
+        self.shadow.append(entry)
+        _the_checker().on_append(self, entry)
 
     def _cut_shadow(self) -> None:
         keep = bisect_left(self.shadow, self._end, key=lambda entry: entry.base)
@@ -139,7 +143,7 @@ class CheckedReplica(PartitionReplica):
         super().lead(state, now_ms)
 
     def on_truncated(self) -> bool:
-        _the_checker().on_cut(self, 1 << 62)
+        _the_checker().on_cut(self)
         self.is_cut = True
         try:
             return super().on_truncated()

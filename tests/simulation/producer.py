@@ -3,11 +3,16 @@
 What it does with each error is what librdkafka 2.x does (rdkafka_request.c,
 rd_kafka_handle_idempotent_Produce_error): retriable codes are sent again in order, once
 nothing else of the partition is in flight (rd_kafka_toppar_retry, "drain before retrying"; the
-Java client's RecordAccumulator.shouldStopDrainBatchesForPartition is stricter); an
-OUT_OF_ORDER_SEQUENCE_NUMBER is harmless where it follows, without a gap, a batch that is
-known not to be written; anywhere else the producer drains what is in flight, raises its epoch
-and sends all that is not acknowledged under new sequences. What had been written under the
-old epoch is then in the log twice, so no fault may ever make it do that.
+Java client's RecordAccumulator.shouldStopDrainBatchesForPartition is stricter); at an
+OUT_OF_ORDER_SEQUENCE_NUMBER the producer drains what is in flight, raises its epoch and sends
+all that is not acknowledged, of all partitions, under new sequences; or it ends for good, when
+nothing before that batch was unacknowledged. What had been written under the old epoch is
+then in the log twice, so no fault may ever make it do that.
+
+An ack counts for all earlier batches that wait to be sent again, whatever they were answered
+(rd_kafka_handle_idempotent_Produce_success, rd_kafka_dr_implicit_ack): a leader takes no batch
+without those before it. So none may ever be written past one that is not there; and no more
+than five batches are ever unsettled, as many as a log remembers to tell a repetition.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ CLIENT_TIMEOUT_US = 12_000_000
 _RETRY_US = (20_000, 100_000)
 _RETRY_DOUBLINGS_MAX = 3
 """Backoff doubles with each retry of a batch (KIP-580)."""
-_NOT_WRITTEN = frozenset(
+_RETRIED = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -46,9 +51,10 @@ _NOT_WRITTEN = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     }
 )
-_MAYBE_WRITTEN = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 
 
 class Batch:
@@ -74,7 +80,6 @@ class PartitionQueue:
         "in_flight",
         "is_draining",
         "key",
-        "next_error_sequence",
         "next_sequence",
         "route",
         "waiting",
@@ -85,7 +90,6 @@ class PartitionQueue:
         self.waiting: deque[Batch] = deque()
         self.in_flight: list[Batch] = []
         self.next_sequence = 0
-        self.next_error_sequence = -1
         self.route = 0
         self.is_draining = False
         """Something is to be sent again once what is in flight has been answered."""
@@ -288,24 +292,28 @@ class Producer:
             world.say(self.name, f"{queue.key.partition}: {batch.sequence} is at {base_offset}")
             if self.acks == -1:
                 world.checker.on_ack(queue.key, base_offset, batch.crc, self._place(batch))
+                self._settle_earlier(queue, batch)
             return
         world.errors[error.name] += 1
         world.say(self.name, f"{queue.key.partition}: {error.name} for {batch.sequence}: {message}")
-        end = batch.sequence + len(batch.values)
-        if error in _NOT_WRITTEN:
-            queue.next_error_sequence = end
-        elif error in _MAYBE_WRITTEN:
-            queue.next_error_sequence = -1
-        elif error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.sequence == queue.next_error_sequence:
-            queue.next_error_sequence = end
-        elif error is ErrorCode.UNKNOWN_SERVER_ERROR:
+        if error is ErrorCode.UNKNOWN_SERVER_ERROR:
             world.checker.fail("no unexpected answer", f"{self.name}: {error.name} for {queue.key}")
-        elif self.acks == -1 and not self._is_bumping:
+        elif error not in _RETRIED and self.acks == -1 and not self._is_bumping:
             # Drain, raise the epoch, send everything again.
+            world.checker.on_epoch_raised(queue.key, f"{self.name}: {error.name}: {message}")
             self._is_bumping = True
             world.counts["producer epochs raised"] += 1
             world.say(self.name, "drains and raises its epoch")
         self._again(queue, batch)
+
+    def _settle_earlier(self, queue: PartitionQueue, acked: Batch) -> None:
+        waiting = queue.waiting
+        while waiting and waiting[0].epoch == acked.epoch and waiting[0].sequence < acked.sequence:
+            batch = waiting.popleft()
+            self.acked += 1
+            self._world.counts["batches acknowledged by a later one"] += 1
+            self._world.say(self.name, f"{queue.key.partition}: {batch.sequence} counts as written")
+            self._world.checker.on_implied_ack(queue.key, self._place(batch), batch.values)
 
     def _again(self, queue: PartitionQueue, batch: Batch) -> None:
         low, high = _RETRY_US
@@ -334,7 +342,6 @@ class Producer:
         self.producer_epoch += 1
         for queue in self.partitions.values():
             queue.next_sequence = 0
-            queue.next_error_sequence = -1
             queue.is_draining = False
         return True
 
@@ -357,7 +364,6 @@ class Producer:
                 queue = batch.partition
                 if batch in queue.in_flight:
                     queue.in_flight.remove(batch)
-                    queue.next_error_sequence = -1
                     if queue.key in self.partitions:
                         self._again(queue, batch)
         self._pump_soon(20_000)

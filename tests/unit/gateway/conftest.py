@@ -49,7 +49,8 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.node_id = node_id
         self.logs: dict[tuple[str, int], list[bytes]] = {}
         self.refuse: set[int] = set()
-        """Partitions answered NOT_LEADER_OR_FOLLOWER."""
+        """Partitions answered with `refuse_with`."""
+        self.refuse_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.silent = False
         """Takes requests and never answers."""
         self.frames: list[tuple[RequestHeader, bytes]] = []
@@ -130,7 +131,7 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
             results = []
             for p in skim.partitions:
                 log = self.logs.setdefault((p.topic, p.partition), [])
-                code = ErrorCode.NOT_LEADER_OR_FOLLOWER if p.partition in self.refuse else ErrorCode.NONE
+                code = self.refuse_with if p.partition in self.refuse else ErrorCode.NONE
                 stale = stale or code is not ErrorCode.NONE
                 if code is ErrorCode.NONE:
                     log.append(bytes(p.records))

@@ -108,6 +108,20 @@ def test_a_stream_is_opened_on_demand_and_order_kept() -> None:
     assert w.table.awake == set()
 
 
+def test_a_table_is_idle_once_nothing_is_held_queued_or_sent() -> None:
+    w = World(1)
+    seen = [w.table.idle]
+    (a,) = up(w, flight("a", 0))
+    seen.append(w.table.idle)  # held: the stream is being opened
+    w.connect(N1)
+    seen.append(w.table.idle)  # queued
+    w.send(N1)
+    seen.append(w.table.idle)  # sent
+    assert w.table.answered(a)
+    seen.append(w.table.idle)
+    assert seen == [True, False, False, False, True]
+
+
 def test_take_is_bounded_by_bytes_but_gives_at_least_one() -> None:
     w = World(1)
     up(w, flight("a", 0), flight("b", 0), flight("c", 0))
@@ -426,6 +440,19 @@ def test_a_fence_turns_away_no_more_than_could_be_in_flight() -> None:
     assert w.send(N2) == [f"late{PIPELINE_MAX}"]
 
 
+def test_a_fence_opens_at_the_first_of_those_that_it_turned_away() -> None:
+    """It comes again, but nothing before it: the failed one took another connection, or counts as written
+    since a later one was acknowledged. A fence that opened behind it would let the next ones overtake
+    it (seed 2240 of the simulator)."""
+    w = lost_leader()
+    for at in (13, 15, 16):
+        up(w, flight("late", 0, at=at))
+    assert w.answers() == [("late", ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 3
+    up(w, *[flight(f"again{at}", 0, at=at) for at in (13, 15, 16, 18)])
+    assert w.answers() == []
+    assert w.send(N2) == ["again13", "again15", "again16", "again18"]
+
+
 def test_a_fence_expires() -> None:
     w = lost_leader()
     w.now_ms += EXPIRY_MS
@@ -467,3 +494,16 @@ def test_nothing_is_routed_again_past_what_was_answered_7() -> None:
     assert w.table.refused(r1, [], [0])
     assert w.table.refused(r2, [0])
     assert w.answers() == [("r2/0", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+
+
+def test_what_was_queued_behind_a_failed_batch_is_not_sent_to_the_next_leader() -> None:
+    w = World(1, 1)
+    r1, _, _ = up(w, flight("r1", 0, at=10), flight("r2", 0, 1, at=13), flight("plain", 0))
+    w.connect(N1)
+    assert w.send(N1, 1) == ["r1"]
+    assert w.table.refused(r1, [], [0])
+    w.move(0, 2)
+    w.change()
+    w.connect(N2)
+    assert w.answers() == [("r2/0", ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    assert (w.send(N1), w.send(N2)) == (["r2/1"], ["plain"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock_core.errors import ErrorCode
 from penstock_core.kafka.fetch import (
     FetchPartition,
     FetchRequest,
@@ -98,23 +99,48 @@ async def test_each_unknown_topic_is_called_unknown(rig: Rig) -> None:
     assert {(r.topic, r.error) for r in response.results} == {("x", 3), ("y", 3)}
 
 
+def numbered(sequence: int, topic: str = "t") -> bytes:
+    batch = build_batch([NewRecord(None, b"x", 0)], producer_id=7, producer_epoch=0, base_sequence=sequence)
+    return produce_frame((0, batch), topic=topic)
+
+
 async def test_a_batch_does_not_overtake_one_whose_topic_was_not_known_yet(rig: Rig) -> None:
     """The leader would take the second for the producer's first, and its client the first for written."""
-
-    def numbered(sequence: int) -> bytes:
-        batch = build_batch(
-            [NewRecord(None, b"x", 0)], producer_id=7, producer_epoch=0, base_sequence=sequence
-        )
-        return produce_frame((0, batch), topic="new")
-
     session = rig.session()
-    assert codes(await outcome(rig.submit(session, Produce, numbered(0)))) == {0: 3}
+    assert codes(await outcome(rig.submit(session, Produce, numbered(0, "new")))) == {0: 3}
     rig.topics["new"] = b"n" * 16
     rig.publish()
-    assert codes(await outcome(rig.submit(session, Produce, numbered(1)))) == {0: 6}
+    assert codes(await outcome(rig.submit(session, Produce, numbered(1, "new")))) == {0: 6}
     for sequence in (0, 1, 2):
-        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence)))) == {0: 0}
+        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence, "new")))) == {0: 0}
     assert len(rig.nodes[1].logs["new", 0]) == 3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ],
+)
+async def test_a_batch_does_not_overtake_one_that_a_node_refused(rig: Rig, code: ErrorCode) -> None:
+    """Only the old leader knows what it refused: a new one would take the second for the first of an
+    unknown producer (seed 2250 of the simulator)."""
+    session = rig.session()
+    rig.nodes[1].refuse.add(0)
+    rig.nodes[1].refuse_with = code
+    assert codes(await outcome(rig.submit(session, Produce, numbered(0)))) == {0: code}
+    rig.nodes[1].refuse_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    rig.move(0, 2)
+    rig.publish()
+    assert codes(await outcome(rig.submit(session, Produce, numbered(1)))) == {0: 6}
+    assert not rig.nodes[2].logs
+    for sequence in (0, 1):
+        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence)))) == {0: 0}
+    assert len(rig.nodes[2].logs["t", 0]) == 2
 
 
 async def test_without_acks(rig: Rig) -> None:

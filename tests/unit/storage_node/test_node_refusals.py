@@ -16,6 +16,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka.produce import ProducePartition
 from penstock_core.records.batch import read_header
 from penstock_storage_node.api import refusals
+from penstock_storage_node.api.caller import STALE_METADATA
 from penstock_storage_node.api.refusals import EXPIRY_MS, Refusals
 from unit.storage_node.node_harness import TOPIC, MiniCluster, MiniNode, eventually, make_batch
 
@@ -125,6 +126,11 @@ def test_sequences_wrap() -> None:
     kept = Refusals()
     kept.note(item_of(0x7FFFFFFF), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
     assert held_back(kept, 0, 1)
+
+
+def test_gateways_are_told_of_all_that_comes_again() -> None:
+    """So that they route no later batch of the producer to a leader that knows nothing of it."""
+    assert refusals.RETRIED | refusals.UNACKNOWLEDGED <= STALE_METADATA
 
 
 def test_only_what_comes_again_is_kept_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

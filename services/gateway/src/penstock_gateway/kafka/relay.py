@@ -76,6 +76,8 @@ class Relay:
         self.on_bug = lifecycle.fail_with
         self.clock_ms = clock_ms
         self.sessions: set[Session] = set()
+        self.busy: set[Session] = set()
+        """Those that the passing of time means something to: thousands of idle ones cost nothing."""
         self.leaving_count = 0
         """Sessions whose client is gone, see `LEAVING_MS`."""
         self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
@@ -117,8 +119,10 @@ class Relay:
             task.add_done_callback(self._closing.discard)
 
     def _tick(self) -> None:
-        for session in list(self.sessions):
+        for session in list(self.busy):
             session.tick()
+            if session.idle:
+                self.busy.discard(session)
         self.start()
 
 
@@ -147,6 +151,7 @@ class Session:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
         if request.kind is Kind.PRODUCE:
             request.unknown = self._unknown
+        self._relay.busy.add(self)
         flight = request.start(self._relay.metadata.image, self._veto(request))
         if request.error_codes:
             self._count_errors(request)
@@ -196,12 +201,14 @@ class Session:
             if not self._leaving_until_ms and relay.leaving_count < LEAVING_MAX:
                 relay.leaving_count += 1
                 self._leaving_until_ms = relay.clock_ms() + LEAVING_MS
+                relay.busy.add(self)
             if relay.clock_ms() < self._leaving_until_ms:
                 return
         if self._leaving_until_ms:
             relay.leaving_count -= 1
         self._closed = True
         self._relay.sessions.discard(self)
+        self._relay.busy.discard(self)
         self._metrics.sessions -= 1
         for link in self._streams.values():
             self._drop(link)
@@ -220,6 +227,11 @@ class Session:
             self._carry_out()
         if self._leaving_until_ms:
             self.close()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way: no time that passes changes that."""
+        return self._table.idle and not self._leaving_until_ms
 
     # -- from streams ---------------------------------------------------------------------
 
@@ -287,9 +299,9 @@ class Session:
         try:
             has_body = not (frame.none or frame.close_connection)
             if frame.stale_metadata and flight.kind is not Kind.FETCH and has_body:
-                refused, unsure, results = request.refused(part, chunks)
-                if refused or unsure:
-                    if self._table.refused(flight, refused, unsure):
+                refused, failed, results = request.refused(part, chunks)
+                if refused or failed:
+                    if self._table.refused(flight, refused, failed):
                         self._metrics.reroutes += len(refused)
                         request.settle(results, len(results))
                     return

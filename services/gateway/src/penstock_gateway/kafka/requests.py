@@ -66,6 +66,18 @@ _PRODUCER: Final = struct.Struct(">qhi")
 _PRODUCER_OFFSET: Final = 43
 """Producer id, epoch and base sequence in a batch's header (version 2)."""
 _REFUSED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE})
+"""A node's errors that the client is not told: another node is asked."""
+_SENT_AGAIN: Final = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+"""A node's errors to Produce that the client is told, and sends the batch again."""
 
 
 class Ending(Enum):
@@ -238,24 +250,24 @@ class Relayed(ABC):
             self._fail_item(index, code)
 
     def refused(self, part: Part, chunks: Sequence[Buffer]) -> tuple[list[int], list[int], list[Any]]:
-        """Which of a part's items a node refused, which it answered 7 (positions in the part),
-        and the results of all but the refused ones."""
+        """Which of a part's items a node refused, which the client will send again itself (positions in
+        the part), and the results of all but the refused ones."""
         items = self.decode(_whole(chunks))
         codes = {(topic_id, topic, p): (code, result) for topic_id, topic, p, code, result in items}
         names = self.names()
-        refused, unsure, results = [], [], []
+        refused, failed, results = [], [], []
         for position, index in enumerate(part.indices):
             topic, topic_id, partition = names[index]
             code, result = codes.get((topic_id, topic, partition), (ErrorCode.UNKNOWN_SERVER_ERROR, None))
             if code in _REFUSED:
                 refused.append(position)
             else:
-                if code == ErrorCode.REQUEST_TIMED_OUT:
-                    unsure.append(position)
+                if code in _SENT_AGAIN:
+                    failed.append(position)
                 results.append(
                     self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR) if result is None else result
                 )
-        return refused, unsure, results
+        return refused, failed, results
 
     def answered(self, part: Part, chunks: list[Buffer]) -> None:
         """A node's answer to a part, as it is."""

@@ -1,18 +1,20 @@
 """Keeps an idempotent producer's pipelined batches behind the one that was answered with a failure.
 
-A client has several requests in flight. When one of them, R1, is answered 7 or 6 here,
-the client sends it again, but R2 may be on its way already. Should R2 reach the new
-leader before R1 is there again, that leader must refuse it as OUT_OF_ORDER_SEQUENCE_NUMBER,
-and librdkafka answers that by bumping its epoch for *all* partitions: whatever was
-answered 7 on any of them, and written, is then written twice.
+A client has several requests in flight. When one of them, R1, is answered 7 or 6 here, or
+with an error of its node's that is passed on, the client sends it again, but R2 may be on its
+way already. Should R2 reach the new leader before R1 is there again, that leader must refuse
+it as OUT_OF_ORDER_SEQUENCE_NUMBER, and librdkafka answers that by bumping its epoch for *all*
+partitions: whatever was answered 7 on any of them, and written, is then written twice.
 
 So R2 is answered NOT_LEADER_OR_FOLLOWER (certainly not written) until R1, or something
 older, comes again. A broker that is dialled directly gives the same guarantee: R2 goes
 down with R1's connection, or is refused by the same deposed leader.
 
-The retry may take another connection, and then nothing older ever comes by this one.
-Therefore a fence turns away no more than could have been under way (PIPELINE_MAX), and
-none after EXPIRY_MS.
+R1 may never come by this connection: the retry takes another one, or R2 was under way already
+and is acknowledged, and librdkafka then takes R1 for written too. Therefore a fence opens as
+well when the first of those that it turned away comes again: clients send in order, so nothing
+older will come. It may not open behind that one, or the next would overtake it. No fence turns
+away more than could have been under way (PIPELINE_MAX), and none does after EXPIRY_MS.
 
 A fence stands before whatever names a partition: a `TopicPartition`, or what the request said
 when R1's topic was not known here. Without a fence R2 would be the first that the leader sees
@@ -54,6 +56,8 @@ class ProducerSequence(NamedTuple):
 @dataclass(slots=True)
 class _Fence:
     failed: ProducerSequence
+    opens_at: ProducerSequence
+    """The failed one, then the first that was turned away because of it."""
     left: int
     expires_ms: int
 
@@ -74,7 +78,7 @@ class Fences(Generic[K]):
         fence = self._fences.get(key)
         if fence is not None and fence.expires_ms > now_ms and sequence.is_behind(fence.failed):
             return
-        self._fences[key] = _Fence(sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
+        self._fences[key] = _Fence(sequence, sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
 
     def holds_back(self, key: K, sequence: ProducerSequence | None) -> bool:
         """Whether a batch that came earlier, and is to be routed again, must fail."""
@@ -86,9 +90,11 @@ class Fences(Generic[K]):
         fence = self._fences.get(key)
         if fence is None or sequence is None:
             return False
-        if fence.expires_ms <= now_ms or not sequence.is_behind(fence.failed):
+        if fence.expires_ms <= now_ms or not sequence.is_behind(fence.opens_at):
             del self._fences[key]
             return False
+        if fence.opens_at == fence.failed:
+            fence.opens_at = sequence
         fence.left -= 1
         if not fence.left:
             del self._fences[key]

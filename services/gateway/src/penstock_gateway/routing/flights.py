@@ -15,6 +15,7 @@ Rules (rule 6 of the design):
   or still out at another node; when an earlier one is answered with a failure here,
   those behind it that weren't sent fail with 6, so that the client sends all again in order;
   so do those that the client had already sent when it read of the failure (`fences`).
+  The same holds where the node itself answered with a failure that the client is told.
 - Fetch is answered 6 as soon as its leader moved or is lost, so that the client looks
   for the new leader. Queries (ListOffsets, ...) change nothing and are asked again.
 """
@@ -209,11 +210,12 @@ class FlightTable:
         self._release_lines(flight)
         return True
 
-    def refused(self, flight: Flight, indices: Sequence[int], unsure: Sequence[int] = ()) -> bool:
+    def refused(self, flight: Flight, indices: Sequence[int], failed: Sequence[int] = ()) -> bool:
         """The node answered, but refused these partitions before it did anything.
 
-        They are routed again, but not past a batch that the node answered 7 (`unsure`, in
-        this flight or an earlier one). False when the answer came too late to matter.
+        They are routed again, but not past a batch that the node, in this flight or an earlier
+        one, answered with an error at which the client sends it again (`failed`): another node
+        knows nothing of it. False when the answer came too late to matter.
         """
         if flight.state is not State.SENT:
             return False
@@ -221,7 +223,7 @@ class FlightTable:
         stream = self._streams[node_id]
         self._land(flight)
         now = self._clock_ms()
-        for i in unsure:
+        for i in failed:
             self._fail_behind(flight, i)
         for part in flight.split([[i] for i in indices]):
             if self._fences.holds_back(part.partitions[0], part.sequence(0)):
@@ -263,6 +265,11 @@ class FlightTable:
                 self._fail(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._retry_held()
         return True
+
+    @property
+    def idle(self) -> bool:
+        """No flight waits for anything: `tick` has nothing to do until the next `submit`."""
+        return not self._held and not any(s.sent or s.queue for s in self._streams.values())
 
     @property
     def held_count(self) -> int:
@@ -312,22 +319,24 @@ class FlightTable:
     def _enter_fenced(self, flight: Flight) -> None:
         """As `_enter`, but what is behind a failed batch of its producer fails too."""
         now = self._clock_ms()
-        parts: tuple[list[int], list[int]] = [], []
+        ways: tuple[list[int], list[int]] = [], []
         for i, key in enumerate(flight.partitions):
-            parts[self._fences.turns_away(key, flight.sequence(i), now)].append(i)
-        away = parts[True]
-        if not away:
-            self._enter(flight)
-        elif not parts[False]:
-            self._answer(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        else:
-            flight.state = State.DONE
-            for part, is_away in zip(flight.split(parts), (False, True), strict=True):
-                part.seq = flight.seq
-                if is_away:
-                    self._answer(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-                else:
-                    self._enter(part)
+            ways[self._fences.turns_away(key, flight.sequence(i), now)].append(i)
+        for part, is_away in self._parted(flight, ways):
+            if is_away:
+                self._answer(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            else:
+                self._enter(part)
+
+    def _parted(self, flight: Flight, ways: tuple[Sequence[int], Sequence[int]]) -> list[tuple[Flight, bool]]:
+        """What of a flight goes the first way and what the second, by indices into its partitions."""
+        if not (ways[0] and ways[1]):
+            return [(flight, bool(ways[1]))]
+        flight.state = State.DONE
+        parts = flight.split(ways)
+        for part in parts:
+            part.seq, part.expires_ms = flight.seq, flight.expires_ms
+        return list(zip(parts, (False, True), strict=True))
 
     def _enter_one(self, flight: Flight, leader: NodeId) -> None:
         flight.node_id = leader
@@ -408,8 +417,16 @@ class FlightTable:
         """An unsent flight whose node is no longer the one to send it to."""
         if flight.kind is Kind.FETCH:
             self._fail(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        else:
-            self._hold(flight)
+            return
+        ways: tuple[list[int], list[int]] = [], []
+        if self._fences:
+            for i, key in enumerate(flight.partitions):
+                ways[self._fences.holds_back(key, flight.sequence(i))].append(i)
+        for part, is_behind in self._parted(flight, ways):
+            if is_behind:
+                self._fail(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            else:
+                self._hold(part)
 
     def _hold(self, flight: Flight) -> None:
         flight.state = State.HELD

@@ -13,11 +13,14 @@ STALE_METADATA = frozenset(
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.KAFKA_STORAGE_ERROR,
-        # The gateway lets nothing of that producer overtake what is maybe written.
+        # The gateway lets nothing of that producer overtake what it will send again.
         ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     }
 )
-"""Errors after which whoever routed the request should look at its metadata again."""
+"""Errors that concern whoever routed the request: to look at its metadata again, or to route no later
+batch of the producer past this one."""
 
 
 class Caller:
