@@ -1,54 +1,26 @@
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848): decoded, handed to a shard, encoded."""
+"""Responses to ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848)."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 
-from penstock_core.ids import NO_TOPIC_ID, TopicId
+from penstock_core.ids import TopicId
 from penstock_core.kafka import codec
 from penstock_core.kafka.frames import RequestHeader
-from penstock_storage_node.api.caller import Caller
-from penstock_storage_node.coordinator.consumer import BeatRequest, BeatResult
+from penstock_storage_node.api.group_hot import put_beat
+from penstock_storage_node.coordinator.consumer import BeatResult
 from penstock_storage_node.coordinator.modern import ConsumerGroup, ConsumerMember, Parts, to_assignment
 
 CLASSIC_MEMBER_TYPE: Final = 0
 CONSUMER_MEMBER_TYPE: Final = 1
 
 
-def decode_beat(caller: Caller, header: RequestHeader, request: Any) -> BeatRequest:
-    """A heartbeat in the coordinator's form."""
-    owned: Parts | None = None
-    if request.topic_partitions is not None:
-        owned = frozenset(
-            (TopicId(codec.topic_id(t.topic_id) or NO_TOPIC_ID), p)
-            for t in request.topic_partitions
-            for p in t.partitions or ()
-        )
-    topics = request.subscribed_topic_names
-    return BeatRequest(
-        request.group_id,
-        request.member_id or "",
-        request.member_epoch,
-        request.instance_id,
-        request.rack_id,
-        request.rebalance_timeout // timedelta(milliseconds=1),
-        None if topics is None else tuple(topics),
-        getattr(request, "subscribed_topic_regex", None),
-        request.server_assignor,
-        owned,
-        caller.client_id or "",
-        f"/{caller.host}",
-        header.api_version,
-    )
-
-
 def encode_beat(header: RequestHeader, result: BeatResult, heartbeat_ms: int) -> bytes:
-    """Its response."""
-    assignment = None
-    if result.assignment is not None:
-        item = codec.entity_type(header.api_key, header.api_version, "Assignment")
-        assignment = codec.build(item, topic_partitions=_topics(header, result.assignment, None))
+    """The response to a heartbeat."""
+    if result.assignment is None:
+        return put_beat(header, result, heartbeat_ms)
+    item = codec.entity_type(header.api_key, header.api_version, "Assignment")
+    assignment = codec.build(item, topic_partitions=_topics(header, result.assignment, None))
     schema = codec.response_type(header.api_key, header.api_version)
     response = codec.build(
         schema,

@@ -62,29 +62,6 @@ def encode_sync(header: RequestHeader, result: SyncResult) -> bytes:
     )
 
 
-def encode_commit(header: RequestHeader, request: Any, codes: list[ErrorCode]) -> bytes:
-    """An OffsetCommit response, with a code for each partition in the request's order."""
-    left = iter(codes)
-    topics = tuple(
-        codec.item(
-            header,
-            "OffsetCommitResponseTopic",
-            **({"topic_id": t.topic_id} if hasattr(t, "topic_id") else {"name": t.name}),
-            partitions=tuple(
-                codec.item(
-                    header,
-                    "OffsetCommitResponsePartition",
-                    partition_index=p.partition_index,
-                    error_code=next(left),
-                )
-                for p in t.partitions or ()
-            ),
-        )
-        for t in request.topics or ()
-    )
-    return codec.respond(header, topics=topics)
-
-
 def encode_deleted(header: RequestHeader, codes: dict[str, ErrorCode]) -> bytes:
     """A DeleteGroups response."""
     results = tuple(

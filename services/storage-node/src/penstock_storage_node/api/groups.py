@@ -9,7 +9,7 @@ the group does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -22,13 +22,16 @@ from penstock_core.kafka.wire import Buffer, Malformed
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import Response
 from penstock_storage_node.api.caller import Caller
-from penstock_storage_node.api.consumer_groups import (
-    decode_beat,
-    encode_beat,
-    encode_described,
+from penstock_storage_node.api.consumer_groups import encode_beat, encode_described
+from penstock_storage_node.api.group_hot import (
+    TopicCommit,
+    put_commit,
+    put_heartbeat,
+    read_beat,
+    read_commit,
+    read_heartbeat,
 )
 from penstock_storage_node.api.group_wire import (
-    encode_commit,
     encode_deleted,
     encode_group,
     encode_join,
@@ -89,30 +92,35 @@ class GroupHandler:
     def __init__(self, host: GroupHost, authorizer: Authorizer) -> None:
         self._host = host
         self._authorizer = authorizer
+        self._hot: dict[int, Callable[[Caller, RequestHeader, Buffer], Answer]] = {
+            ApiKey.HEARTBEAT: self._heartbeat,
+            ApiKey.OFFSET_COMMIT: self._commit,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._consumer_heartbeat,
+        }
         self._handlers: dict[int, Callable[[Caller, RequestHeader, Any, Buffer], Answer]] = {
             ApiKey.JOIN_GROUP: self._join,
             ApiKey.SYNC_GROUP: self._sync,
-            ApiKey.HEARTBEAT: self._heartbeat,
             ApiKey.LEAVE_GROUP: self._leave,
-            ApiKey.OFFSET_COMMIT: self._commit,
             ApiKey.OFFSET_FETCH: self._fetch,
             ApiKey.OFFSET_DELETE: self._offset_delete,
             ApiKey.LIST_GROUPS: self._list,
             ApiKey.DESCRIBE_GROUPS: self._describe,
             ApiKey.DELETE_GROUPS: self._delete,
-            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._consumer_heartbeat,
             ApiKey.CONSUMER_GROUP_DESCRIBE: self._consumer_describe,
         }
 
     @property
     def api_keys(self) -> list[int]:
         """What `handle` knows."""
-        return [int(key) for key in self._handlers]
+        return [int(key) for key in (*self._hot, *self._handlers)]
 
     def handle(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Answer:
         """Answer one request. Raises Malformed when it cannot be read."""
-        request = codec.decode_request(header, frame)
+        hot = self._hot.get(header.api_key)
         try:
+            if hot is not None:
+                return hot(caller, header, frame)
+            request = codec.decode_request(header, frame)
             return self._handlers[header.api_key](caller, header, request, frame)
         except Malformed:
             raise
@@ -180,11 +188,11 @@ class GroupHandler:
         shard.sync(sync, lambda result: later.give(encode_sync(header, result)))
         return later.result()
 
-    def _heartbeat(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+    def _heartbeat(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_heartbeat(header, frame)
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
-        instance_id = getattr(request, "group_instance_id", None)
-        error = shard.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
-        return [codec.respond(header, error_code=error)]
+        error = shard.heartbeat(request.group_id, request.member_id, request.instance_id, request.generation)
+        return [put_heartbeat(header, error)]
 
     def _leave(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
@@ -206,19 +214,15 @@ class GroupHandler:
         )
         return [codec.respond(header, error_code=error, members=members)]
 
-    def _consumer_heartbeat(
-        self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer
-    ) -> Answer:
+    def _consumer_heartbeat(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_beat(caller, header, frame)
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_REQUEST)
-        for topic in request.subscribed_topic_names or ():
+        for topic in request.topics or ():
             if not self._may_topic(caller, Operation.DESCRIBE, topic):
                 raise PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {topic}")
         later = Later()
         interval_ms = shard.heartbeat_ms(request.group_id)
-        shard.consumer_heartbeat(
-            decode_beat(caller, header, request),
-            lambda result: later.give(encode_beat(header, result, interval_ms)),
-        )
+        shard.consumer_heartbeat(request, lambda result: later.give(encode_beat(header, result, interval_ms)))
         return later.within(
             COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         )
@@ -246,56 +250,49 @@ class GroupHandler:
 
     # -- offsets ------------------------------------------------------------------------------------
 
-    def _commit(self, caller: Caller, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+    def _commit(self, caller: Caller, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_commit(header, frame)
         shard = self._shard(caller, Operation.READ, request.group_id)
-        version = header.api_version
         items: list[NewOffset] = []
         refused: dict[int, ErrorCode] = {}
         number = 0
-        for topic in request.topics or ():
+        for topic in request.topics:
             name, error = self._topic_to_commit(caller, topic)
             count = 0 if error else self._host.topics.partition_count(name)
-            for p in topic.partitions or ():
+            for partition, offset, leader_epoch, metadata in topic.items:
                 if error:
                     refused[number] = error
-                elif not 0 <= p.partition_index < count:
+                elif not 0 <= partition < count:
                     refused[number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 else:
-                    items.append(
-                        NewOffset(
-                            name,
-                            p.partition_index,
-                            p.committed_offset,
-                            getattr(p, "committed_leader_epoch", -1),
-                            p.committed_metadata,
-                        )
-                    )
+                    items.append(NewOffset(name, partition, offset, leader_epoch, metadata))
                 number += 1
-        retention = getattr(request, "retention_time", None)
         commit = CommitRequest(
             request.group_id,
             request.member_id,
-            getattr(request, "group_instance_id", None),
-            request.generation_id_or_member_epoch,
+            request.instance_id,
+            request.generation,
             items,
-            -1 if retention is None else to_ms(retention),
-            version,
+            request.retention_ms,
+            header.api_version,
         )
         later = Later()
 
-        def committed(codes: Any) -> None:
-            left = iter(codes)
-            each = [refused[i] if i in refused else next(left) for i in range(number)]
-            later.give(encode_commit(header, request, each))
+        def committed(codes: Sequence[ErrorCode]) -> None:
+            if refused:
+                left = iter(codes)
+                codes = [refused[i] if i in refused else next(left) for i in range(number)]
+            later.give(put_commit(header, request.topics, codes))
 
         shard.commit(commit, committed)
         return later.within(
             COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         )
 
-    def _topic_to_commit(self, caller: Caller, topic: Any) -> tuple[str, ErrorCode]:
-        by_id = hasattr(topic, "topic_id")
-        name = self._topic_name(topic.topic_id) if by_id else topic.name
+    def _topic_to_commit(self, caller: Caller, topic: TopicCommit) -> tuple[str, ErrorCode]:
+        name = topic.topic
+        if name is None and topic.topic_id is not None:
+            name = self._host.topics.topic_name(topic.topic_id)
         if name is None:
             return "", ErrorCode.UNKNOWN_TOPIC_ID
         if not self._may_topic(caller, Operation.READ, name):

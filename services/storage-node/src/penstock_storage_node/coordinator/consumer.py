@@ -68,6 +68,17 @@ class BeatRequest:
         said = self.topics is not None or self.regex is not None
         return self.epoch == 0 or (self.rebalance_timeout_ms != -1 and said and self.owned is not None)
 
+    @property
+    def is_bare(self) -> bool:
+        """It says that the member lives, and no more."""
+        said = (self.topics, self.regex, self.assignor, self.owned, self.rack_id, self.classic)
+        return self.rebalance_timeout_ms == -1 and said == (None,) * 6
+
+    @property
+    def client(self) -> tuple[str | None, str, str]:
+        """Who sends it."""
+        return self.instance_id, self.client_id, self.client_host
+
 
 @dataclass(slots=True)
 class BeatResult:
@@ -229,6 +240,11 @@ class ConsumerProtocol(Base):
     def beat(
         self, group: ConsumerGroup, request: BeatRequest, records: list[Record], reply: BeatReply
     ) -> None:
+        resting = group.at_rest(request.member_id, request.epoch, self.topics.token())
+        if resting is not None and request.is_bare and request.client == resting.client:
+            reply(BeatResult(member_id=resting.member_id, epoch=resting.epoch))
+            self.watch(group, resting)
+            return
         draft = group.draft()
         before = self._member_to_beat(draft, request, records)
         member = self._updated(before, request)

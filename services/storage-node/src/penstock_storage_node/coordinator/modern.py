@@ -56,6 +56,11 @@ class ConsumerMember:
     assigned: Parts = NOTHING
     revoking: Parts = NOTHING
 
+    @property
+    def client(self) -> tuple[str | None, str, str]:
+        """Who it was when it was last heard."""
+        return self.instance_id, self.client_id, self.client_host
+
     def to_value(self) -> ConsumerMemberValue:
         """What it has said of itself, as it is stored."""
         return ConsumerMemberValue(
@@ -168,6 +173,18 @@ class ConsumerGroup:
             self._disown(member)
             if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
                 del self.static[member.instance_id]
+
+    def at_rest(self, member_id: str, epoch: int, seen: object) -> ConsumerMember | None:
+        """The member, if there is nothing to tell it and nothing to do in the group, as nearly always: such
+        a heartbeat does not cost what grows with the group. `epoch`: what the member has; `seen`: the
+        metadata of now."""
+        if not 0 < epoch == self.epoch == self.assignment_epoch or self.seen is not seen:
+            return None
+        member = self.members.get(member_id)
+        at_rest = (
+            member is not None and (member.epoch, member.state) == (epoch, STABLE) and member.classic is None
+        )
+        return member if at_rest else None
 
     def _disown(self, member: ConsumerMember) -> None:
         for part in member.assigned | member.revoking:
