@@ -63,6 +63,10 @@ clean: ## remove what make made, the environment included
 bench: setup ## Penstock beside Apache Kafka (needs java, mvn and kcat)
 	$(BIN)/python -m bench.compare
 
+.PHONY: bench-groups
+bench-groups: setup ## what heartbeats, commits, 1,000 live groups, large rebalances and idempotence cost (java, mvn, kcat; BENCH="--help")
+	$(BIN)/python -m bench.groups $(BENCH)
+
 .PHONY: chaos
 chaos: setup ## every way to hurt a cluster of real processes, and what it lost: nothing (root; CHAOS="--help")
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
