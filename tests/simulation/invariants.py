@@ -358,8 +358,9 @@ class Checker:
                 topic_id = TopicId(record.topic_removed.topic_id)
                 for key in [k for k in self.truths if k.topic_id == topic_id]:
                     self.truths[key].excused = True
-        for key in changed:
+        for key, state in changed.items():
             self._check_state(image, key)
+            self.world.excuse_without_copy(key, state)
 
     def _check_state(self, image: MetadataImage, key: TopicPartition) -> None:
         state = image.partition(*key)

@@ -360,9 +360,7 @@ BUGS = [
     Bug("leader-from-anywhere", "a leader is elected outside ISR and ELR", _leader_from_anywhere),
     Bug("fence-only-leaders", "fencing leaves the node in the ISRs of others", _fence_only_leaders),
     Bug("rule-9-too-strict", "every unclean stop counts as lost data", _everything_counts_as_lost),
-    Bug(
-        "rule-9-too-lax", "no replica ever counts as having lost data", _nothing_counts_as_lost, _one_by_one
-    ),
+    Bug("rule-9-too-lax", "no replica ever counts as having lost data", _nothing_counts_as_lost, _one_by_one),
     Bug("leader-epoch-stays", "a new leader gets the old leader's epoch", _epoch_stays),
     Bug("watermark-off-by-one", "the high watermark is one too high", _watermark_one_too_far),
     Bug(

@@ -15,6 +15,7 @@ from penstock_controller.quorum.files import DamagedFile
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NO_NODE, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.image import PartitionImage
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import Probe
 from penstock_storage_node.log import ReadJob
@@ -245,25 +246,31 @@ class World:
         checker = self.checker
         newest = checker.images[max(checker.images)]
         for key, truth in checker.truths.items():
-            if truth.is_fsync or truth.excused:
-                continue
             state = newest.partition(key.topic_id, key.partition)
-            if state is None or host.number not in state.replicas:
-                continue
-            holders = [
-                h
-                for h in self.hosts
-                if h.kind == "n"
-                and h is not host
-                and h.is_up
-                and h.number in state.isr
-                and (partition := h.process.manager and h.process.manager.partitions.get(key)) is not None
-                and partition.log.log_end_offset >= truth.end
-            ]
-            if power:
-                truth.was_cut = True
-            if not holders and truth.was_cut:
-                checker.excuse(key)
+            if state is not None and host.number in state.replicas:
+                truth.was_cut = truth.was_cut or power
+                self.excuse_without_copy(key, state, gone=host)
+
+    def excuse_without_copy(
+        self, key: TopicPartition, state: PartitionImage, gone: Host | None = None
+    ) -> None:
+        """The controllers count on the ISR: once all of it lost power, or may have, a replica that they
+        took out before, for being silent, is none that they can know to be whole."""
+        truth = self.checker.truths.get(key)
+        if truth is None or truth.is_fsync or truth.excused or not truth.was_cut:
+            return
+        holders = [
+            h
+            for h in self.hosts
+            if h.kind == "n"
+            and h is not gone
+            and h.is_up
+            and (h.number in state.isr or h.number in state.elr)
+            and (partition := h.process.manager and h.process.manager.partitions.get(key)) is not None
+            and partition.log.log_end_offset >= truth.end
+        ]
+        if not holders:
+            self.checker.excuse(key)
 
     # --- the run -------------------------------------------------------------------------------------
 
