@@ -146,14 +146,10 @@ class ReplicaManager:
             ErrorCode.NOT_LEADER_OR_FOLLOWER, f"node {self.node_id} holds no {known.name}-{index}"
         )
 
-    def opening(
-        self, topic: str, topic_id: TopicId | None, index: int
-    ) -> tuple[TopicPartition, asyncio.Future[None]] | None:
-        """A partition whose directory is being made, and what ends when it is there, or could not be made."""
+    def opening(self, topic: str, topic_id: TopicId | None, index: int) -> asyncio.Future[None] | None:
+        """For a partition whose directory is being made: what ends when it is there, or could not be made."""
         wanted = self.image.topic_ids.get(topic) if topic_id is None else topic_id
-        key = None if wanted is None else TopicPartition(wanted, index)
-        created = None if key is None else self._creating.get(key)
-        return None if key is None or created is None else (key, created)
+        return None if wanted is None else self._creating.get(TopicPartition(wanted, index))
 
     def topic_name(self, topic_id: TopicId) -> str:
         """Name of a topic, "" when unknown."""

@@ -10,8 +10,9 @@ Rules of compression.type (Kafka: LogValidator with the topic's compression.type
   * A batch that is damaged or too big goes on as it came, to be refused for what it is.
 
 The codecs run in threads of their own and let go of the interpreter lock, so the event loop goes
-on (rule 19). Order: a request that has to wait, and every later one for the same partitions,
-waits for its turn; each partition remembers the last in its line.
+on (rule 19). Order: a request that has to wait, and every later one for any of its partitions,
+waits for its turn; each partition remembers the last in its line. A request waits as a whole: a
+client's next batch for a partition that could have had this one's at once must not overtake it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_core.errors import PenstockError
-from penstock_core.ids import TopicPartition
+from penstock_core.ids import TopicId
 from penstock_core.kafka.produce import ProducePartition
 from penstock_core.records import compression
 from penstock_core.records.batch import COMPRESSION_MASK, HEADER_BYTES
@@ -35,6 +36,9 @@ from penstock_storage_node.replicas import ReplicaManager
 THREADS: Final = 2
 LZ4_LEVEL_DEFAULT: Final = 9
 _CODEC_BYTE: Final = 22
+
+_Key = tuple[str, TopicId | None, int]
+"""A partition as its client names it: that does not change when this node hears of the topic."""
 
 _CODECS: Final = {
     "uncompressed": compression.NONE,
@@ -68,7 +72,7 @@ class Turn:
     def __init__(
         self,
         conversions: Conversions,
-        keys: Sequence[TopicPartition],
+        keys: Sequence[_Key],
         work: list[_Work],
         opening: Sequence[tuple[ProducePartition, asyncio.Future[None]]],
     ) -> None:
@@ -78,7 +82,7 @@ class Turn:
         self._opening = opening
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tails = conversions.tails
-        self._before = {tails[key] for key in keys if key in tails}
+        self._before = list(dict.fromkeys(tails[key] for key in keys if key in tails))
         for key in keys:
             tails[key] = self._over
 
@@ -99,7 +103,16 @@ class Turn:
             each.run()
 
     def end(self) -> None:
-        """This request has appended: the next one's turn."""
+        """This request has appended, or its client is gone: the next one's turn. Idempotent.
+
+        Given up before its turn came, it lets nobody past those who are before it.
+        """
+        if self._over.done():
+            return
+        for before in self._before:
+            if not before.done():
+                before.add_done_callback(lambda _: self.end())
+                return
         self._over.set_result(None)
         tails = self._conversions.tails
         for key in self._keys:
@@ -111,7 +124,7 @@ class Conversions:
     """Requests of one node whose batches are converted, or that wait for such."""
 
     def __init__(self, manager: ReplicaManager) -> None:
-        self.tails: dict[TopicPartition, asyncio.Future[None]] = {}
+        self.tails: dict[_Key, asyncio.Future[None]] = {}
         self._manager = manager
         self._executor: ThreadPoolExecutor | None = None
 
@@ -124,22 +137,19 @@ class Conversions:
 
     def take_turn(self, items: Sequence[ProducePartition]) -> Turn | None:
         """None when the request may be appended at once."""
-        keys: list[TopicPartition] = []
         work: list[_Work] = []
         opening: list[tuple[ProducePartition, asyncio.Future[None]]] = []
         for item in items:
             partition = self.find(item)
             if partition is None:
-                found = self._manager.opening(item.topic, item.topic_id, item.partition)
-                if found is not None:
-                    key, opened = found
-                    keys.append(key)
+                opened = self._manager.opening(item.topic, item.topic_id, item.partition)
+                if opened is not None:
                     opening.append((item, opened))
             elif partition.replica.settings.compression_type != "producer":
                 work += self.work(item, partition)
-                keys.append(partition.key)
-            elif self.tails:
-                keys.append(partition.key)
+        if not work and not opening and not self.tails:
+            return None
+        keys: list[_Key] = [(item.topic, item.topic_id, item.partition) for item in items]
         if not work and not opening and not any(key in self.tails for key in keys):
             return None
         return Turn(self, keys, work, opening)

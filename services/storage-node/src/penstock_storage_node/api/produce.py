@@ -122,7 +122,10 @@ class ProduceHandler:
         skim = skim_produce(frame, header)
         turn = self._conversions.take_turn(skim.partitions)
         if turn is not None:
-            return asyncio.ensure_future(self._handle_in_turn(turn, caller, header, skim))
+            task = asyncio.ensure_future(self._handle_in_turn(turn, caller, header, skim))
+            # Cancelled before its first step, a task runs nothing, no `finally` either.
+            task.add_done_callback(lambda _: turn.end())
+            return task
         return self._handle_now(caller, header, skim)
 
     async def _handle_in_turn(
