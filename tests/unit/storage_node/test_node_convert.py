@@ -9,12 +9,24 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId
+from penstock_core.kafka.frames import parse_request_header
+from penstock_core.kafka.produce import (
+    ProducePartition,
+    ProduceResult,
+    ProduceSkim,
+    decode_produce_response,
+    encode_produce_request,
+)
+from penstock_core.metadata.image import PartitionImage
 from penstock_core.records import compression
 from penstock_core.records.batch import is_crc_valid, iter_batches, read_header
 from penstock_core.records.build import NewRecord, build_batch
 from penstock_core.records.read import read_records
 from penstock_core.records.recompress import recompress
-from unit.storage_node.node_harness import MiniCluster, eventually, wall_ms
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.api.caller import Caller
+from unit.storage_node.node_harness import TOPIC, MiniCluster, MiniNode, eventually, ids, wall_ms
 
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -84,6 +96,86 @@ async def test_what_comes_while_the_partition_is_made_waits_for_it(tmp_path: Pat
         assert [(r.error, r.base_offset) for r in results] == [(ErrorCode.NONE, 5 * n) for n in range(8)]
         again = await node.produce_batch(sent[7])
         assert again.base_offset == 35, "a duplicate is known: the line has gone on"
+    finally:
+        await cluster.stop()
+
+
+def make_second_topic(cluster: MiniCluster, **config: str) -> None:
+    topic_id = TopicId(b"U" * 16)
+    state = PartitionImage(
+        topic_id, 0, replicas=ids(1), isr=ids(1), leader=NodeId(1), leader_epoch=LeaderEpoch(0),
+        partition_epoch=0,
+    )  # fmt: skip
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name="second")),
+        *(
+            pb.MetadataRecord(
+                config=pb.ConfigRecord(resource_type="topic", resource_name="second", key=k, value=v)
+            )
+            for k, v in config.items()
+        ),
+        pb.MetadataRecord(partition=state.to_pb()),
+    )
+
+
+def handle(node: MiniNode, *items: tuple[str, int]) -> asyncio.Future[Any]:
+    """One request with a batch (topic, number) each; it has come in when this returns."""
+    batches = [
+        ProducePartition(
+            topic, None, 0, memoryview(batch(n, 1, producer_id=7, producer_epoch=0, base_sequence=5 * n))
+        )
+        for topic, n in items
+    ]
+    frame = bytearray().join(encode_produce_request(9, 7, "test", ProduceSkim(None, -1, 60_000, batches)))
+    answer = node.data.handle(Caller(), parse_request_header(frame), frame)
+    return asyncio.ensure_future(answer)  # type: ignore[arg-type]
+
+
+async def results(answer: asyncio.Future[Any]) -> list[ProduceResult]:
+    return decode_produce_response(b"".join(await answer), 9).results
+
+
+async def with_one_topic(tmp_path: Path) -> tuple[MiniCluster, MiniNode]:
+    cluster = await MiniCluster(tmp_path).start(1)
+    cluster.make_topic(isr=(1,))
+    node = cluster.nodes[1]
+    await eventually(lambda: node.manager.partitions, 30)
+    await eventually(lambda: node.partition.replica.leadership is not None, 30)
+    return cluster, node
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["being-made", "compressed"])
+async def test_what_waits_for_another_partition_is_not_overtaken(tmp_path: Path, is_made: bool) -> None:
+    # Seed 481 of the simulator: batch 0 waited for the other topic's directory, batch 1 did not.
+    cluster, node = await with_one_topic(tmp_path)
+    try:
+        make_second_topic(cluster, **{"compression.type": "zstd"} if is_made else {})
+        if is_made:
+            await eventually(lambda: len(node.manager.partitions) == 2, 30)
+        first = handle(node, ("second", 0), (TOPIC, 0))
+        later = [handle(node, (TOPIC, n)) for n in range(1, 5)]
+        assert [(r.error, r.base_offset) for r in await results(first)] == [(ErrorCode.NONE, 0)] * 2
+        for n, answer in enumerate(later, 1):
+            (result,) = await results(answer)
+            assert (result.error, result.base_offset) == (ErrorCode.NONE, 5 * n), result.error_message
+    finally:
+        await cluster.stop()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_one_that_is_given_up_lets_nobody_past_those_before_it(tmp_path: Path, is_begun: bool) -> None:
+    cluster, node = await with_one_topic(tmp_path)
+    try:
+        make_second_topic(cluster)
+        first = handle(node, ("second", 0), (TOPIC, 0))
+        given_up = handle(node, (TOPIC, 1))
+        if is_begun:
+            await asyncio.sleep(0)
+        given_up.cancel()
+        again = handle(node, (TOPIC, 1))
+        assert [r.error for r in await results(first)] == [ErrorCode.NONE] * 2
+        assert [(r.error, r.base_offset) for r in await results(again)] == [(ErrorCode.NONE, 5)]
+        assert given_up.cancelled()
     finally:
         await cluster.stop()
 
