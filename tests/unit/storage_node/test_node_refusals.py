@@ -48,6 +48,14 @@ async def test_a_later_batch_waits_for_the_one_that_was_refused(leading: MiniNod
     assert leading.partition.log.log_end_offset == 3
 
 
+async def test_each_one_that_was_refused_must_come_again(leading: MiniNode) -> None:
+    """A gateway brings R1 again by itself; R2's refusal is on its way to the client, who has sent R3 (seed 1364)."""
+    assert await send(leading, 1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert await send(leading, 0) == 0
+    assert await send(leading, 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "no gap: R2 comes again"
+    assert [await send(leading, sequence) for sequence in (1, 2)] == [0, 0]
+
+
 async def test_what_is_written_already_is_acknowledged(leading: MiniNode) -> None:
     """Another leader took R1 and R2 meanwhile, and R2's answer got lost (found by the simulator)."""
     kept = Refusals()

@@ -24,7 +24,7 @@ of its producer, so it would be written, and clients take R1 for written as soon
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -60,6 +60,8 @@ class _Fence:
     """The failed one, then the first that was turned away because of it."""
     left: int
     expires_ms: int
+    also: list[ProducerSequence] = field(default_factory=list)
+    """Later ones that were answered with a failure too, in their order."""
 
 
 class Fences(Generic[K]):
@@ -77,6 +79,8 @@ class Fences(Generic[K]):
             return
         fence = self._fences.get(key)
         if fence is not None and fence.expires_ms > now_ms and sequence.is_behind(fence.failed):
+            if len(fence.also) < PIPELINE_MAX and (not fence.also or sequence.is_behind(fence.also[-1])):
+                fence.also.append(sequence)
             return
         self._fences[key] = _Fence(sequence, sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
 
@@ -90,8 +94,11 @@ class Fences(Generic[K]):
         fence = self._fences.get(key)
         if fence is None or sequence is None:
             return False
-        if fence.expires_ms <= now_ms or not sequence.is_behind(fence.opens_at):
+        if fence.expires_ms <= now_ms:
             del self._fences[key]
+            return False
+        if not sequence.is_behind(fence.opens_at):
+            self._open(key, fence, sequence)
             return False
         if fence.opens_at == fence.failed:
             fence.opens_at = sequence
@@ -99,3 +106,14 @@ class Fences(Generic[K]):
         if not fence.left:
             del self._fences[key]
         return True
+
+    def _open(self, key: K, fence: _Fence, arrived: ProducerSequence) -> None:
+        """Let what comes pass, up to the next one that was answered with a failure as well.
+
+        Its answer may be on its way to the client still, which has sent others behind it since.
+        """
+        also = [each for each in fence.also if each.is_behind(arrived)]
+        if also:
+            self._fences[key] = _Fence(also[0], also[0], PIPELINE_MAX, fence.expires_ms, also[1:])
+        else:
+            del self._fences[key]

@@ -9,7 +9,8 @@ expired), so R2 would be written, and librdkafka takes R1 for written as soon as
 acknowledged: an acknowledged record is lost.
 
 So R2 is answered NOT_LEADER_OR_FOLLOWER, "certainly not written, send it again", until R1
-has come again or has had time to. Gateways do the same for what they fail themselves.
+has come again or has had time to; then R3 until R2 has, which was refused too and may still be
+on its way back to the client. Gateways do the same for what they fail themselves.
 
 The same holds for R1 that was written here and answered REQUEST_TIMED_OUT, as this node no
 longer led: it may cut R1 off as a follower and lead again, all before R2 arrives.
@@ -53,9 +54,14 @@ _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _Key = tuple[int, int, str | None, TopicId | None, int]
 
 
+SEQUENCES_MAX: Final = 5
+"""Refused batches kept of a producer in a partition: as many as it may have in flight."""
+
+
 @dataclass(slots=True)
 class _Refused:
-    sequence: int
+    sequences: list[int]
+    """In their order, never empty."""
     expires_ms: int
 
 
@@ -87,13 +93,18 @@ class Refusals:
 
     def _keep(self, key: _Key, sequence: int, now_ms: int) -> None:
         known = self._refused.pop(key, None)
-        expires_ms = now_ms + EXPIRY_MS
-        if known is not None and known.expires_ms > now_ms and _is_behind(sequence, known.sequence):
-            # Held back because of it: that must not hold the next ones back for longer.
-            sequence, expires_ms = known.sequence, known.expires_ms
+        refused = _Refused([sequence], now_ms + EXPIRY_MS)
+        if known is not None and known.expires_ms > now_ms:
+            sequences = known.sequences
+            if _is_behind(sequence, sequences[0]):
+                # Held back because of that one: it must not hold the next ones back for longer.
+                refused.expires_ms = known.expires_ms
+            earlier = [each for each in sequences if _is_behind(sequence, each)]
+            later = [each for each in sequences if _is_behind(each, sequence)]
+            refused.sequences = [*earlier, sequence, *later][:SEQUENCES_MAX]
         elif len(self._refused) >= REFUSED_MAX:
             del self._refused[next(iter(self._refused))]
-        self._refused[key] = _Refused(sequence, expires_ms)
+        self._refused[key] = refused
 
     def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> None:
         """Raises NOT_LEADER_OR_FOLLOWER for a batch behind one that was refused and has not come again.
@@ -105,12 +116,18 @@ class Refusals:
         refused = self._refused.get(key)
         if refused is None:
             return
-        if is_next or refused.expires_ms <= now_ms or not _is_behind(info.base_sequence, refused.sequence):
+        if refused.expires_ms <= now_ms:
             del self._refused[key]
+            return
+        first = refused.sequences[0]
+        if is_next or not _is_behind(info.base_sequence, first):
+            refused.sequences = [each for each in refused.sequences if _is_behind(each, info.base_sequence)]
+            if not refused.sequences:
+                del self._refused[key]
             return
         raise PenstockError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            f"sequence {refused.sequence} of producer {info.producer_id} was refused and must come again"
+            f"sequence {first} of producer {info.producer_id} was refused and must come again"
             f" before sequence {info.base_sequence}: retry",
         )
 
