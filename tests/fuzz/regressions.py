@@ -22,6 +22,17 @@ def _with_high_bit() -> bytes:
 _HIGH_BIT: Final = _with_high_bit()
 
 REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
+    (
+        "metadata.records",
+        "of two topics with one name, the first to be removed left the other without it",
+        _hex(
+            "12140a120a10636363636363636363636363636363631207120508012a0161120822060a0267771004121732150a1000"
+            "0102030405060708090a0b0c0d0e0f120174121d421b0a10000102030405060708090a0b0c0d0e0f1a02010222010128"
+            "01121232100a05746f7069631201741a016b220176120f4a0d0a05746f7069631201741a016b12075a050a0166100112"
+            "05520308e80712166214080112106464646464646464646464646464646412143a120a10000102030405060708090a0b"
+            "0c0d0e0f12041a02080112062a040a026777"
+        ),
+    ),
     ("kafka.error_response", "null topics ended in a TypeError", _hex("ffffffffffffffffff01005f")),
     (
         "kafka.error_response",

@@ -174,8 +174,16 @@ def test_a_version_gap_breaks_the_invariant(version: int) -> None:
         topic_removed(b"z" * 16),
         cluster(b"d" * 16),
         producer_ids(999),
+        topic(b"y" * 16, "a"),
     ],
-    ids=["unknown kind", "partition of no topic", "removal of no topic", "another cluster", "ids going back"],
+    ids=[
+        "unknown kind",
+        "partition of no topic",
+        "removal of no topic",
+        "another cluster",
+        "ids going back",
+        "a name that is taken",
+    ],
 )
 def test_records_that_cannot_follow(record: Record) -> None:
     image = full()

@@ -371,8 +371,9 @@ class ImageBuilder:
 
     def _replay_topic(self, r: pb.TopicRecord) -> None:
         topic_id = TopicId(r.topic_id)
+        if self._own_topic_ids().setdefault(r.name, topic_id) != topic_id:
+            raise InvariantBroken(f"topic {r.topic_id.hex()} has the name of another one, {r.name}")
         self._own_topics()[topic_id] = TopicImage(topic_id, r.name, {})
-        self._own_topic_ids()[r.name] = topic_id
         self._private.add(topic_id)
 
     def _replay_topic_removed(self, r: pb.TopicRemovedRecord) -> None:
