@@ -10,6 +10,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -88,7 +89,7 @@ def move(admin: KafkaAdminClient, bootstrap: str, topic: str, wanted: dict[int, 
 
 
 def test_moves_under_load_lose_nothing(bootstrap: str, admin: KafkaAdminClient) -> None:
-    topic = f"moved-{id(admin)}"
+    topic = f"moved-{uuid4()}"
     create(bootstrap, topic, [[1], [2]])
     with Load(bootstrap, topic, rate_per_s=1_000) as load:
         load.wait_for_acks(500)
@@ -105,7 +106,7 @@ def test_moves_under_load_lose_nothing(bootstrap: str, admin: KafkaAdminClient) 
 
 
 def test_elections_by_hand(bootstrap: str, admin: KafkaAdminClient) -> None:
-    topic = f"elected-{id(admin)}"
+    topic = f"elected-{uuid4()}"
     create(bootstrap, topic, [[1, 2], [3, 1]])
     # The order alone: nobody is added or removed, and the leader stays until it is asked.
     move(admin, bootstrap, topic, {0: [2, 1]})
@@ -119,7 +120,7 @@ def test_elections_by_hand(bootstrap: str, admin: KafkaAdminClient) -> None:
 
 
 def test_refused_moves(bootstrap: str, admin: KafkaAdminClient) -> None:
-    topic = f"refused-{id(admin)}"
+    topic = f"refused-{uuid4()}"
     create(bootstrap, topic, [[1, 2]])
     place, missing = TopicPartition(topic, 0), TopicPartition(f"{topic}-not", 0)
     for where, nodes, code in (
@@ -145,7 +146,7 @@ def test_the_quorum_is_described(bootstrap: str, admin: KafkaAdminClient) -> Non
 def test_log_directories_and_producers(
     cluster: LocalCluster, bootstrap: str, admin: KafkaAdminClient
 ) -> None:
-    topic = f"sized-{id(admin)}"
+    topic = f"sized-{uuid4()}"
     create(bootstrap, topic, [[1, 2], [3, 1]])
     produce(bootstrap, topic, 200)
     found = admin.describe_producers([TopicPartition(topic, 0), TopicPartition(topic, 1)])
