@@ -168,7 +168,10 @@ def test_log_directories_and_producers(
         if t["name"] == topic
     }
     assert sorted(sizes) == [(1, topic, 0), (1, topic, 1), (2, topic, 0), (3, topic, 1)]
-    assert all(size > 0 for size in sizes.values())
+    # A client may send all of a short run to one partition.
+    assert sizes[1, topic, 0] == sizes[2, topic, 0]
+    assert sizes[1, topic, 1] == sizes[3, topic, 1]
+    assert sum(sizes.values()) > 0
 
 
 def test_a_move_goes_on_when_nodes_are_killed(cluster: LocalCluster) -> None:
