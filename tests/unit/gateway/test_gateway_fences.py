@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_gateway.routing.fences import EXPIRY_MS, Fences, ProducerSequence
+from penstock_core.kafka.pipeline import EXPIRY_MS, ProducerSequence
+from penstock_gateway.routing.fences import Fences
 
 
 def at(sequence: int) -> ProducerSequence:
@@ -23,6 +24,17 @@ def test_each_one_that_failed_has_to_come_again() -> None:
     fences.failed("p", at(6), 0)
     assert [fences.turns_away("p", at(n), 1) for n in (3, 9, 6, 9)] == [False, True, False, False]
     assert not fences
+
+
+def test_what_fails_out_of_order_comes_again_in_order() -> None:
+    """6's leader answers before 3's; or something older than both comes again first."""
+    for before in ((3,), (0, 3)):
+        fences: Fences[str] = Fences()
+        fences.failed("p", at(6), 0)
+        fences.failed("p", at(3), 0)
+        assert not any(fences.turns_away("p", at(n), 1) for n in before)
+        assert [fences.turns_away("p", at(n), 1) for n in (9, 6, 9)] == [True, False, False]
+        assert not fences
 
 
 def test_it_opens_to_the_first_that_was_turned_away_when_the_failed_one_does_not_come() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.kafka.pipeline import EXPIRY_MS, PIPELINE_MAX, ProducerSequence
 from penstock_core.metadata.image import MetadataImage
-from penstock_gateway.routing.fences import EXPIRY_MS, PIPELINE_MAX, ProducerSequence
 from penstock_gateway.routing.flights import GRACE_MS, RETRY_MS, Flight, FlightTable, Kind, State
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb

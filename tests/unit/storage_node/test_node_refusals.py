@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.kafka.pipeline import EXPIRY_MS
 from penstock_core.kafka.produce import ProducePartition
 from penstock_core.records.batch import read_header
 from penstock_storage_node.api import refusals
-from penstock_storage_node.api.caller import STALE_METADATA
-from penstock_storage_node.api.refusals import EXPIRY_MS, Refusals
+from penstock_storage_node.api.refusals import Refusals
 from unit.storage_node.node_harness import TOPIC, MiniCluster, MiniNode, eventually, make_batch
 
 PRODUCER = 1000
@@ -54,6 +54,15 @@ async def test_each_one_that_was_refused_must_come_again(leading: MiniNode) -> N
     assert await send(leading, 0) == 0
     assert await send(leading, 2) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "no gap: R2 comes again"
     assert [await send(leading, sequence) for sequence in (1, 2)] == [0, 0]
+
+
+def test_what_fails_out_of_order_comes_again_in_order() -> None:
+    kept = Refusals()
+    for sequence in (6, 3, 9):
+        kept.note(item_of(sequence), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
+    assert [held_back(kept, sequence, 1) for sequence in (6, 3, 9, 6, 12, 9, 12)] == [
+        True, False, True, False, True, False, False,
+    ]  # fmt: skip
 
 
 async def test_what_is_written_already_is_acknowledged(leading: MiniNode) -> None:
@@ -134,11 +143,6 @@ def test_sequences_wrap() -> None:
     kept = Refusals()
     kept.note(item_of(0x7FFFFFFF), ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
     assert held_back(kept, 0, 1)
-
-
-def test_gateways_are_told_of_all_that_comes_again() -> None:
-    """So that they route no later batch of the producer to a leader that knows nothing of it."""
-    assert refusals.RETRIED | refusals.UNACKNOWLEDGED <= STALE_METADATA
 
 
 def test_only_what_comes_again_is_kept_and_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ Pure: `Relayed` is driven by the session, which owns the table of flights.
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from penstock_core.kafka.fetch import (
     encode_fetch_response,
 )
 from penstock_core.kafka.frames import RequestHeader
+from penstock_core.kafka.pipeline import SENT_AGAIN, ProducerSequence
 from penstock_core.kafka.produce import (
     ProduceResult,
     ProduceSkim,
@@ -37,8 +37,7 @@ from penstock_core.kafka.produce import (
 )
 from penstock_core.kafka.wire import Buffer
 from penstock_core.metadata.image import MetadataImage
-from penstock_core.records.batch import HEADER_BYTES
-from penstock_gateway.routing.fences import Fences, ProducerSequence
+from penstock_gateway.routing.fences import Fences
 from penstock_gateway.routing.flights import Flight, Kind
 from penstock_runtime.authorizer import Operation
 
@@ -62,22 +61,8 @@ PART_BYTES: Final = 256
 """What a part is reckoned to take beside its records, for bounds."""
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
-_PRODUCER: Final = struct.Struct(">qhi")
-_PRODUCER_OFFSET: Final = 43
-"""Producer id, epoch and base sequence in a batch's header (version 2)."""
 _REFUSED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE})
 """A node's errors that the client is not told: another node is asked."""
-_SENT_AGAIN: Final = frozenset(
-    {
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-    }
-)
-"""A node's errors to Produce that the client is told, and sends the batch again."""
 
 
 class Ending(Enum):
@@ -262,7 +247,7 @@ class Relayed(ABC):
             if code in _REFUSED:
                 refused.append(position)
             else:
-                if code in _SENT_AGAIN:
+                if code in SENT_AGAIN:
                     failed.append(position)
                 results.append(
                     self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR) if result is None else result
@@ -351,11 +336,7 @@ class Produce(Relayed):
         return ProduceResult(topic, topic_id, partition, code, error_message=_REASONS.get(code))
 
     def sequence(self, index: int) -> ProducerSequence | None:
-        records = self.skim.partitions[index].records
-        if len(records) < HEADER_BYTES:
-            return None
-        place = ProducerSequence._make(_PRODUCER.unpack_from(records, _PRODUCER_OFFSET))
-        return place if place.producer_id >= 0 and place.base_sequence >= 0 else None
+        return ProducerSequence.of(self.skim.partitions[index].records)
 
     def part_bytes(self, indices: Sequence[int]) -> int:
         return PART_BYTES + sum(len(self.skim.partitions[i].records) + PART_BYTES for i in indices)

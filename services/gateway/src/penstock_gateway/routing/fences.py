@@ -24,44 +24,28 @@ of its producer, so it would be written, and clients take R1 for written as soon
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock_core.kafka.pipeline import (
+    EXPIRY_MS,
+    PIPELINE_MAX,
+    ProducerSequence,
+    still_awaited,
+    with_failed,
+)
 
 K = TypeVar("K", bound=Hashable)
-
-PIPELINE_MAX: Final = 5
-"""Requests that an idempotent producer may have in flight on a connection (KIP-98: Kafka
-remembers as many batches of a producer)."""
-
-EXPIRY_MS: Final = 10_000
-"""After this a batch is no longer one that was sent before the failure was read."""
-
-_SEQUENCE_BITS: Final = 0x7FFFFFFF
-"""Sequences go from 2^31-1 to 0."""
-
-
-class ProducerSequence(NamedTuple):
-    """Where a batch stands among those of its producer in a partition."""
-
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-
-    def is_behind(self, other: ProducerSequence) -> bool:
-        """True when `other` is an earlier batch of the same producer and epoch."""
-        distance = (self.base_sequence - other.base_sequence) & _SEQUENCE_BITS
-        return self[:2] == other[:2] and 0 < distance <= _SEQUENCE_BITS // 2
 
 
 @dataclass(slots=True)
 class _Fence:
-    failed: ProducerSequence
+    awaited: list[ProducerSequence]
+    """Those that failed and have not come again, in their order, never empty."""
     opens_at: ProducerSequence
-    """The failed one, then the first that was turned away because of it."""
-    left: int
+    """The first of them, then the first that was turned away because of it."""
     expires_ms: int
-    also: list[ProducerSequence] = field(default_factory=list)
-    """Later ones that were answered with a failure too, in their order."""
+    left: int = PIPELINE_MAX
 
 
 class Fences(Generic[K]):
@@ -78,16 +62,17 @@ class Fences(Generic[K]):
         if sequence is None:
             return
         fence = self._fences.get(key)
-        if fence is not None and fence.expires_ms > now_ms and sequence.is_behind(fence.failed):
-            if len(fence.also) < PIPELINE_MAX and (not fence.also or sequence.is_behind(fence.also[-1])):
-                fence.also.append(sequence)
-            return
-        self._fences[key] = _Fence(sequence, sequence, PIPELINE_MAX, now_ms + EXPIRY_MS)
+        known = fence.awaited if fence is not None and fence.expires_ms > now_ms else []
+        awaited = with_failed(known, sequence)
+        if fence is None or awaited[0] == sequence:
+            self._fences[key] = _Fence(awaited, sequence, now_ms + EXPIRY_MS)
+        else:
+            fence.awaited = awaited
 
     def holds_back(self, key: K, sequence: ProducerSequence | None) -> bool:
         """Whether a batch that came earlier, and is to be routed again, must fail."""
         fence = self._fences.get(key)
-        return fence is not None and sequence is not None and sequence.is_behind(fence.failed)
+        return fence is not None and sequence is not None and sequence.is_behind(fence.awaited[0])
 
     def turns_away(self, key: K, sequence: ProducerSequence | None, now_ms: int) -> bool:
         """Whether a batch that comes now must fail; opens the fence when its time is over."""
@@ -100,7 +85,7 @@ class Fences(Generic[K]):
         if not sequence.is_behind(fence.opens_at):
             self._open(key, fence, sequence)
             return False
-        if fence.opens_at == fence.failed:
+        if fence.opens_at == fence.awaited[0]:
             fence.opens_at = sequence
         fence.left -= 1
         if not fence.left:
@@ -112,8 +97,8 @@ class Fences(Generic[K]):
 
         Its answer may be on its way to the client still, which has sent others behind it since.
         """
-        also = [each for each in fence.also if each.is_behind(arrived)]
-        if also:
-            self._fences[key] = _Fence(also[0], also[0], PIPELINE_MAX, fence.expires_ms, also[1:])
+        awaited = still_awaited(fence.awaited, arrived)
+        if awaited:
+            self._fences[key] = _Fence(awaited, awaited[0], fence.expires_ms)
         else:
             del self._fences[key]

@@ -30,8 +30,9 @@ from enum import Enum, auto
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicPartition
+from penstock_core.kafka.pipeline import ProducerSequence
 from penstock_core.metadata.image import MetadataImage, PartitionImage
-from penstock_gateway.routing.fences import Fences, ProducerSequence
+from penstock_gateway.routing.fences import Fences
 
 GRACE_MS = 300
 """How long a live node that lost leadership may take to answer what it was sent."""

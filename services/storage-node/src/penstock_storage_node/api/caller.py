@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from penstock_core.errors import ErrorCode
+from penstock_core.kafka.pipeline import SENT_AGAIN
 from penstock_runtime.authorizer import ANONYMOUS, Principal
 
-STALE_METADATA = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        # The gateway lets nothing of that producer overtake what it will send again.
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    }
-)
+STALE_METADATA = SENT_AGAIN | {ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
 """Errors that concern whoever routed the request: to look at its metadata again, or to route no later
 batch of the producer past this one."""
 

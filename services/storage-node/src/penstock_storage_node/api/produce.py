@@ -27,8 +27,8 @@ from penstock_core.records.check import InvalidRecords, accept_produced
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_storage_node.api.caller import Caller
-from penstock_storage_node.api.convert import Conversions, Turn
 from penstock_storage_node.api.refusals import Refusals
+from penstock_storage_node.api.turns import Turn, Turns
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.leadership import Leadership
@@ -112,7 +112,7 @@ class ProduceHandler:
         self._manager = manager
         self._authorizer = authorizer
         self._refusals = Refusals()
-        self._conversions = Conversions(manager)
+        self._turns = Turns(manager)
 
     def handle(
         self, caller: Caller, header: RequestHeader, frame: Buffer
@@ -120,7 +120,7 @@ class ProduceHandler:
         """Answer one request. `frame` must stay as it is until it is written to disk."""
         self._manager.metrics.produce_requests += 1
         skim = skim_produce(frame, header)
-        turn = self._conversions.take_turn(skim.partitions)
+        turn = self._turns.take_turn(skim.partitions)
         if turn is not None:
             task = asyncio.ensure_future(self._handle_in_turn(turn, caller, header, skim))
             # Cancelled before its first step, a task runs nothing, no `finally` either.

@@ -18,50 +18,32 @@ longer led: it may cut R1 off as a follower and lead again, all before R2 arrive
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
+from penstock_core.kafka.pipeline import (
+    EXPIRY_MS,
+    REFUSED,
+    UNACKNOWLEDGED,
+    ProducerSequence,
+    still_awaited,
+    with_failed,
+)
 from penstock_core.kafka.produce import ProducePartition, ProduceResult
-from penstock_core.records.batch import HEADER_BYTES, BatchInfo
-
-EXPIRY_MS: Final = 10_000
-"""After this a batch is no longer one that was sent before the refusal was read."""
+from penstock_core.records.batch import BatchInfo
 
 REFUSED_MAX: Final = 10_000
 """Producers and partitions kept; the oldest goes first."""
 
-RETRIED: Final = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-    }
-)
-"""Refusals after which a client sends the batch again."""
-
-UNACKNOWLEDGED: Final = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
-"""Answers to a batch that was written, but may not stay, after which a client sends it again."""
-
-_PRODUCER: Final = struct.Struct(">qhi")
-_PRODUCER_OFFSET: Final = 43
-_SEQUENCE_MASK: Final = 0x7FFFFFFF
-
 _Key = tuple[int, int, str | None, TopicId | None, int]
-
-
-SEQUENCES_MAX: Final = 5
-"""Refused batches kept of a producer in a partition: as many as it may have in flight."""
 
 
 @dataclass(slots=True)
 class _Refused:
-    sequences: list[int]
-    """In their order, never empty."""
+    awaited: list[ProducerSequence]
+    """Those that have not come again, in their order, never empty."""
     expires_ms: int
 
 
@@ -76,34 +58,28 @@ class Refusals:
 
     def note(self, item: ProducePartition, code: ErrorCode, now_ms: int) -> None:
         """A batch was refused; nothing of it was written."""
-        records = item.records
-        if code not in RETRIED or len(records) < HEADER_BYTES:
-            return
-        producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_OFFSET)
-        if producer_id < 0 or sequence < 0:
-            return
-        self._keep((producer_id, epoch, item.topic, item.topic_id, item.partition), sequence, now_ms)
+        place = ProducerSequence.of(item.records) if code in REFUSED else None
+        if place is not None:
+            self._keep(place, (item.topic, item.topic_id, item.partition), now_ms)
 
     def note_unacknowledged(self, result: ProduceResult, info: BatchInfo, now_ms: int) -> None:
         """A batch was written here, and answered with an error that makes its producer send it again."""
-        if info.producer_id < 0 or result.error not in UNACKNOWLEDGED:
-            return
-        key = (info.producer_id, info.producer_epoch, result.topic, result.topic_id, result.partition)
-        self._keep(key, info.base_sequence, now_ms)
+        if info.producer_id >= 0 and result.error in UNACKNOWLEDGED:
+            self._keep(_place(info), (result.topic, result.topic_id, result.partition), now_ms)
 
-    def _keep(self, key: _Key, sequence: int, now_ms: int) -> None:
+    def _keep(
+        self, place: ProducerSequence, partition: tuple[str | None, TopicId | None, int], now_ms: int
+    ) -> None:
+        key = (place.producer_id, place.producer_epoch, *partition)
         known = self._refused.pop(key, None)
-        refused = _Refused([sequence], now_ms + EXPIRY_MS)
+        if known is None and len(self._refused) >= REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        refused = _Refused([place], now_ms + EXPIRY_MS)
         if known is not None and known.expires_ms > now_ms:
-            sequences = known.sequences
-            if _is_behind(sequence, sequences[0]):
+            refused.awaited = with_failed(known.awaited, place)
+            if refused.awaited[0] != place:
                 # Held back because of that one: it must not hold the next ones back for longer.
                 refused.expires_ms = known.expires_ms
-            earlier = [each for each in sequences if _is_behind(sequence, each)]
-            later = [each for each in sequences if _is_behind(each, sequence)]
-            refused.sequences = [*earlier, sequence, *later][:SEQUENCES_MAX]
-        elif len(self._refused) >= REFUSED_MAX:
-            del self._refused[next(iter(self._refused))]
         self._refused[key] = refused
 
     def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> None:
@@ -119,19 +95,17 @@ class Refusals:
         if refused.expires_ms <= now_ms:
             del self._refused[key]
             return
-        first = refused.sequences[0]
-        if is_next or not _is_behind(info.base_sequence, first):
-            refused.sequences = [each for each in refused.sequences if _is_behind(each, info.base_sequence)]
-            if not refused.sequences:
-                del self._refused[key]
-            return
-        raise PenstockError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            f"sequence {first} of producer {info.producer_id} was refused and must come again"
-            f" before sequence {info.base_sequence}: retry",
-        )
+        place, first = _place(info), refused.awaited[0]
+        if place.is_behind(first) and not is_next:
+            raise PenstockError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"sequence {first.base_sequence} of producer {info.producer_id} was refused and must come again"
+                f" before sequence {info.base_sequence}: retry",
+            )
+        refused.awaited = still_awaited(refused.awaited, place)
+        if not refused.awaited:
+            del self._refused[key]
 
 
-def _is_behind(sequence: int, other: int) -> bool:
-    """Whether `other` is the earlier one; sequences go from 2^31-1 to 0."""
-    return 0 < (sequence - other) & _SEQUENCE_MASK <= _SEQUENCE_MASK // 2
+def _place(info: BatchInfo) -> ProducerSequence:
+    return ProducerSequence(info.producer_id, info.producer_epoch, info.base_sequence)

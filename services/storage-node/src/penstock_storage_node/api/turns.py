@@ -71,17 +71,17 @@ class Turn:
 
     def __init__(
         self,
-        conversions: Conversions,
+        turns: Turns,
         keys: Sequence[_Key],
         work: list[_Work],
         opening: Sequence[tuple[ProducePartition, asyncio.Future[None]]],
     ) -> None:
-        self._conversions = conversions
+        self._turns = turns
         self._keys = keys
         self._work = work
         self._opening = opening
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        tails = conversions.tails
+        tails = turns.tails
         self._before = list(dict.fromkeys(tails[key] for key in keys if key in tails))
         for key in keys:
             tails[key] = self._over
@@ -90,11 +90,11 @@ class Turn:
         """Wait for partitions that are being made, convert, and wait until those before have appended."""
         for item, opened in self._opening:
             await asyncio.shield(opened)
-            partition = self._conversions.find(item)
+            partition = self._turns.find(item)
             if partition is not None:
-                self._work += self._conversions.work(item, partition)
+                self._work += self._turns.work(item, partition)
         if self._work:
-            await asyncio.get_running_loop().run_in_executor(self._conversions.executor, self._convert)
+            await asyncio.get_running_loop().run_in_executor(self._turns.executor, self._convert)
         for before in self._before:
             await asyncio.shield(before)
 
@@ -114,14 +114,14 @@ class Turn:
                 before.add_done_callback(lambda _: self.end())
                 return
         self._over.set_result(None)
-        tails = self._conversions.tails
+        tails = self._turns.tails
         for key in self._keys:
             if tails.get(key) is self._over:
                 del tails[key]
 
 
-class Conversions:
-    """Requests of one node whose batches are converted, or that wait for such."""
+class Turns:
+    """Requests of one node that have to wait, and the lines of those behind them."""
 
     def __init__(self, manager: ReplicaManager) -> None:
         self.tails: dict[_Key, asyncio.Future[None]] = {}
