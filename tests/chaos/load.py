@@ -20,7 +20,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from chaos.history import NO_OFFSET, UNREADABLE, Polls, Sends, Status
-from support.kafka import CALL_TIMEOUT_S, client_config
+from support.kafka import client_config, watermarks
 from support.waiting import wait_for
 
 VALUE_BYTES = 120
@@ -216,9 +216,7 @@ class Reader:
         try:
             ends: dict[int, int] = {}
             for partition in range(self._partitions):
-                _, high = self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, partition), timeout=CALL_TIMEOUT_S
-                )
+                _, high = watermarks(self._consumer, self._topic, partition)
                 if high:
                     ends[partition] = high
             self._assign()

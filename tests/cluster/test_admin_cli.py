@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
-from support.kafka import client_config, describe, produce, read_all
+from support.kafka import client_config, commit, describe, produce, read_all
 from support.waiting import wait_for
 
 
@@ -95,7 +95,8 @@ def test_errors_name_the_mend(cli: Cli, topic: str) -> None:
 
 
 def test_more_partitions_and_fewer_records(cli: Cli, topic: str) -> None:
-    produce(cli.bootstrap, topic, 200)
+    # With keys: without, a client may send all of a short run to one partition.
+    produce(cli.bootstrap, topic, 200, keys=64)
     cli.run("topic", "add-partitions", topic, "--add", "1")
     assert len(describe(cli.bootstrap, topic)) == 3
     rows = cli.json("topic", "trim", topic, "--before-offset", "5", "--partition", "0")["partitions"]
@@ -109,11 +110,13 @@ def test_replicas_are_added_moved_and_removed(cli: Cli, topic: str) -> None:
     plan = cli.json("topic", "reassign", topic, "--replication-factor", "3", "--dry-run")
     assert [len(row["to"]) for row in plan] == [3, 3]
     assert {len(p.replicas) for p in describe(cli.bootstrap, topic).values()} == {1}
-    cli.run("topic", "reassign", topic, "--replication-factor", "3", "--wait", "60")
-    state = describe(cli.bootstrap, topic)
-    assert {tuple(sorted(p.isrs)) for p in state.values()} == {(1, 2, 3)}
-    cli.run("topic", "reassign", topic, "--to", "2,3", "--wait", "60")
-    cli.run("topic", "reassign", topic, "--off-node", "3", "--wait", "60")
+    cli.run("topic", "reassign", topic, "--replication-factor", "3", "--wait", "180")
+    wait_for(
+        lambda: {tuple(sorted(p.isrs)) for p in describe(cli.bootstrap, topic).values()} == {(1, 2, 3)},
+        "three replicas in sync",
+    )
+    cli.run("topic", "reassign", topic, "--to", "2,3", "--wait", "180")
+    cli.run("topic", "reassign", topic, "--off-node", "3", "--wait", "180")
     assert {tuple(p.replicas) for p in describe(cli.bootstrap, topic).values()} == {(2, 1)}
     assert "nothing is being moved" in cli.run("topic", "reassign", topic, "--status")
     assert "nothing is to be moved" in cli.run("topic", "reassign", topic, "--cancel")
@@ -129,7 +132,7 @@ def test_lag_is_told_by_the_groups_coordinator(shared_cluster: LocalCluster, cli
     committed = {number: end // 2 for number, end in ends.items()}
     consumer = Consumer(client_config(cli.bootstrap, **{"group.id": group}))
     offsets = [TopicPartition(topic, number, offset) for number, offset in committed.items()]
-    consumer.commit(offsets=offsets, asynchronous=False)
+    commit(consumer, offsets)
     consumer.close()
     behind = sum(ends.values()) - sum(committed.values())
     rows = cli.json("group", "describe", group)["partitions"]
@@ -141,7 +144,7 @@ def test_lag_is_told_by_the_groups_coordinator(shared_cluster: LocalCluster, cli
         found = []
         for number in (1, 2, 3):
             port = shared_cluster.state.member(f"node-{number}").ports["http"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
                 text = response.read().decode()
             values = [
                 re.search(rf"^penstock_group_lag_{unit}{re.escape(label)} (\S+)$", text, re.MULTILINE)
@@ -151,6 +154,6 @@ def test_lag_is_told_by_the_groups_coordinator(shared_cluster: LocalCluster, cli
                 found.append((float(values[0][1]), float(values[1][1])))
         return found
 
-    ((records, seconds),) = wait_for(told, "the lag is among the metrics", 60)
+    ((records, seconds),) = wait_for(told, "the lag is among the metrics", 180)
     assert records == behind
     assert seconds >= 0

@@ -25,6 +25,7 @@ from support.kafka import (
     describe,
     produce,
     wait_for_full_isr,
+    watermarks,
 )
 from support.waiting import wait_for
 
@@ -77,10 +78,7 @@ def ends(bootstrap: str, topic: str) -> dict[int, int]:
     """High watermarks by partition."""
     consumer = Consumer(client_config(bootstrap, **{"group.id": "tests-unused"}))
     try:
-        return {
-            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=CALL_TIMEOUT_S)[1]
-            for p in range(PARTITIONS)
-        }
+        return {p: watermarks(consumer, topic, p)[1] for p in range(PARTITIONS)}
     finally:
         consumer.close()
 

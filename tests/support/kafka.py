@@ -15,12 +15,14 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.waiting import wait_for
 
 CALL_TIMEOUT_S = 20.0
+PATIENCE_S = 120.0
+"""For what a loaded machine with a slow disk may take its time over."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,19 @@ def create_topic(
         replication_factor=replication_factor,
         config={name.replace("_", "."): value for name, value in config.items()},
     )
-    admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=CALL_TIMEOUT_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=PATIENCE_S)
+            return
+        except KafkaException as error:
+            code = error.args[0].code()
+            # Who asks again after an election may be told of its own doing, as with Kafka.
+            if code == KafkaError.TOPIC_ALREADY_EXISTS and len(describe(bootstrap, topic)) == partitions:
+                return
+            if code not in CREATED_AGAIN or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
@@ -90,11 +104,12 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def describe(bootstrap: str, topic: str) -> dict[int, Any]:
-    """Partition metadata of a topic (leader, replicas, isrs) by number."""
+    """Partition metadata of a topic (leader, replicas, isrs) by number, once the gateway that is asked knows it.
+
+    Another one may have made the topic, as another broker may in Kafka.
+    """
     admin = AdminClient(client_config(bootstrap))
-    found = admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic]
-    assert found.error is None, found.error
-    return dict(found.partitions)
+    return wait_for(lambda: _partitions(admin, topic), f"{topic} in metadata")
 
 
 def node_address(bootstrap: str) -> str:
@@ -104,12 +119,12 @@ def node_address(bootstrap: str) -> str:
     return f"{node.host}:{node.port}"
 
 
-def wait_for_full_isr(bootstrap: str, topic: str, timeout_s: float = 30.0) -> None:
+def wait_for_full_isr(bootstrap: str, topic: str, timeout_s: float = PATIENCE_S) -> None:
     """Until every replica of every partition is in sync."""
     admin = AdminClient(client_config(bootstrap))
 
     def full() -> bool:
-        parts = admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic].partitions.values()
+        parts = _partitions(admin, topic).values()
         return bool(parts) and all(sorted(p.isrs) == sorted(p.replicas) for p in parts)
 
     wait_for(full, f"every replica of {topic} in sync", timeout_s)
@@ -124,7 +139,7 @@ def produce(
     value_bytes: int = 100,
     keys: int = 0,
     ledger: Ledger | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = PATIENCE_S,
     **config: Any,
 ) -> Ledger:
     """Produce `count` records numbered from `first`; every one must be acknowledged."""
@@ -152,7 +167,7 @@ class Load:
         rate_per_s: float = 2_000,
         value_bytes: int = 100,
         keys: int = 64,
-        timeout_s: float = 60.0,
+        timeout_s: float = PATIENCE_S,
         **config: Any,
     ) -> None:
         self.ledger = Ledger()
@@ -179,7 +194,7 @@ class Load:
             assert left == 0, f"{left} records without an answer"
             assert not self.ledger.errors, self.ledger.errors[:3]
 
-    def wait_for_acks(self, more: int, timeout_s: float = 30.0) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = PATIENCE_S) -> None:
         """Until `more` records than now are acknowledged: the cluster goes on."""
         wanted = len(self.ledger.acked) + more
         wait_for(lambda: len(self.ledger.acked) >= wanted, f"{more} more acknowledgements", timeout_s)
@@ -214,10 +229,10 @@ def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any)
     )
     records: list[Record] = []
     try:
-        partitions = consumer.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic].partitions
+        partitions = wait_for(lambda: _partitions(consumer, topic), f"{topic} in metadata", timeout_s)
         left = {}
         for number in partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=CALL_TIMEOUT_S)
+            low, high = watermarks(consumer, topic, number)
             if high > low:
                 left[number] = high
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
@@ -236,6 +251,70 @@ def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any)
     finally:
         consumer.close()
     return records
+
+
+ASKED_AGAIN = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,  # a node may hear of a new topic later than who told us of it
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+    }
+)
+"""What an election and a node that went may be answered with; librdkafka tells these of one question at once."""
+CREATED_AGAIN = frozenset(
+    {
+        KafkaError.INVALID_REPLICATION_FACTOR,  # a node is fenced for a moment
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+    }
+)
+"""Answers of CreateTopics after which the topic may be made by another try."""
+COMMITTED_AGAIN = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""Answers of OffsetCommit while its coordinator is on its way."""
+
+
+def watermarks(consumer: Consumer, topic: str, partition: int, timeout_s: float = 60.0) -> tuple[int, int]:
+    """Log start and end of a partition; asks again while an election is in the way, as consumers do."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=CALL_TIMEOUT_S
+            )
+            return low, high
+        except KafkaException as error:
+            if error.args[0].code() not in ASKED_AGAIN or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)
+
+
+def commit(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+    """Commit these; again while the coordinator's partition is made, loaded or moved."""
+
+    def done() -> bool:
+        try:
+            return all(p.error is None for p in consumer.commit(offsets=offsets, asynchronous=False))
+        except KafkaException as error:
+            if error.args[0].code() not in COMMITTED_AGAIN:
+                raise
+            return False
+
+    wait_for(done, "the commit")
 
 
 def check_nothing_lost(ledger: Ledger, records: list[Record], *, idempotent: bool = True) -> None:
@@ -301,6 +380,16 @@ def _send(producer: Producer, topic: str, number: int, value_bytes: int, keys: i
             producer.poll(0.05)
     if number % 200 == 0:
         producer.poll(0)
+
+
+def _partitions(client: Consumer | AdminClient, topic: str) -> dict[int, Any]:
+    """By number; none while the topic is not known or nobody answers."""
+    try:
+        return dict(client.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic].partitions)
+    except KafkaException as error:
+        if error.args[0].code() not in ASKED_AGAIN:
+            raise
+        return {}
 
 
 def _record(message: Any) -> Record:

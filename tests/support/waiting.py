@@ -12,14 +12,18 @@ T = TypeVar("T")
 POLL_INTERVAL_S = 0.05
 
 
-def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
-    """The first true value of `condition`; after the deadline the test fails and names `what`."""
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
+    """The first true value of `condition`; after the deadline the test fails and names `what`.
+
+    It is asked once more after the deadline: this process may have had no processor meanwhile.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
+        over = time.monotonic() > deadline
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if over:
             raise AssertionError(f"{what}: not within {timeout_s:.0f} s (last: {value!r})")
         time.sleep(POLL_INTERVAL_S)
 
@@ -28,9 +32,10 @@ async def eventually(condition: Callable[[], T], what: str, timeout_s: float = 6
     """As `wait_for`, on the event loop: what is waited for has no event of its own."""
     deadline = time.monotonic() + timeout_s
     while True:
+        over = time.monotonic() > deadline
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if over:
             raise AssertionError(f"{what}: not within {timeout_s:.0f} s (last: {value!r})")
         await asyncio.sleep(0.005)

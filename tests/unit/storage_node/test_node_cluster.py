@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_core.kafka import codec
+from penstock_core.kafka.frames import parse_request_header
 from penstock_core.kafka.produce import Receipt
+from penstock_gateway.kafka.queries import encode_list_offsets
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.api import offsets
 from unit.storage_node.node_harness import (
     KEY,
+    TOPIC,
     TOPIC_ID,
     MiniCluster,
     MiniNode,
@@ -195,6 +200,60 @@ async def test_restart_finds_its_logs_and_the_watermark(cluster: MiniCluster) ->
     await hosted(cluster)
     await eventually(lambda: cluster.nodes[3].partition.replica.high_watermark == 10)
     assert (await cluster.nodes[3].produce(b"more")).base_offset == 10
+
+
+async def test_the_end_is_told_once_it_is_known_after_an_election(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await asyncio.gather(*(cluster.nodes[1].produce(b"v%d" % i) for i in range(10)))
+    # Killed, node 2 no longer knows the high watermark.
+    await cluster.nodes.pop(2).stop(clean=False)
+    node = await cluster.start_node(2)
+    await eventually(lambda: KEY in node.manager.partitions)
+    for number in (1, 3):
+        await cluster.nodes.pop(number).stop()
+    cluster.elect(2, [1, 2, 3])
+    await hosted(cluster)
+    monkeypatch.setattr(offsets, "ELECTION_WAIT_S", 0.02)
+    assert await end_of(node) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    monkeypatch.setattr(offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
+    waiting = asyncio.ensure_future(end_of(node))
+    await eventually(lambda: node.partition.readers)
+    for number in (1, 3):
+        await cluster.start_node(number)
+    assert await asyncio.wait_for(waiting, LONG_MS / 2000) == (ErrorCode.NONE, 10)
+    assert not node.partition.readers
+
+
+async def test_whoever_waits_for_the_end_hears_of_lost_leadership(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.make_topic()
+    await hosted(cluster)
+    await cluster.nodes[1].produce(b"x")
+    for number in (1, 2, 3):
+        await cluster.nodes.pop(number).stop(clean=False)
+    node = await cluster.start_node(2)
+    await eventually(lambda: KEY in node.manager.partitions)
+    cluster.elect(2, [1, 2, 3])
+    await hosted(cluster)
+    monkeypatch.setattr(offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
+    waiting = asyncio.ensure_future(end_of(node))
+    await eventually(lambda: node.partition.readers)
+    cluster.elect(3, [1, 2, 3])
+    assert (await asyncio.wait_for(waiting, LONG_MS / 2000))[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def end_of(node: MiniNode) -> tuple[int, int]:
+    """Error and offset of a ListOffsets question for the end."""
+    frame = encode_list_offsets([(TOPIC, 0, offsets.LATEST)])
+    header = parse_request_header(frame)
+    answer = await node.ask(bytearray(frame))
+    _, response = codec.decode_response(header.api_key, header.api_version, answer)
+    ((found,),) = (topic.partitions for topic in response.topics)
+    return found.error_code, found.offset
 
 
 async def test_an_older_topic_of_the_same_name_is_set_aside(cluster: MiniCluster) -> None:

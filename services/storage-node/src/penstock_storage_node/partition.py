@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -322,6 +322,26 @@ class Partition:
         for session in list(self.sessions):
             session.sender.end(session, code, message)
         self.sessions.clear()
+
+
+async def wait_for_change(partitions: Sequence[Partition], deadline_s: float) -> None:
+    """Until a high watermark of them rises, a leadership ends, or the loop's clock passes `deadline_s`."""
+    loop = asyncio.get_running_loop()
+    changed: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    timer = loop.call_at(deadline_s, wake)
+    for partition in partitions:
+        partition.readers.add(wake)
+    try:
+        await changed
+    finally:
+        timer.cancel()
+        for partition in partitions:
+            partition.readers.discard(wake)
 
 
 class LeadershipWatcher(Protocol):

@@ -29,7 +29,7 @@ from penstock_runtime.kafka_listener import Buffer, Response
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.api.preferred import NOBODY, check_follower, preferred_replica
 from penstock_storage_node.log import LogState, ReadData, ReadJob
-from penstock_storage_node.partition import Partition
+from penstock_storage_node.partition import Partition, wait_for_change
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.leadership import Leadership
 
@@ -78,7 +78,7 @@ class FetchHandler:
             if look.satisfied(request) or loop.time() >= deadline_s:
                 return look.encode(header)
             if not look.changed():
-                await _wait_for_change(loop, look.partitions, deadline_s)
+                await wait_for_change(look.partitions, deadline_s)
             if request.min_bytes > 1 and loop.time() < deadline_s:
                 await asyncio.sleep(GATHER_MS / 1000)
             look = _Look(self, caller, request)
@@ -91,27 +91,6 @@ def _all_failed(
     """Every partition answered with `code`; the request as a whole too, unless `whole` says otherwise."""
     results = [FetchResult(p.topic, p.topic_id, p.partition, code) for p in request.partitions]
     return encode_fetch_response(header, results, error=code if whole is None else whole)
-
-
-async def _wait_for_change(
-    loop: asyncio.AbstractEventLoop, partitions: list[Partition], deadline_s: float
-) -> None:
-    """Until a high watermark rises, a leadership ends or the time is up."""
-    changed: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not changed.done():
-            changed.set_result(None)
-
-    timer = loop.call_at(deadline_s, wake)
-    for partition in partitions:
-        partition.readers.add(wake)
-    try:
-        await changed
-    finally:
-        timer.cancel()
-        for partition in partitions:
-            partition.readers.discard(wake)
 
 
 class _Look:

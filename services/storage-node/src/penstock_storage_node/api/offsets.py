@@ -4,13 +4,15 @@ Timestamps: -1 the end (high watermark), -2 the log start, -3 the record with th
 -4 the local log start (KIP-405), -5 the end of tiered storage, -6 the first record that is not yet there
 (KIP-1023), of which there is none; others the first record at or after that time. One that the request's
 version does not have yet is UNSUPPORTED_VERSION (Kafka: isListOffsetsTimestampUnsupported). After an
-election the end is not known until the high watermark reaches the start of the leader's epoch:
-OFFSET_NOT_AVAILABLE (KIP-207).
+election the end is not known until the high watermark reaches the start of the leader's epoch, mostly
+a moment later: the question waits ELECTION_WAIT_S for it, then it is OFFSET_NOT_AVAILABLE (KIP-207; Kafka
+says so at once, and not every client asks again: librdkafka's `query_watermark_offsets` does not).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.kafka import codec
@@ -18,9 +20,13 @@ from penstock_core.kafka.frames import RequestHeader
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import Buffer, Response
 from penstock_storage_node.api.caller import Caller
-from penstock_storage_node.partition import Partition
+from penstock_storage_node.partition import Partition, wait_for_change
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.leadership import Leadership
+
+ELECTION_WAIT_S: Final = 1.0
+"""The longest that a request waits, well below clients' request timeouts: what else the client
+asked on its connection is answered behind it."""
 
 LATEST = -1
 EARLIEST = -2
@@ -63,6 +69,7 @@ class OffsetsHandler:
         topic_type = codec.entity_type(*version, "ListOffsetsTopicResponse")
         item_type = codec.entity_type(*version, "ListOffsetsPartitionResponse")
         topics = []
+        deadline_s = asyncio.get_running_loop().time() + ELECTION_WAIT_S
         for topic in request.topics:
             items = []
             for p in topic.partitions:
@@ -71,7 +78,7 @@ class OffsetsHandler:
                     _check_timestamp(p.timestamp, header.api_version)
                     epoch = getattr(p, "current_leader_epoch", -1)
                     partition, leadership = self._led(caller, topic.name, p.partition_index, epoch)
-                    found = await self._find(partition, leadership, p.timestamp)
+                    found = await self._find(partition, leadership, p.timestamp, deadline_s)
                 except PenstockError as e:
                     error = e.code
                     caller.note(error)
@@ -88,19 +95,17 @@ class OffsetsHandler:
             topics.append(codec.build(topic_type, name=topic.name, partitions=tuple(items)))
         return [_encode(header, topics)]
 
-    async def _find(self, partition: Partition, leadership: Leadership, timestamp: int) -> _Found:
+    async def _find(
+        self, partition: Partition, leadership: Leadership, timestamp: int, deadline_s: float
+    ) -> _Found:
         replica, log = partition.replica, partition.log
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             offset = log.log_start_offset
             return -1, offset, max(log.epoch_at(offset), -1)
         if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return -1, -1, -1
+        await _know_end(partition, leadership, deadline_s)
         upper = replica.high_watermark
-        if upper < leadership.epoch_start_offset:
-            raise PenstockError(
-                ErrorCode.OFFSET_NOT_AVAILABLE,
-                f"the end of {replica.name} is not known yet after the election: ask again",
-            )
         if timestamp == LATEST:
             return -1, upper, leadership.epoch
         if timestamp == MAX_TIMESTAMP:
@@ -140,6 +145,22 @@ class OffsetsHandler:
                 )
             topics.append(codec.build(topic_type, topic=topic.topic, partitions=tuple(items)))
         return [_encode(header, topics)]
+
+
+async def _know_end(partition: Partition, leadership: Leadership, deadline_s: float) -> None:
+    """Wait until the end of the log is known since the leader's election."""
+    replica, loop = partition.replica, asyncio.get_running_loop()
+    while replica.high_watermark < leadership.epoch_start_offset:
+        if loop.time() >= deadline_s:
+            raise PenstockError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"the end of {replica.name} is not known yet after the election: ask again",
+            )
+        await wait_for_change([partition], deadline_s)
+        if replica.leadership is not leadership:
+            raise PenstockError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"leadership of {replica.name} ended: ask again"
+            )
 
 
 def _check_timestamp(timestamp: int, version: int) -> None:
