@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
+
 # Importing PySyncObj replaces socket.inet_pton of the process, and a test that imports it would
 # spoil that for all others; the controller's package takes care of it when it comes first.
 import penstock_controller.quorum  # noqa: F401
+
+# How long an example takes says how busy the machine is; CI's own profile, if it is loaded, stands behind this one.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock_controller.api import worker as worker_module
 from penstock_controller.api.watchers import CHUNK_RECORDS, Watchers
 from penstock_controller.api.worker import (
     PART_RECORDS,
@@ -168,7 +169,9 @@ def counting(count: int) -> Callable[[Context], Generated[int]]:
     return generate
 
 
-async def test_many_records_go_out_in_parts() -> None:
+async def test_many_records_go_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a slow machine, too, several parts fit into a slice.
+    monkeypatch.setattr(worker_module, "SLICE_MS", 1_000)
     log = Log(MetadataImage())
     count = 50 * PART_RECORDS
     assert await submit(log, counting(count)) == [0]

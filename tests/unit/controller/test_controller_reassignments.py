@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_controller.state import configs, reassignments
@@ -223,7 +223,7 @@ class Model:
             assert state.isr or state.elr or state.last_known_leader != NO_NODE
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_no_order_of_events_elects_a_replica_that_lacks_acknowledged_records(seed: int) -> None:
     model = Model(random.Random(seed))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_controller.state import configs, topics
@@ -26,7 +26,7 @@ def spread(counts: Counter[NodeId], nodes: list[NodeId]) -> int:
     return max(values) - min(values)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     node_count=st.integers(1, 12),
     partitions=st.integers(1, 40),
@@ -45,7 +45,7 @@ def test_replicas_and_leaders_are_even(node_count: int, partitions: int, factor:
     assert spread(load.leaders, nodes) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rack_count=st.integers(2, 5),
     per_rack=st.integers(1, 4),

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 import pytest_asyncio
 
 from penstock_core.errors import ErrorCode
@@ -283,8 +284,10 @@ class RelayRig:
 
 
 @pytest_asyncio.fixture
-async def rig() -> AsyncIterator[RelayRig]:
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RelayRig]:
     """A relay with two nodes; partitions 0 and 2 of topic t are led by 1, partition 1 by 2."""
+    # Nothing that is held is given up because this machine is slow.
+    monkeypatch.setattr(Relayed, "hold_ms", 60_000)
     made = RelayRig()
     await made.start()
     try:

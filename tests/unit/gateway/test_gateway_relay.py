@@ -24,7 +24,8 @@ from penstock_core.kafka.produce import (
 from penstock_core.kafka.wire import Buffer
 from penstock_core.records.build import NewRecord, build_batch
 from penstock_gateway.kafka.queries import ListOffsetsQuery, encode_list_offsets, read_answers
-from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce
+from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.routing import flights
 from support.waiting import eventually
 
 Rig = Any
@@ -33,7 +34,7 @@ VERSIONS = [3, 8, 9]
 
 def produce_frame(*parts: tuple[int, bytes], acks: int = -1, version: int = 9, topic: str = "t") -> bytes:
     partitions = [ProducePartition(topic, None, p, memoryview(r)) for p, r in parts]
-    return b"".join(encode_produce_request(version, 42, "me", ProduceSkim(None, acks, 5000, partitions)))
+    return b"".join(encode_produce_request(version, 42, "me", ProduceSkim(None, acks, 60_000, partitions)))
 
 
 def fetch_frame(*partitions: int, max_bytes: int = 1000, version: int = 12) -> bytes:
@@ -94,7 +95,7 @@ async def test_unknown_topics_are_answered_here(rig: Rig) -> None:
 async def test_each_unknown_topic_is_called_unknown(rig: Rig) -> None:
     """Not "named twice" (INVALID_REQUEST, which no client retries), as the simulator saw."""
     partitions = [ProducePartition(name, None, 0, memoryview(b"a")) for name in ("x", "y", "x")]
-    frame = b"".join(encode_produce_request(9, 42, "me", ProduceSkim(None, -1, 5000, partitions)))
+    frame = b"".join(encode_produce_request(9, 42, "me", ProduceSkim(None, -1, 60_000, partitions)))
     response = decode_produce_response(whole(await outcome(rig.submit(rig.session(), Produce, frame))), 9)
     assert {(r.topic, r.error) for r in response.results} == {("x", 3), ("y", 3)}
 
@@ -143,15 +144,17 @@ async def test_a_batch_does_not_overtake_one_that_a_node_refused(rig: Rig, code:
     assert len(rig.nodes[2].logs["t", 0]) == 2
 
 
-async def test_without_acks(rig: Rig) -> None:
+async def test_without_acks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     session = rig.session()
     both = produce_frame((0, b"a"), (1, b"b"), acks=0)
     assert await outcome(rig.submit(session, Produce, both)) is Ending.NO_RESPONSE
     assert rig.nodes[2].logs == {("t", 1): [b"b"]}
     rig.nodes[2].refuse.add(1)
-    assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, (
-        "refused for as long as it is held"
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(Relayed, "hold_ms", 500)
+        assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, (
+            "refused for as long as it is held"
+        )
     waiting = rig.submit(session, Produce, both)
     before = len(rig.nodes[2].frames)
     await rig.nodes[2].frame(before + 1)
@@ -240,7 +243,9 @@ async def test_a_hung_node_is_answered_for_once_it_is_fenced(rig: Rig) -> None:
     assert codes(await outcome(sent)) == {0: 7, 1: 0}
 
 
-async def test_a_refusal_is_routed_again(rig: Rig) -> None:
+async def test_a_refusal_is_routed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The same leader is not asked again, however long it takes until another one is known.
+    monkeypatch.setattr(flights, "RETRY_MS", 3_600_000)
     session = rig.session()
     rig.nodes[1].refuse.add(0)
     first = rig.submit(session, Produce, produce_frame((0, b"a"), (2, b"c")))

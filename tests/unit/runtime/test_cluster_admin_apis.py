@@ -14,7 +14,9 @@ from penstock_core.errors import ErrorCode
 from penstock_core.kafka.apis import SUPPORTED, ApiKey
 from penstock_proto.v1 import common_pb2, metadata_pb2
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime import cluster_quorum
 from penstock_runtime.authorizer import Operation, Principal, ResourceType
+from support.waiting import eventually
 from unit.runtime.fake_controllers import Cluster, FakeController
 from unit.runtime.test_cluster_apis import Client, of, serving
 
@@ -81,11 +83,7 @@ def with_topic(cluster: Cluster, **partition: Any) -> int:
 
 
 async def until_known(client: Client, topic: str) -> None:
-    for _ in range(2_000):
-        found = await client.call(ApiKey.METADATA, 5, topics=None, allow_auto_topic_creation=False)
-        if topic in [t.name for t in found.topics]:
-            return
-    raise AssertionError(f"{topic} is not known")
+    await eventually(lambda: topic in client.metadata.image.topic_ids, f"{topic} in the metadata")
 
 
 def versions(key: ApiKey) -> range:
@@ -248,7 +246,7 @@ def test_reassignments_in_every_version(run: Run, script: Script) -> None:
                 )
                 topic = of(*key, "ReassignableTopic", name="t", partitions=partitions)
                 found = await client.call(
-                    *key, topics=(topic,), timeout=5_000, allow_replication_factor_change=False
+                    *key, topics=(topic,), timeout=60_000, allow_replication_factor_change=False
                 )
                 codes = {p.partition_index: int(p.error_code) for p in found.responses[0].partitions}
                 assert codes == {
@@ -263,7 +261,7 @@ def test_reassignments_in_every_version(run: Run, script: Script) -> None:
             named = of(*key, "ListPartitionReassignmentsTopics", name="t", partition_indexes=(0, 7))
             other = of(*key, "ListPartitionReassignmentsTopics", name="t", partition_indexes=(1,))
             for topics, count in ((None, 1), ((named,), 1), ((other,), 0)):
-                found = await client.call(*key, timeout=5_000, topics=topics)
+                found = await client.call(*key, timeout=60_000, topics=topics)
                 assert len(found.topics) == count
                 if count:
                     (partition,) = found.topics[0].partitions
@@ -281,7 +279,7 @@ def test_elections_and_farewells(run: Run, script: Script) -> None:
                 key = (ApiKey.ELECT_LEADERS, version)
                 script.codes = [int(ErrorCode.ELECTION_NOT_NEEDED)]
                 topic = of(*key, "TopicPartitions", topic="t", partitions=(0, 7))
-                found = await client.call(*key, election_type=1, topic_partitions=(topic,), timeout=5_000)
+                found = await client.call(*key, election_type=1, topic_partitions=(topic,), timeout=60_000)
                 results = {
                     (t.topic, p.partition_id): int(p.error_code)
                     for t in found.replica_election_results
@@ -289,10 +287,10 @@ def test_elections_and_farewells(run: Run, script: Script) -> None:
                 }
                 assert results == {("t", 0): int(ErrorCode.ELECTION_NOT_NEEDED), ("t", 7): 3}
                 assert script.asked[-1].unclean == (version >= 1)
-                found = await client.call(*key, election_type=0, topic_partitions=None, timeout=5_000)
+                found = await client.call(*key, election_type=0, topic_partitions=None, timeout=60_000)
                 assert found.replica_election_results == ()
             found = await client.call(
-                ApiKey.ELECT_LEADERS, 2, election_type=5, topic_partitions=None, timeout=5_000
+                ApiKey.ELECT_LEADERS, 2, election_type=5, topic_partitions=None, timeout=60_000
             )
             assert int(found.error_code) == ErrorCode.INVALID_REQUEST
             script.codes = [int(ErrorCode.POLICY_VIOLATION)]
@@ -303,7 +301,10 @@ def test_elections_and_farewells(run: Run, script: Script) -> None:
     run(main())
 
 
-def test_quorum_features_and_quotas(run: Run) -> None:
+def test_quorum_features_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A controller that is merely slow, on a busy machine, is not given up.
+    monkeypatch.setattr(cluster_quorum, "_ASK_TIMEOUT_S", 60.0)
+
     async def main() -> None:
         async with serving() as (client, *_):
             for version in versions(ApiKey.DESCRIBE_QUORUM):
@@ -327,7 +328,9 @@ def test_quorum_features_and_quotas(run: Run) -> None:
                     allow_downgrade=False,
                     upgrade_type=1,
                 )
-                found = await client.call(*key, timeout=5_000, feature_updates=(update,), validate_only=False)
+                found = await client.call(
+                    *key, timeout=60_000, feature_updates=(update,), validate_only=False
+                )
                 code = int(found.error_code) if version >= 2 else int(found.results[0].error_code)
                 assert code == ErrorCode.INVALID_UPDATE_VERSION
             for version in versions(ApiKey.DESCRIBE_LOG_DIRS):

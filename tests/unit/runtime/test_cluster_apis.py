@@ -257,7 +257,7 @@ def test_create_describe_delete(run: Run) -> None:
                 )
                 for validate_only in (True, False):  # the same answer, but for the id
                     response = await client.call(
-                        *key, topics=(topic,), timeout=5000, validate_only=validate_only
+                        *key, topics=(topic,), timeout=60_000, validate_only=validate_only
                     )
                     assert [(t.name, int(t.error_code)) for t in response.topics] == [(name, 0)]
                     if version >= 5:
@@ -288,7 +288,7 @@ def test_create_describe_delete(run: Run) -> None:
                 key = (ApiKey.DELETE_TOPICS, version)
                 names = [f"topic-{version + 1}", "none"]
                 if version < 6:
-                    deleted = await client.call(*key, topic_names=tuple(names), timeout=5000)
+                    deleted = await client.call(*key, topic_names=tuple(names), timeout=60_000)
                 else:
                     states = (
                         of(*key, "DeleteTopicState", name=names[0], topic_id=None),
@@ -297,7 +297,7 @@ def test_create_describe_delete(run: Run) -> None:
                         of(*key, "DeleteTopicState", name="twice", topic_id=None),
                         of(*key, "DeleteTopicState", name=None, topic_id=None),
                     )
-                    deleted = await client.call(*key, topics=states, timeout=5000)
+                    deleted = await client.call(*key, topics=states, timeout=60_000)
                     codes = {(t.name, t.topic_id): int(t.error_code) for t in deleted.responses}
                     assert codes.pop(("twice", None)) == 42
                     assert codes.pop((None, None)) == 42
@@ -343,7 +343,7 @@ def test_create_topics_refuses_what_contradicts_itself(run: Run) -> None:
                 topic("fine", -1, assignments=assigned(1, 0)),
                 topic("null", configs=(of(*key, "CreatableTopicConfig", name="a", value=None),)),
             )
-            response = await client.call(*key, topics=topics, timeout=5000, validate_only=False)
+            response = await client.call(*key, topics=topics, timeout=60_000, validate_only=False)
             assert {t.name: int(t.error_code) for t in response.topics} == {
                 "twice": 42,
                 "both": 42,
@@ -362,7 +362,7 @@ def test_create_partitions_carries_the_controllers_verdict(run: Run) -> None:
             for version in range(4):
                 key = (ApiKey.CREATE_PARTITIONS, version)
                 topic = of(*key, "CreatePartitionsTopic", name="t", count=1, assignments=None)
-                response = await client.call(*key, topics=(topic,), timeout=5000, validate_only=False)
+                response = await client.call(*key, topics=(topic,), timeout=60_000, validate_only=False)
                 assert [(r.name, int(r.error_code), r.error_message) for r in response.results] == [
                     ("t", 37, "1 is too few")
                 ]

@@ -70,7 +70,7 @@ def stored_serials(node: MiniNode) -> list[bytes]:
 
 
 async def run(folder: Path) -> None:
-    cluster = await MiniCluster(folder / "nodes").start(1)
+    cluster = await MiniCluster(folder / "nodes").start(1, checkpoint_interval_ms=5_000)
     node = cluster.nodes[1]
     cluster.make_topic(isr=(1,), segment_bytes="65536", min_insync_replicas="1")
     await eventually(lambda: node.manager.leading)
@@ -86,11 +86,11 @@ async def run(folder: Path) -> None:
         assert (await node.fetch(0)).error == ErrorCode.NONE
         assert not node.manager.disk_failed
         ballast.unlink()
-        await eventually(lambda: state_of(node) is LogState.OK, 30)
+        await eventually(lambda: state_of(node) is LogState.OK)
         for _ in range(5):
             value = b"%08d" % serial + bytes(BATCH_BYTES)
             serial += 1
-            result = await node.produce_batch(make_batch(value), timeout_ms=30_000)
+            result = await node.produce_batch(make_batch(value), timeout_ms=60_000)
             assert result.error == ErrorCode.NONE, result
             acked.append(value[:8])
         # Room for the next round.

@@ -99,7 +99,10 @@ class MiniNode:
         fs: FileSystem | None = None,
         lanes: LaneLimits | None = None,
         group_flush: bool = False,
+        checkpoint_interval_ms: int = 3_600_000,
     ) -> None:
+        self.checkpoint_interval_ms = checkpoint_interval_ms
+        """No test comes upon checkpoints by being slow; those that want some say so."""
         self.lanes = lanes
         self.group_flush = group_flush
         self.node_id = NodeId(node)
@@ -139,7 +142,8 @@ class MiniNode:
             lambda s: add_storage_service(s, streams, forward, FetchRangeService(self.manager)),
             allow_insecure_bind=False,
         )
-        settings = load_settings(StorageNodeSettings, ["--data-dir", str(self.path)], "storage-node")
+        flags = ["--data-dir", str(self.path), "--checkpoint-interval-ms", str(self.checkpoint_interval_ms)]
+        settings = load_settings(StorageNodeSettings, flags, "storage-node")
         Housekeeping(self.manager, self.directory, settings).start()
         return self
 

@@ -31,7 +31,8 @@ LONG_MS = 60_000
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
-    made = await MiniCluster(tmp_path).start()
+    # Nobody answers proposals here: none is made because the disk holds a follower up.
+    made = await MiniCluster(tmp_path).start(lag_max_ms=3_600_000)
     yield made
     await made.stop()
 
@@ -132,7 +133,7 @@ async def test_a_node_that_was_away_catches_up_from_the_disk(cluster: MiniCluste
     await eventually(lambda: KEY in back.manager.partitions)
     for _ in range(20):
         await leader.produce(b"while it catches up")
-    await eventually(lambda: back.partition.log.flushed_offset == 120, 20)
+    await eventually(lambda: back.partition.log.flushed_offset == 120)
     assert stored(back) == stored(leader)
     leadership = leader.partition.replica.leadership
     assert leadership is not None
@@ -208,12 +209,11 @@ async def test_the_end_is_told_once_it_is_known_after_an_election(
     cluster.make_topic()
     await hosted(cluster)
     await asyncio.gather(*(cluster.nodes[1].produce(b"v%d" % i) for i in range(10)))
-    # Killed, node 2 no longer knows the high watermark.
-    await cluster.nodes.pop(2).stop(clean=False)
+    # Killed, node 2 no longer knows the high watermark, and there is nobody to tell it.
+    for number in (1, 2, 3):
+        await cluster.nodes.pop(number).stop(clean=False)
     node = await cluster.start_node(2)
     await eventually(lambda: KEY in node.manager.partitions)
-    for number in (1, 3):
-        await cluster.nodes.pop(number).stop()
     cluster.elect(2, [1, 2, 3])
     await hosted(cluster)
     monkeypatch.setattr(offsets, "ELECTION_WAIT_S", 0.02)
@@ -317,7 +317,7 @@ async def test_receipts_of_a_replicated_topic_promise_no_flush(cluster: MiniClus
             )
         )
     )
-    await eventually(lambda: leader.partition.replica.fsync, 30)
+    await eventually(lambda: leader.partition.replica.fsync)
     assert all(n.partition.log.flushed_offset == 1 for n in cluster.nodes.values())
     got = await leader.produce_batch(make_batch(b"safe"), receipt=True)
     assert got.receipt == Receipt(0, (1, 2, 3), (1, 2, 3))

@@ -31,7 +31,7 @@ def delete_records_frame(offset: int, timeout_ms: int) -> bytearray:
     return bytearray(request_header(ApiKey.DELETE_RECORDS, 1, 5, "test") + body)
 
 
-async def delete_records(node: MiniNode, offset: int, timeout_ms: int = 10_000) -> tuple[int, int]:
+async def delete_records(node: MiniNode, offset: int, timeout_ms: int = 60_000) -> tuple[int, int]:
     """(error, low watermark)."""
     frame = delete_records_frame(offset, timeout_ms)
     header = parse_request_header(frame)
@@ -86,8 +86,8 @@ async def cluster(tmp_path: Path) -> Any:
 async def write(cluster: MiniCluster, first: int, count: int) -> None:
     leader = cluster.nodes[1]
     for node in cluster.nodes.values():
-        await eventually(lambda n=node: n.manager.partitions, 30)
-    await eventually(lambda: leader.partition.replica.leadership is not None, 30)
+        await eventually(lambda n=node: n.manager.partitions)
+    await eventually(lambda: leader.partition.replica.leadership is not None)
     for number in range(first, first + count):
         key = b"key-%d" % (number % 7)
         result = await leader.produce_batch(keyed((key, b"%d:" % number + bytes(200)), codec_id=number % 5))
@@ -101,7 +101,7 @@ async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(clust
     for number in (1, 2):  # the third one doesn't
         compaction = compaction_of(cluster.nodes[number])
         before = cluster.nodes[number].partition.log.size_bytes
-        await eventually(lambda n=number: cluster.nodes[n].partition.replica.high_watermark == end, 30)
+        await eventually(lambda n=number: cluster.nodes[n].partition.replica.high_watermark == end)
         while await compaction.run_once():
             pass
         await compaction.end_worker()
@@ -116,17 +116,17 @@ async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(clust
     path = cluster.nodes[3].path
     path.rename(path.with_name("old"))
     await cluster.start_node(3)
-    await eventually(lambda: cluster.nodes[3].manager.partitions, 30)
-    await eventually(lambda: cluster.nodes[3].partition.log.log_end_offset == end, 60)
+    await eventually(lambda: cluster.nodes[3].manager.partitions)
+    await eventually(lambda: cluster.nodes[3].partition.log.log_end_offset == end)
     assert await stored(cluster.nodes[3]) == await stored(cluster.nodes[1])
     await write(cluster, 120, 5)
     # And what it has survives an unclean stop, though its checkpoints are old.
     kept = await stored(cluster.nodes[3])
     await cluster.nodes[3].stop(clean=False)
     await cluster.start_node(3)
-    await eventually(lambda: cluster.nodes[3].manager.partitions, 30)
+    await eventually(lambda: cluster.nodes[3].manager.partitions)
     log = cluster.nodes[3].partition.log
-    await eventually(lambda: log.log_end_offset == cluster.nodes[1].partition.log.log_end_offset, 60)
+    await eventually(lambda: log.log_end_offset == cluster.nodes[1].partition.log.log_end_offset)
     assert await stored(cluster.nodes[3]) == kept
 
 
@@ -202,11 +202,11 @@ async def test_time_retention_empties_a_partition_that_nobody_writes_to(cluster:
     cluster.make_topic(retention_ms="1", segment_bytes="4096")
     await write(cluster, 0, 40)
     for node in cluster.nodes.values():
-        await eventually(lambda n=node: n.partition.replica.high_watermark == 40, 30)
+        await eventually(lambda n=node: n.partition.replica.high_watermark == 40)
 
         def emptied(node: MiniNode = node) -> bool:
             drop_old_segments(node.manager, node.partition)
             return node.partition.log.size_bytes == 0
 
-        await eventually(emptied, 30)
+        await eventually(emptied)
         assert node.partition.log.log_start_offset == node.partition.log.log_end_offset == 40

@@ -16,7 +16,7 @@ from penstock_core.topic_settings import TopicSettings
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.log import FileSystem, LogState
 from penstock_storage_node.partition import Partition
-from unit.storage_node.node_harness import TOPIC_ID, MiniCluster, eventually, make_batch
+from unit.storage_node.node_harness import KEY, TOPIC_ID, MiniCluster, eventually, make_batch
 from unit.storage_node.test_node_cluster import hosted, stored
 
 
@@ -101,7 +101,7 @@ async def test_a_failed_flush_is_final_and_others_take_over(cluster: MiniCluster
 
 async def test_a_follower_that_cannot_flush_acknowledges_nothing(cluster: MiniCluster) -> None:
     disk_of(cluster, 3).fsync_error = errno.EIO
-    waiting = asyncio.ensure_future(cluster.nodes[1].produce(b"x", timeout_ms=20_000))
+    waiting = asyncio.ensure_future(cluster.nodes[1].produce(b"x", timeout_ms=60_000))
     await eventually(lambda: cluster.nodes[3].manager.disk_failed)
     leadership = cluster.nodes[1].partition.replica.leadership
     assert leadership is not None
@@ -119,7 +119,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_goes_on_by_itself(cluster: 
     leader = cluster.nodes[1]
     await leader.produce(b"before")
     disk_of(cluster, 1).write_error = errno.ENOSPC
-    waiting = asyncio.ensure_future(leader.produce(b"staged", timeout_ms=20_000))
+    waiting = asyncio.ensure_future(leader.produce(b"staged", timeout_ms=60_000))
     await eventually(lambda: leader.partition.log.state is LogState.FULL)
     assert (await leader.produce(b"refused")).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert (await leader.fetch(0)).error == ErrorCode.NONE
@@ -135,7 +135,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_goes_on_by_itself(cluster: 
 async def test_a_full_follower_catches_up_once_there_is_space(cluster: MiniCluster) -> None:
     disk_of(cluster, 3).write_error = errno.ENOSPC
     waiting = [
-        asyncio.ensure_future(cluster.nodes[1].produce(b"%d" % i, timeout_ms=30_000)) for i in range(5)
+        asyncio.ensure_future(cluster.nodes[1].produce(b"%d" % i, timeout_ms=60_000)) for i in range(5)
     ]
     await eventually(lambda: cluster.nodes[3].partition.log.state is LogState.FULL)
     await eventually(lambda: all(cluster.nodes[n].partition.log.flushed_offset == 5 for n in (1, 2)))
@@ -205,8 +205,12 @@ async def test_an_unreadable_disk_gives_up_its_roles(cluster: MiniCluster) -> No
 
 
 async def test_checkpoints_that_cannot_be_flushed_count_as_a_failed_disk(cluster: MiniCluster) -> None:
+    await cluster.nodes.pop(2).stop()
+    node = await cluster.start_node(2, fs=FaultyFileSystem(), checkpoint_interval_ms=100)
+    await eventually(lambda: KEY in node.manager.partitions)
+    assert not node.manager.disk_failed
     disk_of(cluster, 2).fsync_error = errno.EIO
-    await eventually(lambda: cluster.nodes[2].manager.disk_failed, 30)
+    await eventually(lambda: node.manager.disk_failed)
 
 
 async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
@@ -219,9 +223,9 @@ async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
     for number in (1, 2, 3):
         disk_of(cluster, number).create_error = 0
     key = TopicPartition(OTHER_ID, 0)
-    await eventually(lambda: all(key in n.manager.partitions for n in cluster.nodes.values()), 30)
+    await eventually(lambda: all(key in n.manager.partitions for n in cluster.nodes.values()))
     await eventually(lambda: other(1).replica.leadership is not None)
-    result = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="other", timeout_ms=30_000)
+    result = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="other", timeout_ms=60_000)
     assert result.error == ErrorCode.NONE
 
 
@@ -266,5 +270,5 @@ async def test_a_truncation_waits_for_space(cluster: MiniCluster) -> None:
     assert not follower.manager.disk_failed
     assert (log.log_end_offset, log.flushed_offset, log.state) == (4, 4, LogState.OK)
     disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = 0
-    await eventually(lambda: stored(follower) == stored(cluster.nodes[1]), 30)
+    await eventually(lambda: stored(follower) == stored(cluster.nodes[1]))
     assert b"lost" not in stored(follower)

@@ -25,6 +25,7 @@ from penstock_core.kafka.produce import (
     encode_produce_request,
 )
 from penstock_proto.v1 import data_pb2, storage_pb2, storage_pb2_grpc
+from penstock_storage_node.api import forward
 from unit.storage_node.node_harness import KEY, TOPIC, MiniCluster, eventually, make_batch
 from unit.storage_node.test_node_cluster import hosted
 
@@ -41,7 +42,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 
 def produce_frame(*values: bytes, acks: int = 1, correlation_id: int = 7, topic: str = TOPIC) -> bytes:
-    skim = ProduceSkim(None, acks, 5000, [ProducePartition(topic, None, 0, memoryview(make_batch(*values)))])
+    skim = ProduceSkim(
+        None, acks, 60_000, [ProducePartition(topic, None, 0, memoryview(make_batch(*values)))]
+    )
     return b"".join(encode_produce_request(9, correlation_id, "test", skim))
 
 
@@ -90,7 +93,7 @@ class Gateway:
                     body = b"".join(p.chunk for p in parts)
                     assert len(body) == parts[0].frame_bytes
                     return request_id, body, parts[0]
-            message = await asyncio.wait_for(self.call.read(), 10)
+            message = await asyncio.wait_for(self.call.read(), 60)
             assert message is not grpc.aio.EOF  # type: ignore[attr-defined]
             frames: Sequence[storage_pb2.ForwardResponseFrame] = message.frames
             for part in frames:
@@ -123,7 +126,7 @@ async def test_large_requests_and_responses_travel_in_parts(cluster: MiniCluster
     skim = ProduceSkim(
         None,
         1,
-        5000,
+        60_000,
         [ProducePartition(TOPIC, None, 0, memoryview(make_batch(bytes(1_000_000)))) for _ in range(2)],
     )
     await gateway.send(9, b"".join(encode_produce_request(9, 7, "test", skim)))
@@ -173,7 +176,10 @@ async def test_stale_metadata_are_flagged(cluster: MiniCluster) -> None:
     await gateway.close()
 
 
-async def test_a_node_behind_waits_for_the_metadata(cluster: MiniCluster) -> None:
+async def test_a_node_behind_waits_for_the_metadata(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "METADATA_WAIT_MS_MAX", 60_000)
     gateway = Gateway(cluster)
     node = cluster.nodes[1]
     await gateway.send(1, produce_frame(b"x"), metadata_version=cluster.image.version + 1)

@@ -59,7 +59,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     await eventually(lambda: BIG in leader.manager.partitions)
     await eventually(lambda: leader.manager.partitions[BIG].replica.leadership is not None)
     for _ in range(64):
-        got = await leader.produce_batch(make_batch(os.urandom(60_000)), topic="big", timeout_ms=30_000)
+        got = await leader.produce_batch(make_batch(os.urandom(60_000)), topic="big", timeout_ms=60_000)
         assert got.error == ErrorCode.NONE
     yield made
     for node in made.nodes.values():
@@ -77,29 +77,29 @@ async def test_live_partitions_go_on_while_a_rebuild_is_stuck(cluster: MiniClust
     fs.gate.clear()
     node = await cluster.start_node(3, lanes=LANES, fs=fs)
     leader = cluster.nodes[1]
-    await eventually(lambda: fs.waiting > 0, 30)
+    await eventually(lambda: fs.waiting > 0)
     stuck = [s for s in big(cluster, 1).sessions if s.sender.node == NodeId(3)]
     assert len(stuck) == 1
     # The rebuild has used up its credit and gets no further.
-    await eventually(lambda: stuck[0].sender.outstanding_bytes > LANES.credit_bytes - 60_000, 30)
+    await eventually(lambda: stuck[0].sender.outstanding_bytes > LANES.credit_bytes - 60_000)
     assert node.links.catching_up_count == 1
     end = big(cluster, 3).log.log_end_offset
     assert end < 64
     # Node 3 joins the live partition's ISR: every ack of it needs node 3 as well.
-    await eventually(lambda: leader.partition.replica in leader.proposed, 30)
+    await eventually(lambda: leader.partition.replica in leader.proposed)
     cluster.set_isr(1, 2, 3)
     for index in range(30):
-        assert (await leader.produce(b"%d" % index, timeout_ms=30_000)).error == ErrorCode.NONE
+        assert (await leader.produce(b"%d" % index, timeout_ms=60_000)).error == ErrorCode.NONE
         assert node.partition.log.flushed_offset == index + 1
     live = next(s for s in leader.partition.sessions if s.sender.node == NodeId(3))
     assert live.sender is not stuck[0].sender
     assert big(cluster, 3).log.log_end_offset - end <= LANES.credit_bytes // 60_000 + 1
     # Once its disk goes on, the rebuild ends, and the partition is live as any other.
     fs.gate.set()
-    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64, 60)
-    await eventually(lambda: node.links.catching_up_count == 0, 30)
+    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64)
+    await eventually(lambda: node.links.catching_up_count == 0)
     assert leader.metrics.catch_up_out_bytes > 3_000_000
-    await eventually(lambda: any(s.sender is live.sender for s in big(cluster, 1).sessions), 30)
+    await eventually(lambda: any(s.sender is live.sender for s in big(cluster, 1).sessions))
     assert (await leader.produce_batch(make_batch(b"x"), topic="big")).error == ErrorCode.NONE
     await eventually(lambda: big(cluster, 3).log.flushed_offset == 65)
 
@@ -111,16 +111,16 @@ async def test_a_rebuild_under_writing_catches_up(cluster: MiniCluster) -> None:
     async def write() -> None:
         for _ in range(40):
             batch = make_batch(os.urandom(2_000))
-            assert (await leader.produce_batch(batch, topic="big", timeout_ms=30_000)).error == ErrorCode.NONE
+            assert (await leader.produce_batch(batch, topic="big", timeout_ms=60_000)).error == ErrorCode.NONE
 
     await asyncio.gather(*(write() for _ in range(3)))
-    await eventually(lambda: BIG in node.manager.partitions, 30)
-    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64 + 120, 60)
+    await eventually(lambda: BIG in node.manager.partitions)
+    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64 + 120)
     files = [
         b"".join(p.read_bytes() for p in sorted(big(cluster, n).log.directory.glob("*.log"))) for n in (1, 3)
     ]
     assert files[0] == files[1]
-    await eventually(lambda: node.links.catching_up_count == 0, 30)
+    await eventually(lambda: node.links.catching_up_count == 0)
 
 
 def test_who_goes_where() -> None:

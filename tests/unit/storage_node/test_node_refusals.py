@@ -29,7 +29,13 @@ async def send(node: MiniNode, sequence: int, epoch: int = 0) -> int:
 
 
 @pytest.fixture
-async def leading(tmp_path: Path) -> AsyncIterator[MiniNode]:
+def no_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused is remembered for as long as a slow disk may take."""
+    monkeypatch.setattr(refusals, "EXPIRY_MS", 3_600_000)
+
+
+@pytest.fixture
+async def leading(tmp_path: Path, no_expiry: None) -> AsyncIterator[MiniNode]:
     """A node that refused sequence 0 before it heard that it leads."""
     cluster = await MiniCluster(tmp_path).start(1)
     node = cluster.nodes[1]
@@ -75,7 +81,9 @@ async def test_what_is_written_already_is_acknowledged(leading: MiniNode) -> Non
     kept.check(item_of(1), info, True, 1)
 
 
-async def test_a_batch_that_was_cut_off_again_must_come_before_later_ones(tmp_path: Path) -> None:
+async def test_a_batch_that_was_cut_off_again_must_come_before_later_ones(
+    tmp_path: Path, no_expiry: None
+) -> None:
     """R1 is written, its node deposed, R1 answered 7 and cut off; then the node leads again and R2 comes."""
     cluster = await MiniCluster(tmp_path).start(2)
     node = cluster.nodes[1]
