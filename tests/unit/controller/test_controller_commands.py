@@ -42,7 +42,7 @@ async def take(stream: AsyncIterator[api.WatchMetadataResponse], count: int) -> 
 
 async def test_near_watchers_get_deltas_and_far_ones_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers_module, "HISTORY_COMMANDS_MAX", 5)
-    target = Watchers(lambda: 0)
+    target = Watchers(lambda: (0, 0))
     advance(target, 10)
     near, far, even = target.watch(7), target.watch(2), target.watch(10)
     assert await take(near, 4) == ["delta8", "delta9", "delta10", "keepalive10"]
@@ -56,7 +56,7 @@ async def test_near_watchers_get_deltas_and_far_ones_a_snapshot(monkeypatch: pyt
 
 
 async def test_changes_during_a_snapshot_follow_it() -> None:
-    target = Watchers(lambda: 0)
+    target = Watchers(lambda: (0, 0))
     topics = [
         pb.MetadataRecord(topic=pb.TopicRecord(topic_id=n.to_bytes(16, "big"), name=f"t{n}"))
         for n in range(250)
@@ -74,7 +74,7 @@ async def test_changes_during_a_snapshot_follow_it() -> None:
 
 async def test_slow_watchers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers_module, "WATCHER_QUEUE_MAX", 3)
-    target = Watchers(lambda: 0)
+    target = Watchers(lambda: (0, 0))
     stream = target.watch(0)
     await anext(stream)
     advance(target, 10)
@@ -89,9 +89,10 @@ async def test_slow_watchers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_quiet_streams_carry_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers_module, "KEEPALIVE_S", 0.01)
-    stream = Watchers(lambda: 17).watch(0)
+    stream = Watchers(lambda: (17, 3)).watch(0)
     await anext(stream)
-    assert (await anext(stream)).keepalive.leader_contact_age_ms == 17
+    told = (await anext(stream)).keepalive
+    assert (told.leader_contact_age_ms, told.controller_term) == (17, 3)
 
 
 class Proposals:

@@ -292,7 +292,7 @@ async def test_large_nodes_drain_die_and_come_back() -> None:
 
 
 async def test_large_deltas_and_snapshots_reach_a_subscriber_in_parts() -> None:
-    source = Watchers(lambda: 0)
+    source = Watchers(lambda: (0, 0))
     source.reset(large_image(3_000))
     channels = ChannelPool()
     client = MetadataClient(ControllerClient(["127.0.0.1:1"], "t", channels), "t", lambda: 0)

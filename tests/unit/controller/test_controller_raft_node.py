@@ -138,9 +138,42 @@ def test_a_leaders_news_are_as_old_as_its_majority(tmp_path: Path) -> None:
         now = raft.clock_s()
         raft._SyncObj__onBecomeLeader()
         raft._note_majority()
-        assert quorum.leader_contact_age_ms() < 5_000
+        assert quorum.leader_contact()[0] < 5_000
         raft.clock_s = lambda: now + 60
-        assert quorum.leader_contact_age_ms() > 50_000
+        assert quorum.leader_contact()[0] > 50_000
+    finally:
+        quorum.stop()
+
+
+def test_a_leader_that_hears_its_successor_speaks_of_the_new_term(tmp_path: Path) -> None:
+    """Whoever asks beside the raft thread, also while that waits for the disk, is told of no fresh contact in the
+    old term: clients leave a controller by its term."""
+    quorum = quorum_of(tmp_path)
+    told: list[tuple[int, int]] = []
+    try:
+        raft: Any = quorum._raft
+        raft.tick()
+        raft._SyncObj__setCurrentTerm(5, "1")
+        raft._SyncObj__onBecomeLeader()
+        raft._note_majority()
+        now = raft.clock_s()
+        raft.clock_s = raft.transport._clock_s = lambda: now + 60
+        store = raft.journal.setCurrentTerm
+
+        def slow_disk(*values: Any) -> None:
+            told.append(quorum.leader_contact())
+            store(*values)
+            told.append(quorum.leader_contact())
+
+        raft.journal.setCurrentTerm = slow_disk
+        message = {
+            "type": "append_entries", "term": 6, "prevLogIdx": 1, "prevLogTerm": 0, "entries": [], "commit_index": 1,
+        }  # fmt: skip
+        raft.transport._on_message(raft.transport._nodes[2], message)
+        told.append(quorum.leader_contact())
+        assert told[-1] == (0, 6)
+        assert len(told) == 3
+        assert all(age_ms > 50_000 or term == 6 for age_ms, term in told), told
     finally:
         quorum.stop()
 

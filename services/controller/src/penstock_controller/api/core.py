@@ -91,7 +91,7 @@ class ControllerCore:
         """Give the core its quorum (made after it, because the quorum reports to it)."""
         self._quorum = quorum
         self.worker = worker
-        self.watchers = Watchers(quorum.leader_contact_age_ms, lambda: self.status.term)
+        self.watchers = Watchers(quorum.leader_contact)
 
     @property
     def active(self) -> bool:
@@ -99,7 +99,7 @@ class ControllerCore:
 
     def leader_silence_ms(self) -> int:
         """Time since the active controller was last heard of; on itself, since a majority was."""
-        return self._quorum.leader_contact_age_ms()
+        return self._quorum.leader_contact()[0]
 
     # --- events of the quorum -----------------------------------------------------------
 

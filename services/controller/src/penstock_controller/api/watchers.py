@@ -55,10 +55,10 @@ class _Change:
 class Watchers:
     """All metadata streams of this controller."""
 
-    def __init__(self, leader_contact_age_ms: Callable[[], int], term: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, leader_contact: Callable[[], tuple[int, int]]) -> None:
+        """`leader_contact`: see `Quorum.leader_contact`."""
         self.image = MetadataImage()
-        self._leader_contact_age_ms = leader_contact_age_ms
-        self._term = term
+        self._leader_contact = leader_contact
         self._history: deque[_Change] = deque()
         self._history_records = 0
         self._queues: set[asyncio.Queue[_Change | None]] = set()
@@ -140,11 +140,10 @@ class Watchers:
         return [change for change in self._history if change.version > from_version]
 
     def _keepalive(self) -> api.WatchMetadataResponse:
+        age_ms, term = self._leader_contact()
         return api.WatchMetadataResponse(
             keepalive=api.WatchKeepalive(
-                version=self.image.version,
-                leader_contact_age_ms=self._leader_contact_age_ms(),
-                controller_term=self._term(),
+                version=self.image.version, leader_contact_age_ms=age_ms, controller_term=term
             )
         )
 

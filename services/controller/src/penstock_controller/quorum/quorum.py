@@ -142,14 +142,20 @@ class Quorum:
         """Commit a no-op; APPLIED proves that this controller still leads."""
         self._raft.barrier(token)
 
-    def leader_contact_age_ms(self) -> int:
-        """Time since the leader was last heard, or on the leader since a majority was.
+    def leader_contact(self) -> tuple[int, int]:
+        """Time in ms since the leader was last heard, or on the leader since a majority was; and a term, no
+        older than that of who was heard.
 
-        A leader that was paused so does not take its own old news for fresh ones.
+        A leader that was paused so does not take its own old news for fresh ones. Read beside the raft thread:
+        the status that it posts may be older than what it has just heard, by a flush of the journal.
         """
         raft = self._raft
-        heard_at = raft.majority_heard_at if raft._isLeader() else raft.transport.last_append_at
-        return max(0, int((raft.clock_s() - heard_at) * 1000))
+        heard_at, term = raft.transport.last_append
+        if raft._isLeader():
+            heard_at = raft.majority_heard_at
+        age_ms = max(0, int((raft.clock_s() - heard_at) * 1000))
+        # Read last: terms only rise.
+        return age_ms, max(term, raft.raftCurrentTerm)
 
     def stop(self) -> None:
         """Hand leadership over if we have it, then end the thread. Blocks; call it off the loop."""

@@ -88,7 +88,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._server: socket.socket | None = None
         # A fresh controller counts as just in contact, so that watchers may come early.
         self._clock_s = raft.clock_s
-        self.last_append_at = self._clock_s()
+        self.last_append: tuple[float, int] = (self._clock_s(), 0)
+        """When the leader was last heard, and its term."""
         self._listen()
 
     # --- PySyncObj's interface -------------------------------------------------------
@@ -150,7 +151,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if raft._isLeader():
             return True
         leader = raft.leader_id
-        return leader in self._links and self._clock_s() - self.last_append_at < self._config.silence_min_s
+        return leader in self._links and self._clock_s() - self.last_append[0] < self._config.silence_min_s
 
     def housekeeping(self) -> None:
         """Each tick: dial, keep alive, give up."""
@@ -381,7 +382,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if message["term"] < term:
             self.send(node, {"type": "term_notice", "term": term})
             return
-        self.last_append_at = self._clock_s()
+        self.last_append = (self._clock_s(), message["term"])
         raft = self._raft
         raft.on_leader_sign(message)
         if "serialized" in message:
