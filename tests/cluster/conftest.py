@@ -22,5 +22,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """3 controllers, 3 storage nodes, 1 gateway. Tests make topics of their own, and kill nothing."""
-    with running_cluster(tmp_path_factory.mktemp("shared")) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("shared"), steady=True) as cluster:
         yield cluster

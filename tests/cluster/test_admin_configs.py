@@ -31,7 +31,7 @@ from penstock.local.cluster import LocalCluster
 from support.kafka import client_config, create_topic, node_address
 from support.waiting import wait_for
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 BROKER = ResourceType.BROKER
 TOPIC = ResourceType.TOPIC
 MISSING = "no-such-topic"
@@ -133,7 +133,7 @@ def test_topic_settings_with_sources_and_synonyms(bootstrap: str, topic: str) ->
     wait_for(lambda: too_large(bootstrap, topic, 5_000), "the leader refuses what is too large", TIMEOUT_S)
     # Checked only: nothing changes.
     alter(client, TOPIC, topic, put("max.message.bytes", "3000"), check=True)
-    assert described(client, TOPIC, topic)["max.message.bytes"].value == "2000"
+    settled(client, TOPIC, topic, "max.message.bytes", "2000")
     # Lists: what is not set begins with its default.
     entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND)
     alter(client, TOPIC, topic, entry)

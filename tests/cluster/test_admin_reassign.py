@@ -20,7 +20,7 @@ from kafka.admin import KafkaAdminClient
 
 from penstock.local.cluster import LocalCluster
 from support.clients import forget_leaks
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready, wait_until_ready
 from support.kafka import (
     CALL_TIMEOUT_S,
     Load,
@@ -39,12 +39,15 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_REPLICA_ASSIGNMENT = 39
 ELECTION_NOT_NEEDED = 84
 NO_REASSIGNMENT_IN_PROGRESS = 85
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with running_cluster(tmp_path_factory.mktemp("moves"), nodes=4, racks=("a", "b", "c", "d")) as cluster:
+    # Tests name leaders, and kill those that are to lose what they lead.
+    with running_cluster(
+        tmp_path_factory.mktemp("moves"), nodes=4, racks=("a", "b", "c", "d"), steady=True
+    ) as cluster:
         yield cluster
 
 
@@ -85,7 +88,8 @@ def move(admin: KafkaAdminClient, bootstrap: str, topic: str, wanted: dict[int, 
         )
 
     wait_for(done, f"replicas {wanted}", TIMEOUT_S)
-    assert admin.list_partition_reassignments({topic: list(wanted)}) == {}
+    # By another node, maybe, than the one that was asked for the replicas.
+    wait_for(lambda: admin.list_partition_reassignments({topic: list(wanted)}) == {}, "done", TIMEOUT_S)
 
 
 def test_moves_under_load_lose_nothing(bootstrap: str, admin: KafkaAdminClient) -> None:
@@ -134,12 +138,16 @@ def test_refused_moves(bootstrap: str, admin: KafkaAdminClient) -> None:
 
 
 def test_the_quorum_is_described(bootstrap: str, admin: KafkaAdminClient) -> None:
-    found = admin.describe_metadata_quorum()
-    (partition,) = found["topics"][0]["partitions"]
-    voters = {v["replica_id"]: v["log_end_offset"] for v in partition["current_voters"]}
-    assert sorted(voters) == [1, 2, 3]
-    assert partition["leader_id"] in voters
-    assert all(end > 0 for end in voters.values())
+    def described() -> Any:
+        found = admin.describe_metadata_quorum()
+        (partition,) = found["topics"][0]["partitions"]
+        voters = {v["replica_id"]: v["log_end_offset"] for v in partition["current_voters"]}
+        assert sorted(voters) == [1, 2, 3]
+        # Not while an election is on, or before a follower told the new leader how far it is.
+        known = partition["leader_id"] in voters and all(end > 0 for end in voters.values())
+        return found if known else None
+
+    found = wait_for(described, "a leader and everyone's log end", TIMEOUT_S)
     assert sorted(n["node_id"] for n in found["nodes"]) == [1, 2, 3]
 
 
@@ -149,6 +157,7 @@ def test_log_directories_and_producers(
     topic = f"sized-{uuid4()}"
     create(bootstrap, topic, [[1, 2], [3, 1]])
     produce(bootstrap, topic, 200)
+    wait_for_full_isr(bootstrap, topic)
     found = admin.describe_producers([TopicPartition(topic, 0), TopicPartition(topic, 1)])
     assert "producer_id" in str(found)
     if bootstrap == cluster.bootstrap:
@@ -192,6 +201,8 @@ def test_a_move_goes_on_when_nodes_are_killed(cluster: LocalCluster) -> None:
             load.wait_for_acks(500)
         check_nothing_lost(load.ledger, read_all(bootstrap, topic))
         assert replicas(bootstrap, topic) == {0: [GONE, 2, 3], 1: [GONE, 3, 1]}
+        # What follows counts on every node.
+        wait_until_ready(cluster)
     finally:
         admin.close()
         forget_leaks()
@@ -204,6 +215,7 @@ def test_consumers_read_from_the_replica_of_their_rack(cluster: LocalCluster, wa
     create(bootstrap, topic, [[1, 2, 3]])
     ledger = produce(bootstrap, topic, 2_000, value_bytes=500)
     wait_for_full_isr(bootstrap, topic)
+    wait_for(lambda: describe(bootstrap, topic)[0].leader == 1, "the preferred leader leads", TIMEOUT_S)
     before = {node: fetched_bytes(cluster, node) for node in (1, 2)}
     rack: dict[str, Any] = {"client.rack": "b"}
     records = read_all(bootstrap, topic, **rack)
@@ -216,7 +228,7 @@ def test_consumers_read_from_the_replica_of_their_rack(cluster: LocalCluster, wa
 
 def fetched_bytes(cluster: LocalCluster, node: int) -> float:
     port = cluster.state.member(f"node-{node}").ports["http"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
         found = re.search(
             r"^penstock_node_fetched_bytes_total (\S+)$", response.read().decode(), re.MULTILINE
         )
@@ -234,11 +246,11 @@ def test_replicas_leave_a_dead_node_which_comes_back(cluster: LocalCluster) -> N
         cluster.kill(f"node-{GONE}")
         move(admin, bootstrap, topic, {0: [3, 1]})
         produce(bootstrap, topic, 500, first=500, ledger=ledger)
-        cluster.start(f"node-{GONE}")
+        start_ready(cluster, f"node-{GONE}")
         # It has a copy that nobody counts on any more.
         produce(bootstrap, topic, 500, first=1_000, ledger=ledger)
-        state = describe(bootstrap, topic)[0]
-        assert (list(state.replicas), sorted(state.isrs)) == ([3, 1], [1, 3])
+        wait_for_full_isr(bootstrap, topic)
+        assert replicas(bootstrap, topic) == {0: [3, 1]}
         check_nothing_lost(ledger, read_all(bootstrap, topic))
     finally:
         admin.close()

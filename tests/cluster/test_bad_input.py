@@ -32,7 +32,7 @@ from penstock_core.records.build import NewRecord, build_batch
 from support.cluster import running_cluster
 from support.kafka import check_nothing_lost, client_config, create_topic, produce, read_all
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PRODUCE_VERSION = 9
 GOOD = bytes(build_batch([NewRecord(None, b"good")]))
@@ -41,8 +41,10 @@ GOOD = bytes(build_batch([NewRecord(None, b"good")]))
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Its logs are checked for stack traces when it goes down."""
-    with running_cluster(tmp_path_factory.mktemp("bad"), controllers=1) as running:
+    with running_cluster(tmp_path_factory.mktemp("bad"), controllers=1, steady=True) as running:
         create_topic(running.bootstrap, "target", 1, 3, max_message_bytes="100000")
+        # Raw requests are sent once: the leader knows that it leads by then.
+        produce(running.bootstrap, "target", 1)
         yield running
 
 
@@ -51,14 +53,14 @@ def leader(request: pytest.FixtureRequest, cluster: LocalCluster) -> str:
     """An address at which Produce for partition 0 of `target` is answered."""
     if request.param == "proxy":
         return cluster.bootstrap
-    metadata = AdminClient(client_config(cluster.direct_bootstrap)).list_topics("target", timeout=20)
+    metadata = AdminClient(client_config(cluster.direct_bootstrap)).list_topics("target", timeout=60)
     broker = metadata.brokers[metadata.topics["target"].partitions[0].leader]
     return f"{broker.host}:{broker.port}"
 
 
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
@@ -69,6 +71,14 @@ def receive(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("closed by the server")
         data += part
     return data
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes without an answer."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True  # it had not read all that was sent
 
 
 def call(address: str, frame: bytes) -> bytes:
@@ -139,15 +149,15 @@ def test_garbage_closes_the_connection_and_nothing_else(
 ) -> None:
     with closing(connect(leader)) as connection:
         connection.sendall(garbage)
-        assert connection.recv(1) == b"", "closed without an answer"
+        assert is_closed(connection)
     assert send_batch(leader, GOOD).error == 0
 
 
 def test_garbage_is_counted(cluster: LocalCluster) -> None:
     with closing(connect(cluster.bootstrap)) as connection:
         connection.sendall(b"\xff" * 64)
-        assert connection.recv(1) == b""
-    with urllib.request.urlopen(f"{cluster.http}/metrics", timeout=10) as response:
+        assert is_closed(connection)
+    with urllib.request.urlopen(f"{cluster.http}/metrics", timeout=60) as response:
         metrics = response.read().decode()
     counts = re.findall(r"^penstock_kafka_bad_frames_total\S* (\S+)$", metrics, re.MULTILINE)
     assert sum(map(float, counts)) >= 1, metrics[:500]
@@ -157,7 +167,7 @@ def test_garbage_is_counted(cluster: LocalCluster) -> None:
 def test_bad_topic_names(cluster: LocalCluster, name: str) -> None:
     admin = AdminClient(client_config(cluster.bootstrap))
     with pytest.raises((KafkaException, ValueError)) as caught:
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
     if isinstance(caught.value, KafkaException):
         assert caught.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
 
@@ -166,7 +176,7 @@ def test_oversized_record_by_a_client(cluster: LocalCluster) -> None:
     refused: list[KafkaError | None] = []
     producer = Producer(client_config(cluster.bootstrap, **{"message.max.bytes": 10_000_000}))
     producer.produce("target", b"x" * 2_000_000, on_delivery=lambda error, _m: refused.append(error))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert [error and error.code() for error in refused] == [KafkaError.MSG_SIZE_TOO_LARGE]
 
 
@@ -175,7 +185,7 @@ def run_role(role: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", f"penstock_{role}", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -265,10 +275,13 @@ def test_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
         producer = Producer(client_config(cluster.bootstrap, **config))
         for _ in range(20):
             producer.produce("full", b"y" * 60_000, on_delivery=lambda error, _m: refused.append(error))
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         codes = {error.code() for error in refused if error is not None}
         assert codes, "a full disk must refuse"
-        assert codes <= {ErrorCode.KAFKA_STORAGE_ERROR, KafkaError._MSG_TIMED_OUT}, codes
+        # The node's own word, and by the gateway's once the node has left what it leads.
+        leaves = {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE}
+        assert codes & {ErrorCode.KAFKA_STORAGE_ERROR, KafkaError._MSG_TIMED_OUT}, codes
+        assert codes <= {ErrorCode.KAFKA_STORAGE_ERROR, KafkaError._MSG_TIMED_OUT, *leaves}, codes
         filler.unlink()
         produce(cluster.bootstrap, "full", 500, first=500, ledger=ledger)
         check_nothing_lost(

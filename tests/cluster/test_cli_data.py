@@ -25,7 +25,7 @@ class Cli:
             [sys.executable, "-m", "penstock.cli.main", *arguments, "--bootstrap", self.bootstrap],
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)

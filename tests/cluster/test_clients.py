@@ -14,12 +14,12 @@ from support.clients import CLIENTS, CREATORS, READERS, WRITERS
 from support.cluster import running_cluster
 from support.kafka import check_nothing_lost, create_topic, describe, produce, read_all
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with running_cluster(tmp_path_factory.mktemp("clients")) as running:
+    with running_cluster(tmp_path_factory.mktemp("clients"), steady=True) as running:
         yield running
 
 
@@ -65,7 +65,7 @@ def test_metadata_tells_the_real_cluster_by_the_gateways_address(cluster: LocalC
 
 def run_kcat(*arguments: str, text: str = "") -> str:
     done = subprocess.run(
-        ["kcat", *arguments], input=text, capture_output=True, text=True, timeout=60, check=False
+        ["kcat", *arguments], input=text, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -47,8 +47,8 @@ def controllers(tmp_path: Path) -> Iterator[Controllers]:
         tmp_path,
         3,
         raft_snapshot_every=SNAPSHOT_EVERY,
-        raft_silence_ms=10_000,
-        node_session_timeout_ms=30_000,
+        raft_silence_ms=15_000,
+        node_session_timeout_ms=60_000,
         leader_rebalance_interval_ms=1_000,
     )
     quorum.measure_stalls = True
@@ -71,7 +71,7 @@ class Node:
     async def live(self) -> None:
         while True:
             try:
-                stream = await self.client.session("NodeSession")
+                stream = await self.client.session("NodeSession", PATIENCE_S * 1000)
                 await asyncio.gather(self._beat(stream), self._listen(stream))
             except PenstockError:
                 self.lost += 1

@@ -15,7 +15,7 @@ from support.kafka import create_topic
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     needs_java,
 ]
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
 from penstock.local.ports import choose_base
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.kafka import (
     Load,
+    busiest_leader,
     check_nothing_lost,
     create_topic,
     describe,
@@ -27,19 +29,30 @@ from support.kafka import (
     read_all,
     wait_for_full_isr,
 )
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(900)
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 def command(*arguments: str, expect: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run `penstock` as a user does."""
-    done = subprocess.run([*PENSTOCK, *arguments], input=stdin, capture_output=True, timeout=120, check=False)
+    done = subprocess.run([*PENSTOCK, *arguments], input=stdin, capture_output=True, timeout=300, check=False)
     assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)
     return done
 
 
 def command_json(*arguments: str) -> Any:
     return json.loads(command(*arguments, "--json").stdout)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
@@ -52,7 +65,13 @@ def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
         produce(bootstrap, "first", 1)
         # A figure to look at: a test run shares its machine with other work.
         print(f"first ack {time.monotonic() - begun_s:.1f} s after `up`")
-        assert {row["state"] for row in found["processes"]} == {"running"}
+
+        def states() -> set[str]:
+            rows = command_json("local", "status", "--dir", directory)["processes"]
+            return {row["state"] for row in rows}
+
+        # Each has half a second to say that it is ready: on a loaded machine one of seven may be late.
+        wait_for(lambda: states() == {"running"}, "every process runs")
         assert [row["name"] for row in found["processes"]] == [
             *("controller-1", "controller-2", "controller-3", "node-1", "node-2", "node-3", "gateway-1")
         ]
@@ -73,9 +92,9 @@ def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
         pids = [row["pid"] for row in command_json("local", "status", "--dir", directory)["processes"]]
     finally:
         command("local", "down", "--dir", directory)
+    # A dead process has its place in the table until the system's first process looks.
     for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+        wait_for(partial(is_gone, pid), f"process {pid} is gone")
 
     # The stopped cluster comes back with its data and its settings.
     again = command_json("local", "up", "--dir", directory)
@@ -93,8 +112,7 @@ def test_leader_killed_under_load(tmp_path: Path) -> None:
         with Load(cluster.bootstrap, "t", rate_per_s=5_000) as load:
             for _ in range(2):
                 load.wait_for_acks(3_000)
-                leaders = [part.leader for part in describe(cluster.bootstrap, "t").values()]
-                name = f"node-{max(set(leaders), key=leaders.count)}"
+                name = busiest_leader(cluster.bootstrap, "t")
                 cluster.kill(name)
                 load.wait_for_acks(3_000)
                 cluster.start(name)
@@ -122,14 +140,14 @@ def test_every_process_killed_at_once_loses_nothing(tmp_path: Path) -> None:
         names = cluster.alive()
         for name in names:
             cluster.kill(name)
-        assert cluster.start(*names) == []
+        start_ready(cluster, *names)
         check_nothing_lost(ledger, read_all(cluster.bootstrap, "t"))
         produce(cluster.bootstrap, "t", 100, first=5_000, ledger=ledger)
         check_nothing_lost(ledger, read_all(cluster.bootstrap, "t"))
 
 
 def test_added_node_and_gateway_serve(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
+    with running_cluster(tmp_path, steady=True) as cluster:
         assert cluster.add(NODE) == "node-4"
         assert cluster.add(GATEWAY) == "gateway-2"
         second = cluster.bootstrap.split(",")[1]
@@ -163,7 +181,7 @@ def test_single_process_cluster_serves(tmp_path: Path) -> None:
 
 
 def test_racks_spread_replicas(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, controllers=1, nodes=4, racks=("a", "b")) as cluster:
+    with running_cluster(tmp_path, controllers=1, nodes=4, racks=("a", "b"), steady=True) as cluster:
         create_topic(cluster.bootstrap, "t", 4, 2)
         parts = describe(cluster.bootstrap, "t")
         assert len(parts) == 4

@@ -28,7 +28,7 @@ from support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None,
         reason="network namespaces need root and the ip command (Debian: apt-get install iproute2)",
@@ -94,7 +94,7 @@ class Island:
         }
         done = subprocess.run(
             ["ip", "netns", "exec", self.name, sys.executable, "-c", code, *arguments],
-            capture_output=True, text=True, env=environment, timeout=150, check=False,
+            capture_output=True, text=True, env=environment, timeout=400, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         told: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -134,7 +134,7 @@ def gateway_on(address: str, cluster: LocalCluster, log: Path) -> Iterator[tuple
         yield bootstrap, f"{address}:{grpc_port}"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def answers(bootstrap: str) -> bool:
@@ -146,7 +146,7 @@ def answers(bootstrap: str) -> bool:
 
 def test_client_and_spark_see_only_the_gateway(tmp_path: Path, island: Island) -> None:
     with (
-        running_cluster(tmp_path) as cluster,
+        running_cluster(tmp_path, steady=True) as cluster,
         gateway_on(island.host_address, cluster, tmp_path / "island.log") as (bootstrap, grpc_address),
     ):
         create_topic(cluster.bootstrap, "island", 6, 3)

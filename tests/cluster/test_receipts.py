@@ -25,7 +25,7 @@ def penstock(cluster: LocalCluster, *arguments: str, stdin: bytes = b"") -> byte
         [sys.executable, "-m", "penstock.cli.main", *arguments, "--bootstrap", cluster.bootstrap],
         input=stdin,
         capture_output=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
@@ -54,7 +54,7 @@ def eventually(
     produce_once: Callable[[], BatchReceipt], wanted: Callable[[BatchReceipt], bool]
 ) -> BatchReceipt:
     """Another record until its receipt is as wanted: the ISR of a young topic may not be whole yet."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180
     while True:
         got = produce_once()
         if wanted(got):
@@ -65,7 +65,7 @@ def eventually(
 def alter(cluster: LocalCluster, topic: str, durability: str) -> None:
     change = api.ConfigChange(key="penstock.durability", value=durability)
     resource = api.ConfigResource(resource_type="topic", resource_name=topic, changes=[change])
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180
     while True:
         for controller in cluster.state.of_role("controller"):
             with grpc.insecure_channel(f"127.0.0.1:{controller.ports['grpc']}") as channel:

@@ -15,6 +15,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import aiokafka
 import aiokafka.admin
@@ -25,7 +26,8 @@ from support.kafka import Ledger, Load, create_topic, read_all
 from support.waiting import wait_for
 
 RATE_PER_S = 200
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 120.0
 
 
 class Writer(ABC):
@@ -40,7 +42,7 @@ class Writer(ABC):
     @abstractmethod
     def __exit__(self, kind: object, _error: object, _trace: object) -> None: ...
 
-    def wait_for_acks(self, more: int, timeout_s: float = 30.0) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = 120.0) -> None:
         wanted = len(self.ledger.acked) + more
         wait_for(lambda: len(self.ledger.acked) >= wanted, f"{more} more acknowledgements", timeout_s)
 
@@ -82,7 +84,7 @@ class ThreadWriter(Writer):
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
         self._stop.set()
-        self._thread.join(120)
+        self._thread.join(2 * CLOSE_TIMEOUT_S)
         forget_leaks()
         if kind is None:
             assert not self._thread.is_alive(), "the client did not close"
@@ -118,7 +120,7 @@ class KafkaPythonWriter(ThreadWriter):
             future.add_callback(lambda m, number=number: self._acked(number, m.partition, m.offset))
             future.add_errback(lambda e, number=number: self.ledger.errors.append(f"{number}: {e}"))
             time.sleep(1 / RATE_PER_S)
-        producer.flush(60)
+        producer.flush(CLOSE_TIMEOUT_S)
         producer.close()
 
 
@@ -138,7 +140,7 @@ class AiokafkaWriter(ThreadWriter):
                 future = await producer.send(self._topic, self._value(number), key=b"key-%d" % (number % 8))
                 future.add_done_callback(lambda f, number=number: self._done(number, f))
                 await asyncio.sleep(1 / RATE_PER_S)
-            await asyncio.wait_for(producer.flush(), 60)
+            await asyncio.wait_for(producer.flush(), CLOSE_TIMEOUT_S)
         finally:
             await producer.stop()
 
@@ -157,7 +159,9 @@ def confluent_read(bootstrap: str, topic: str) -> list[bytes]:
 def kafka_python_read(bootstrap: str, topic: str) -> list[bytes]:
     consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False)
     try:
-        partitions = [kafka.TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+        # The node that is asked may not have heard of the topic yet.
+        numbers = wait_for(partial(consumer.partitions_for_topic, topic), f"{topic} in metadata")
+        partitions = [kafka.TopicPartition(topic, p) for p in numbers]
         ends = consumer.end_offsets(partitions)
         consumer.assign(partitions)
         consumer.seek_to_beginning()
@@ -179,7 +183,9 @@ def aiokafka_read(bootstrap: str, topic: str) -> list[bytes]:
         consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
         await consumer.start()
         try:
-            numbers = consumer.partitions_for_topic(topic) or await _partitions(consumer, topic)
+            numbers = consumer.partitions_for_topic(topic)
+            while not numbers:  # the node that is asked may not have heard of the topic yet
+                numbers = await _partitions(consumer, topic)
             partitions = [aiokafka.TopicPartition(topic, p) for p in numbers]
             ends = await consumer.end_offsets(partitions)
             consumer.assign(partitions)
@@ -198,10 +204,10 @@ def aiokafka_read(bootstrap: str, topic: str) -> list[bytes]:
     return asyncio.run(bounded())
 
 
-async def _partitions(consumer: aiokafka.AIOKafkaConsumer, topic: str) -> set[int]:
+async def _partitions(consumer: aiokafka.AIOKafkaConsumer, topic: str) -> set[int] | None:
     # A consumer without a subscription learns only of the topics that it asked for.
     metadata = await consumer._client.fetch_all_metadata()
-    found: set[int] = metadata.partitions_for_topic(topic)
+    found: set[int] | None = metadata.partitions_for_topic(topic)
     return found
 
 

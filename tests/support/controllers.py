@@ -6,23 +6,28 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
+
+from penstock.local.ports import choose_free
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 
+END_TIMEOUT_S = 120
+"""For a process to be gone: it may wait for a slow disk."""
+DESCRIBE_TIMEOUT_S = 120
+
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that were free a moment ago, outside the range from which outgoing connections get theirs.
+
+    Else a connection, even one of its own peers that try to reach it, could sit on a dead controller's port.
+    """
+    return choose_free(count, set())
 
 
 class Controllers:
@@ -86,14 +91,14 @@ class Controllers:
     def kill(self, controller_id: int, number: signal.Signals = signal.SIGKILL) -> None:
         process = self.processes.pop(controller_id)
         os.kill(process.pid, number)
-        process.wait(timeout=15)
+        process.wait(timeout=END_TIMEOUT_S)
 
     def kill_all(self) -> None:
         """All at once, as a power cut does."""
         for process in self.processes.values():
             os.kill(process.pid, signal.SIGKILL)
         for process in self.processes.values():
-            process.wait(timeout=15)
+            process.wait(timeout=END_TIMEOUT_S)
         self.processes.clear()
 
     def log_path(self, controller_id: int) -> Path:
@@ -107,10 +112,18 @@ class Controllers:
 
     async def describe(self, channels: ChannelPool, controller_id: int) -> api.DescribeQuorumResponse:
         stub = self.client(channels).stub(f"127.0.0.1:{self.grpc_ports[controller_id - 1]}")
-        response: api.DescribeQuorumResponse = await stub.DescribeQuorum(
-            api.DescribeQuorumRequest(), timeout=60, wait_for_ready=True
-        )
-        return response
+        async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+            while True:
+                try:
+                    response: api.DescribeQuorumResponse = await stub.DescribeQuorum(
+                        api.DescribeQuorumRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True
+                    )
+                    return response
+                except grpc.aio.AioRpcError as error:
+                    # The channel may still have the connection to a process that was killed.
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                await asyncio.sleep(0.05)
 
     async def active_id(self, channels: ChannelPool) -> int:
         """Id of the active controller, -1 when nobody says that it is."""

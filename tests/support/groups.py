@@ -57,6 +57,12 @@ class GroupLedger:
         return len(self.values)
 
 
+def kept(positions: dict[int, int], owned: set[int]) -> dict[int, int]:
+    """What a member still has to commit: a refused commit is made again while it has the partition, for a record
+    after which no other comes would stay uncommitted; whoever else has the partition reads it again."""
+    return {partition: offset for partition, offset in positions.items() if partition in owned}
+
+
 class GroupMember:
     """One consumer. `stop` leaves the group in order."""
 
@@ -73,7 +79,7 @@ class GroupMember:
     def stop(self) -> None:
         """Leave the group; raises what went wrong on the way."""
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(180)
         forget_leaks()
         assert not self._thread.is_alive(), "the client did not close"
         if self._failure is not None:
@@ -109,9 +115,9 @@ class ConfluentMember(GroupMember):
             )
         )
         consumer.subscribe([self.topic])
+        positions: dict[int, int] = {}
         try:
             while self.going:
-                positions: dict[int, int] = {}
                 found: list[Any] = consumer.consume(500, timeout=0.2)
                 for message in found:
                     error = message.error()
@@ -122,8 +128,9 @@ class ConfluentMember(GroupMember):
                     positions[message.partition()] = message.offset() + 1
                     self.taken += 1
                 self.owned = {p.partition for p in consumer.assignment()}
-                if positions:
-                    self._commit(consumer, positions)
+                positions = kept(positions, self.owned)
+                if positions and self._commit(consumer, positions):
+                    positions = {}
         finally:
             consumer.close()
 
@@ -131,13 +138,14 @@ class ConfluentMember(GroupMember):
         """Settings of the group protocol."""
         return {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 1_000}
 
-    def _commit(self, consumer: Consumer, positions: dict[int, int]) -> None:
+    def _commit(self, consumer: Consumer, positions: dict[int, int]) -> bool:
         wanted = [TopicPartition(self.topic, p, offset) for p, offset in positions.items()]
         try:
             done = consumer.commit(offsets=wanted, asynchronous=False)
         except KafkaException:
-            return  # in the middle of a rebalance: whoever has the partition reads it again
+            return False  # in the middle of a rebalance
         self.ledger.commit({p.partition: p.offset for p in done if p.error is None})
+        return all(p.error is None for p in done)
 
 
 class CooperativeMember(ConfluentMember):
@@ -166,22 +174,29 @@ class KafkaPythonMember(GroupMember):
             heartbeat_interval_ms=1_000,
             **self.config,
         )
+        positions: dict[int, int] = {}
         try:
             while self.going:
                 found = consumer.poll(timeout_ms=200)
-                positions: dict[kafka.TopicPartition, Any] = {}
                 for place, records in found.items():
                     for record in records:
                         self.ledger.process(place.partition, record.offset, record.value)
                         self.taken += 1
-                    positions[place] = kafka.OffsetAndMetadata(records[-1].offset + 1, "", -1)
+                    positions[place.partition] = records[-1].offset + 1
                 self.owned = {p.partition for p in consumer.assignment()}
+                positions = kept(positions, self.owned)
                 if positions:
                     try:
-                        consumer.commit(positions)
+                        consumer.commit(
+                            {
+                                kafka.TopicPartition(self.topic, p): kafka.OffsetAndMetadata(offset, "", -1)
+                                for p, offset in positions.items()
+                            }
+                        )
                     except kafka.errors.KafkaError:
                         continue
-                    self.ledger.commit({p.partition: o.offset for p, o in positions.items()})
+                    self.ledger.commit(positions)
+                    positions = {}
         finally:
             consumer.close()
 
@@ -202,21 +217,25 @@ class AiokafkaMember(GroupMember):
             **self.config,
         )
         await consumer.start()
+        positions: dict[int, int] = {}
         try:
             while self.going:
-                positions: dict[aiokafka.TopicPartition, int] = {}
                 for place, records in (await consumer.getmany(timeout_ms=200)).items():
                     for record in records:
                         self.ledger.process(place.partition, record.offset, record.value)
                         self.taken += 1
-                    positions[place] = records[-1].offset + 1
+                    positions[place.partition] = records[-1].offset + 1
                 self.owned = {p.partition for p in consumer.assignment()}
+                positions = kept(positions, self.owned)
                 if positions:
                     try:
-                        await consumer.commit(positions)
+                        await consumer.commit(
+                            {aiokafka.TopicPartition(self.topic, p): o for p, o in positions.items()}
+                        )
                     except aiokafka.errors.KafkaError:
                         continue
-                    self.ledger.commit({p.partition: o for p, o in positions.items()})
+                    self.ledger.commit(positions)
+                    positions = {}
         finally:
             await consumer.stop()
 

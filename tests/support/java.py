@@ -241,7 +241,7 @@ class JavaDriver:
             future.set_exception(JavaError("UNKNOWN_SERVER_ERROR", -1, "Ended", "the JVM has ended"))
 
 
-def run_tool_process(name: str, *arguments: str, timeout_s: float = 120.0) -> ToolRun:
+def run_tool_process(name: str, *arguments: str, timeout_s: float = 300.0) -> ToolRun:
     """Run a tool in a JVM of its own, for those that the driver cannot run: they speak to the JVM itself of its end."""
     done = subprocess.run(
         ["java", *JVM, "-cp", compiled(), tool_class(name), *arguments],

@@ -112,6 +112,16 @@ def describe(bootstrap: str, topic: str) -> dict[int, Any]:
     return wait_for(lambda: _partitions(admin, topic), f"{topic} in metadata")
 
 
+def busiest_leader(bootstrap: str, topic: str) -> str:
+    """Name of the node that leads most partitions."""
+
+    def leading() -> Counter[int]:
+        return Counter(p.leader for p in describe(bootstrap, topic).values() if p.leader >= 0)
+
+    leaders = wait_for(leading, f"a leader of {topic}")
+    return f"node-{leaders.most_common(1)[0][0]}"
+
+
 def node_address(bootstrap: str) -> str:
     """host:port of a storage node's own listener, found through a direct listener."""
     brokers = AdminClient(client_config(bootstrap)).list_topics(timeout=CALL_TIMEOUT_S).brokers
@@ -261,6 +271,7 @@ ASKED_AGAIN = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,  # a node may hear of a new topic later than who told us of it
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_PARTITION,  # the client's own metadata, a moment behind those that it was just told
     }
 )
 """What an election and a node that went may be answered with; librdkafka tells these of one question at once."""
