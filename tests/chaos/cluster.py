@@ -43,9 +43,9 @@ from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
 from support.waiting import wait_for
 
-READY_TIMEOUT_S = 90.0
-END_TIMEOUT_S = 40.0
-ASK_TIMEOUT_S = 2.0
+READY_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 90.0
+ASK_TIMEOUT_S = 5.0
 LOOPBACK = re.compile(r"127\.0\.0\.1:(\d+)")
 _TRACE = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
 
@@ -150,7 +150,7 @@ class Cluster:
     def is_running(self, name: str) -> bool:
         return self._state(name) is not ProcessState.DEAD
 
-    def active_controller(self, timeout_s: float = 30.0) -> str:
+    def active_controller(self, timeout_s: float = READY_TIMEOUT_S) -> str:
         """Name of the controller that says that it is the active one."""
 
         def ask() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.local.processes import send_signal
 
 TESTS_DIRECTORY = Path(__file__).resolve().parents[1]
-CLOSE_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 120.0
 
 
 class Janitor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,11 +22,13 @@ import docker
 import pytest
 
 from compose import engine
+from penstock.local.ports import choose_free
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 BUILT = ("controller-1", "controller-2", "controller-3", "storage-node", "gateway")
-READY_TIMEOUT_S = 120
+READY_TIMEOUT_S = 300
+ENGINE_STOP_TIMEOUT_S = 180
 
 
 @dataclass
@@ -61,14 +63,16 @@ class Stack:
 
     def get_json(self, path: str) -> Any:
         url = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=20) as response:
             return json.load(response)
 
     def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until `holds`; an address that does not answer yet counts as not holding."""
+        """Wait until `holds`; an address that does not answer yet, or not all of it, counts as not holding."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            with contextlib.suppress(
+                urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError
+            ):
                 if holds():
                     return
             time.sleep(0.2)
@@ -77,12 +81,6 @@ class Stack:
 
     def live_node_count(self) -> int:
         return sum(node["state"] == "live" for node in self.get_json("/v1/cluster")["nodes"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _compose_command() -> list[str]:
@@ -108,7 +106,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # Images that install packages may only reach a package index over the host's network.
     override = scratch / "override.yaml"
     override.write_text(json.dumps({"services": {name: {"build": {"network": "host"}} for name in BUILT}}))
-    ports = {"KAFKA": _free_port(), "GRPC": _free_port(), "HTTP": _free_port()}
+    # Outside the range of outgoing connections: one of those may come while images are built, or between
+    # the stack's end and its return.
+    ports = dict(zip(("KAFKA", "GRPC", "HTTP"), choose_free(3, set()), strict=True))
     project = f"penstocktest{random.SystemRandom().randrange(10**6)}"
     environment = dict(os.environ) | {
         "BASE_IMAGE": base_image,
@@ -131,4 +131,4 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         client.close()
         if started is not None:
             started.send_signal(signal.SIGTERM)
-            started.wait(timeout=60)
+            started.wait(timeout=ENGINE_STOP_TIMEOUT_S)

@@ -24,8 +24,9 @@ PYTHON_IMAGE = "python:3.11-slim"
 EDGE_IMAGE = "haproxy:2.8-alpine"
 MADE_BASE_IMAGE = "penstock-test/base:bookworm"
 MADE_EDGE_IMAGE = "penstock-test/edge:bookworm"
-ENGINE_START_TIMEOUT_S = 60
+ENGINE_START_TIMEOUT_S = 180
 PULL_TIMEOUT_S = 60
+CALL_TIMEOUT_S = 300
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
@@ -36,7 +37,7 @@ class EngineMissing(Exception):
 def ensure_engine(log_path: Path) -> tuple[docker.DockerClient, subprocess.Popen[bytes] | None]:
     """A client of a running engine, and the dockerd process if this call started it."""
     started = None if _answers() else _start_engine(log_path)
-    return docker.from_env(timeout=120), started
+    return docker.from_env(timeout=CALL_TIMEOUT_S), started
 
 
 def _answers() -> bool:
@@ -44,6 +45,8 @@ def _answers() -> bool:
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False  # it listens, and is not done with its start
     except FileNotFoundError:
         raise EngineMissing("the docker command is not installed") from None
 
@@ -62,7 +65,7 @@ def _start_engine(log_path: Path) -> subprocess.Popen[bytes]:
             return process
         time.sleep(0.2)
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     tail = log_path.read_text(errors="replace").splitlines()[-3:]
     raise EngineMissing("dockerd did not start: " + " | ".join(tail))
 

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from conformance.wire import leaders_known, node_addresses
+from conformance.wire import Closed, leaders_known, leaders_lead, node_addresses
 from support.kafka import client_config
 from support.waiting import wait_for
 
@@ -48,12 +48,13 @@ class Harness:
         self.wait_for_topic(topic, partitions)
 
     def wait_for_topic(self, topic: str, partitions: int) -> None:
-        """Until every node tells the leaders of so many partitions."""
+        """Until every node tells the leaders of exactly so many partitions, and these lead."""
         for address in node_addresses(self.bootstrap):
+            # More may be those of a topic of the same name that is deleted, but not for this node yet.
             known = partial(leaders_known, address, topic)
-            wait_for(
-                partial(_at_least, known, partitions), f"leaders of {topic} at {address}", CALL_TIMEOUT_S
-            )
+            wait_for(partial(_answers, known, partitions), f"leaders of {topic} at {address}", CALL_TIMEOUT_S)
+        leading = partial(leaders_lead, self.bootstrap, topic)
+        wait_for(partial(_answers, leading, True), f"leaders of {topic} that lead", CALL_TIMEOUT_S)
 
     def fill(self, topic: str, values: Sequence[str | None], partition: int, record: dict[str, Any]) -> None:
         """Records, all acknowledged."""
@@ -120,5 +121,9 @@ class PreparedCase:
         self._harness.fill(topic, values, partition, record)
 
 
-def _at_least(count: Callable[[], int], wanted: int) -> bool:
-    return count() >= wanted
+def _answers(ask: Callable[[], int], wanted: int) -> bool:
+    """Whether that is the answer; a node that is busy elsewhere is asked again."""
+    try:
+        return ask() == wanted
+    except (OSError, Closed):
+        return False

@@ -25,7 +25,7 @@ DIRECT_CLIENTS = ("aiokafka", registry.RAW)
 FAST = [scenario for scenario in SCENARIOS.values() if scenario.fast]
 ORACLE = read_oracle()
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
-TIMEOUT_S = 20.0
+from conformance import build
+
+TIMEOUT_S = 60.0
 
 
 class Closed(Exception):
@@ -122,6 +124,30 @@ def leaders_known(address: str, topic: str) -> int:
     return sum(1 for p in found.partitions if p.leader_id >= 0 and int(p.error_code) == 0)
 
 
+def leaders_lead(bootstrap: str, topic: str) -> bool:
+    """Whether each leader of a topic tells the end of its log: metadata name one that has yet to take over."""
+    kind = schema("metadata", 4, "request")
+    request = kind.MetadataRequest(
+        topics=(kind.MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False
+    )
+    with Wire(bootstrap) as wire:
+        answer = wire.call(request)
+    addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
+    led: dict[str, list[int]] = {}
+    for partition in answer.topics[0].partitions:
+        if partition.leader_id not in addresses:
+            return False
+        led.setdefault(addresses[partition.leader_id], []).append(partition.partition_index)
+    for address, indexes in led.items():
+        parts = [{"partition_index": n, "current_leader_epoch": -1, "timestamp": -1} for n in indexes]
+        values = {"replica_id": -1, "topics": [{"name": topic, "partitions": parts}]}
+        with Wire(address) as wire:
+            told = wire.call(build.request("list_offsets", 4, values))
+        if any(int(part.error_code) for one in told.topics for part in one.partitions):
+            return False
+    return True
+
+
 def node_addresses(bootstrap: str) -> list[str]:
     """Addresses of all nodes as a client is told them, the bootstrap address among them."""
     kind = schema("metadata", 4, "request")
@@ -177,7 +203,7 @@ def topic_id_of(bootstrap: str, topic: str) -> Any:
         return wire.call(request).topics[0].topic_id
 
 
-def reaction(address: str, data: bytes, *, half_close: bool = False, wait_s: float = 5.0) -> str:
+def reaction(address: str, data: bytes, *, half_close: bool = False, wait_s: float = 15.0) -> str:
     """What a server does with these bytes on a new connection: "closed", "silent" or "answered" with the first
     bytes of
     the response's body (they hold the error code, where one comes first)."""

@@ -21,6 +21,8 @@ from support.waiting import wait_for
 ACKS_PER_S_MIN = 100
 """A fault counts only under that much load."""
 CALL_TIMEOUT_S = 10.0
+ANSWER_SLACK_S = 60.0
+"""How long after its deadline a call's answer may come to a thread that gets no processor."""
 TOPICS_MAX = 24
 """Topics that are there at once; older ones are deleted."""
 READY_TIMEOUT_S = 120.0
@@ -112,7 +114,7 @@ class TopicChurn:
             return not missing and not risen
 
         try:
-            wait_for(is_right, "acknowledged topics", 30.0)
+            wait_for(is_right, "acknowledged topics", READY_TIMEOUT_S)
         except AssertionError:
             raise AssertionError(
                 f"topics lost: {sorted(missing)}, deleted topics back: {sorted(risen)}"
@@ -145,7 +147,7 @@ class TopicChurn:
     def _call(self, start: Callable[[], Any]) -> bool:
         """Whether it was acknowledged; anything else leaves open what became of it."""
         try:
-            start().result(timeout=CALL_TIMEOUT_S + 5)
+            start().result(timeout=CALL_TIMEOUT_S + ANSWER_SLACK_S)
         except KafkaException:
             self._stop.wait(0.02)
             return False
@@ -199,7 +201,7 @@ class EndOffsets:
             return bool(high >= end)
 
         try:
-            wait_for(is_there, "", 60.0)
+            wait_for(is_there, "", READY_TIMEOUT_S)
         except AssertionError:
             raise AssertionError(
                 f"{self._topic}-{partition} should hold {end} acknowledged records, the last answer was {last}; "

@@ -17,7 +17,7 @@ from pathlib import Path
 from crash.power_cut import PowerCut
 from crash.rig import EndOffsets, TopicChurn, kill_all, wait_for_load
 from penstock.local.cluster import LocalCluster
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.kafka import Load, check_nothing_lost, create_topic, read_all, wait_for_full_isr
 from support.waiting import wait_for
 
@@ -151,8 +151,7 @@ def _rounds(
                 kill_all(cluster)
                 dropped = power.cut(dice, fate) if power is not None else 0
                 killed = time.monotonic()
-                notes = cluster.start(*names, timeout_s=120.0)
-                assert notes == [], notes
+                start_ready(cluster, *names)
                 load.wait_for_acks(100, 120.0)
                 report.back_in_s.append(time.monotonic() - killed)
                 if power is not None:

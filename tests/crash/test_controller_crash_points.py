@@ -82,7 +82,7 @@ def record(tmp_path: Path, seed: int, *arguments: str) -> tuple[PowerCut, list[R
         subprocess.run(
             [sys.executable, "-m", "crash.controller_script", str(member / "data"), str(seed), *arguments],
             check=True,
-            timeout=120,
+            timeout=600,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         return power, power.take_records()
@@ -96,7 +96,7 @@ def memory() -> Iterator[Path]:
         yield Path(place)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("cc") is None, reason="recording needs gcc")
 @pytest.mark.parametrize("disk_speed", ["fast", "slow"])
 def test_a_power_cut_at_every_call(tmp_path: Path, memory: Path, disk_speed: str) -> None:

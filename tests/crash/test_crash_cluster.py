@@ -16,11 +16,11 @@ from confluent_kafka.admin import AdminClient
 from crash.matrix import case_of, running_matrix
 from crash.rig import fast_client, kill_all
 from crash.rounds import run_rounds
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.kafka import create_topic
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 needs_compiler = pytest.mark.skipif(
     shutil.which("gcc") is None and shutil.which("cc") is None, reason="power cuts need gcc"
 )
@@ -79,7 +79,7 @@ def test_clients_that_come_back_first_see_every_topic(tmp_path: Path) -> None:
             asking = threading.Thread(target=count_topics, args=(cluster.bootstrap, counts, stop))
             asking.start()
             try:
-                cluster.start(*names)
+                start_ready(cluster, *names)
                 wait_for(lambda: counts, "an answer")  # noqa: B023
             finally:
                 stop.set()
@@ -91,4 +91,4 @@ def count_topics(bootstrap: str, counts: list[int], stop: threading.Event) -> No
     """Ask again and again, each time as a new client, from before the port is open."""
     while not stop.is_set():
         with suppress(KafkaException):
-            counts.append(len(AdminClient(fast_client(bootstrap)).list_topics(timeout=0.5).topics))
+            counts.append(len(AdminClient(fast_client(bootstrap)).list_topics(timeout=5).topics))

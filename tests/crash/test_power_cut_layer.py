@@ -73,7 +73,7 @@ def run(tmp_path: Path, fate: str, *words: str) -> tuple[PowerCut, dict[str, byt
     place = tmp_path / "cluster" / "node-1" / "data"
     place.parent.mkdir(parents=True)
     with PowerCut(tmp_path / "cluster", tmp_path / "scratch") as power:
-        done = subprocess.run([sys.executable, "-c", CHILD, str(place), *words], timeout=60)
+        done = subprocess.run([sys.executable, "-c", CHILD, str(place), *words], timeout=240)
         assert done.returncode == -9
         power.absorb()
         assert power.differences() == []

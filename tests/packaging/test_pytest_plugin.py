@@ -20,7 +20,7 @@ PACKAGES = (
     *("services/controller", "services/storage-node", "services/gateway"),
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_a_killed_run_leaves_nothing(interpreter: Path, tmp_path: Path) -> None:
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
-    wait_for(lambda: not processes_of(mine), "no process outlives pytest", 60)
-    wait_for(lambda: not list(Path(mine).glob("penstock-*")), "no data outlive pytest", 60)
+    wait_for(lambda: not processes_of(mine), "no process outlives pytest", 120)
+    wait_for(lambda: not list(Path(mine).glob("penstock-*")), "no data outlive pytest", 120)
 
 
 def processes_of(directory: str) -> list[int]:

@@ -18,9 +18,10 @@ import pytest
 from penstock.local.ports import choose_free
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 30
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 120
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def install(service: str, folder: Path) -> Path:
@@ -40,7 +41,7 @@ def install(service: str, folder: Path) -> Path:
 
 
 def arguments(service: str, folder: Path, http_port: int) -> list[str]:
-    grpc_port, raft_port, kafka_port = choose_free(3, set())
+    grpc_port, raft_port, kafka_port = choose_free(3, {http_port})
     common = ["--http-bind", f"127.0.0.1:{http_port}", "--grpc-bind", f"127.0.0.1:{grpc_port}"]
     data = ["--data-dir", str(folder / "data")]
     if service == "controller":
@@ -71,7 +72,7 @@ def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None
         while True:
             assert process.poll() is None, f"{service} ended with {process.returncode}"
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/healthz", timeout=2) as response:
+                with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/healthz", timeout=20) as response:
                     assert response.status == 200
                 break
             except OSError:
@@ -79,4 +80,4 @@ def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None
                 time.sleep(0.1)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=STOP_TIMEOUT_S) == 0

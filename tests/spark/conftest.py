@@ -35,7 +35,7 @@ def spark_jvm() -> Iterator[None]:
     process = gateway.proc
     process.stdin.close()  # the JVM ends when it reads the end of its input
     try:
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(timeout=30)
@@ -55,7 +55,7 @@ def spark(spark_jvm: None) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.stopTimeout", "60s")
+        .config("spark.sql.streaming.stopTimeout", "180s")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

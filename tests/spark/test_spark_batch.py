@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from unit.spark.spark_memory_gateway import MemoryGateway
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 VALUES = [b"value %d" % i for i in range(5000)]
 
@@ -55,7 +55,7 @@ def test_count_and_rows(spark: SparkSession, flights: MemoryGateway) -> None:
         b"1000", b"value 1000", "flights", 0,
     )  # fmt: skip
     age = dt.datetime.now() - row["timestamp"]  # noqa: DTZ005 # Spark gives local times
-    assert dt.timedelta() < age < dt.timedelta(minutes=5)
+    assert dt.timedelta() < age < dt.timedelta(hours=1)
     assert offsets(frame) == WHOLE
     text = frame.selectExpr("CAST(value AS STRING) AS v").groupBy("v").count()
     assert text.count() == 5000

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.wire import leaders_known
 from support.cluster import running_cluster
 from support.kafka import Load, create_topic, describe, produce, wait_for_full_isr
+from support.spark import WAIT_S, started
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.local.cluster import LocalCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(600)]
-
-WAIT_S = 120
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with running_cluster(tmp_path_factory.mktemp("spark"), gateways=2) as cluster:
         yield cluster
+
+
+def create(cluster: LocalCluster, topic: str, partitions: int) -> None:
+    """A topic that both gateways know: Spark asks whichever it likes."""
+    create_topic(cluster.bootstrap, topic, partitions, 3)
+    for address in cluster.bootstrap.split(","):
+        wait_for(partial(is_known, address, topic, partitions), f"{topic} known at {address}", WAIT_S)
+
+
+def is_known(address: str, topic: str, partitions: int) -> bool:
+    return leaders_known(address, topic) == partitions
 
 
 def read(spark: SparkSession, cluster: LocalCluster, topic: str, **options: str) -> DataFrame:
@@ -44,7 +57,7 @@ def check_exact(frame: DataFrame, count: int) -> None:
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd", "snappy", "gzip"])
 def test_everything_that_was_produced(spark: SparkSession, penstock: LocalCluster, codec: str) -> None:
     topic = f"all-{codec}"
-    create_topic(penstock.bootstrap, topic, 3)
+    create(penstock, topic, 3)
     config: dict[str, Any] = {"compression.type": codec}
     produce(penstock.bootstrap, topic, 20_000, keys=50, **config)
     frame = read(spark, penstock, topic)
@@ -58,7 +71,7 @@ def test_everything_that_was_produced(spark: SparkSession, penstock: LocalCluste
 
 
 def test_bounds_by_offset_and_time(spark: SparkSession, penstock: LocalCluster) -> None:
-    create_topic(penstock.bootstrap, "bounds", 1)
+    create(penstock, "bounds", 1)
     produce(penstock.bootstrap, "bounds", 3_000)
     middle = read(
         spark, penstock, "bounds", startingOffsets='{"bounds":{"0":700}}', endingOffsets='{"bounds":{"0":801}}'
@@ -77,7 +90,7 @@ def test_bounds_by_offset_and_time(spark: SparkSession, penstock: LocalCluster) 
 def test_leader_and_gateway_die_under_a_stream(
     spark: SparkSession, penstock: LocalCluster, tmp_path: Path
 ) -> None:
-    create_topic(penstock.bootstrap, "events", 4, 3)
+    create(penstock, "events", 4)
     frame = (
         spark.readStream.format("penstock")
         .option("gateway", penstock.gateway)
@@ -94,19 +107,19 @@ def test_leader_and_gateway_die_under_a_stream(
         writer = frame.writeStream.foreachBatch(write).option(
             "checkpointLocation", str(tmp_path / "checkpoint")
         )
-        return (writer.trigger(**trigger) if trigger else writer).start()
+        return started((writer.trigger(**trigger) if trigger else writer).start)
 
     query = start()
-    with Load(penstock.bootstrap, "events", rate_per_s=2_000) as load:
-        load.wait_for_acks(4_000)
+    with Load(penstock.bootstrap, "events", rate_per_s=2_000, timeout_s=WAIT_S) as load:
+        load.wait_for_acks(4_000, WAIT_S)
         leaders = Counter(part.leader for part in describe(penstock.bootstrap, "events").values())
         victim = f"node-{leaders.most_common(1)[0][0]}"
         penstock.kill(victim)
-        load.wait_for_acks(3_000)
+        load.wait_for_acks(3_000, WAIT_S)
         penstock.kill("gateway-2")
-        load.wait_for_acks(3_000)
+        load.wait_for_acks(3_000, WAIT_S)
         penstock.start(victim, "gateway-2")
-        wait_for_full_isr(penstock.bootstrap, "events")
+        wait_for_full_isr(penstock.bootstrap, "events", WAIT_S)
     assert query.exception() is None
     query.stop()
     query = start(availableNow=True)

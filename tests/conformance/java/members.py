@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.groups import SESSION_TIMEOUT_MS, GroupLedger, GroupMember
+from support.groups import SESSION_TIMEOUT_MS, GroupLedger, GroupMember, kept
 from support.java import JavaDriver, JavaError, decode, shared_driver
 
 POLL_MS = 200
@@ -54,26 +54,28 @@ class JavaMember(GroupMember):
         }
         handle = call("consumer.open", config=config)
         call("consumer.subscribe", handle=handle, topics=[self.topic])
+        positions: dict[int, int] = {}
         while self.going:
-            positions: dict[int, int] = {}
             for record in call("consumer.poll", handle=handle, timeout_ms=POLL_MS):
                 self.ledger.process(record["partition"], record["offset"], decode(record["value"]) or b"")
                 positions[record["partition"]] = record["offset"] + 1
                 self.taken += 1
             self.owned = {p for _, p in call("consumer.assignment", handle=handle)}
-            if positions:
-                self._commit(handle, positions)
+            positions = kept(positions, self.owned)
+            if positions and self._commit(handle, positions):
+                positions = {}
         call("consumer.close", handle=handle)
 
-    def _commit(self, handle: str, positions: dict[int, int]) -> None:
+    def _commit(self, handle: str, positions: dict[int, int]) -> bool:
         wanted = [[self.topic, p, offset] for p, offset in positions.items()]
         try:
             self._driver.call("consumer.commit", handle=handle, offsets=wanted)
         except JavaError as error:
             if self._dying or error.kind not in REBALANCING:
                 raise
-            return  # whoever has the partition now reads it again
+            return False
         self.ledger.commit(positions)
+        return True
 
 
 REBALANCING = frozenset(

@@ -67,13 +67,13 @@ def alter_topic(c: Client, t: Case) -> Outcome:
     def change(*changes: list[str | None], settled: Any) -> Any:
         answer = attempt(lambda: c.alter_configs("topic", topic, changes))
         # A change reaches each node in its own time.
-        return [answer, until(now, lambda found: found == settled or settled is None, 10)]
+        return [answer, until(now, lambda found: found == settled or settled is None)]
 
     first = change(["retention.ms", "set", "1000000"], ["max.message.bytes", "set", "5000"], settled=None)
     second = change(["cleanup.policy", "append", "compact"], settled=None)
     third = change(["cleanup.policy", "subtract", "delete"], ["retention.ms", "delete", None], settled=None)
     final = until(
-        now, lambda f: isinstance(f, dict) and f.get("cleanup.policy", {}).get("value") == "compact", 10
+        now, lambda f: isinstance(f, dict) and f.get("cleanup.policy", {}).get("value") == "compact"
     )
     return [first[0], second[0], third[0], final]
 
@@ -109,7 +109,6 @@ def replace(c: Client, t: Case) -> Outcome:
     found = until(
         lambda: some(c.describe_configs([["topic", topic]])[label], keys),
         lambda f: isinstance(f, dict) and f.get("max.message.bytes", {}).get("value") == "7000",
-        10,
     )
     return [answer, found]
 
@@ -157,6 +156,5 @@ def group(c: Client, t: Case) -> Outcome:
     found = until(
         lambda: attempt(lambda: some(c.describe_configs([["group", name]])[f"group:{name}"], keys)),
         lambda f: isinstance(f, dict) and f.get(keys[0], {}).get("value") == "7000",
-        10,
     )
     return [*seen, found]

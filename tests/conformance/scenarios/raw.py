@@ -248,7 +248,7 @@ def produce_values(topic: str, topic_id: Any, records: bytes | None, **more: Any
     """A Produce request for partition 0."""
     part = {"index": more.pop("partition", 0), "records": records}
     return {
-        "transactional_id": None, "acks": -1, "timeout": 10_000,
+        "transactional_id": None, "acks": -1, "timeout": 30_000,
         "topic_data": [{"name": topic, "topic_id": topic_id, "partition_data": [part]}],
         **more,
     }  # fmt: skip
@@ -291,7 +291,7 @@ def produce_checks(c: Client, t: Case) -> Outcome:
     }
     found = {}
     for name, batch in batches.items():
-        with Wire(address, 8.0) as wire:
+        with Wire(address) as wire:
             try:
                 answer = wire.call(build.request("produce", 9, produce_values(topic, None, batch)))
                 found[name] = produced(answer)[0]

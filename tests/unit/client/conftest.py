@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from penstock.local import launch, plan
+from penstock.local import launch, plan, probe
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ClusterSpec, ClusterState, ProcessRecord
 from penstock.local.ports import choose_base
+
+ANSWER_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -22,6 +25,9 @@ def fake_roles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plan, "module_and_arguments", module_and_arguments)
     monkeypatch.setattr(launch, "PRELOADED", ())
+    # One question decides what a test sees: a stand-in that gets no processor for a second is not unready.
+    for ask in ("http_ready", "kafka_ready"):
+        monkeypatch.setattr(probe, ask, partial(getattr(probe, ask), timeout_s=ANSWER_TIMEOUT_S))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 

@@ -29,11 +29,11 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 @pytest.fixture
-def dead_port() -> int:
-    """A port at which nothing listens."""
+def dead_port() -> Iterator[int]:
+    """A port at which nothing listens, and nothing can meanwhile: it is bound."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield int(probe.getsockname()[1])
 
 
 def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,10 @@ def test_add_takes_the_next_name(fake_cluster: LocalCluster) -> None:
     assert fake_cluster.bootstrap.count(",") == 1
 
 
-def test_down_leaves_nothing_and_up_brings_the_same_back(fake_cluster: LocalCluster) -> None:
+def test_down_leaves_nothing_and_up_brings_the_same_back(
+    fake_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "REAP_TIMEOUT_S", 60.0)
     before = fake_cluster.state
     pids = [pid_of(fake_cluster, p.name) for p in before.processes]
     (fake_cluster.directory / "node-1" / "data").mkdir()
@@ -269,7 +272,7 @@ def test_no_cluster_says_how_to_make_one(tmp_path: Path) -> None:
 def test_process_state_of_a_zombie_is_dead() -> None:
     pid = processes.spawn([sys.executable, "-c", "pass"], Path.cwd(), Path(os.devnull))
     known = processes.identity(pid)
-    wait_for(lambda: processes.process_state(pid, known) is ProcessState.DEAD, "the child's end", 10)
+    wait_for(lambda: processes.process_state(pid, known) is ProcessState.DEAD, "the child's end")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

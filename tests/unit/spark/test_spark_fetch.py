@@ -43,7 +43,7 @@ def read(
     *,
     gateways: tuple[str, ...] | None = None,
     fail: bool = True,
-    poll_timeout_ms: int = 3000,
+    poll_timeout_ms: int = 60_000,
     topic_id: bytes | None = None,
     chunk_bytes: int = 4096,
 ) -> list[int]:
