@@ -34,6 +34,7 @@ from penstock_gateway.routing.fences import Fences
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.jobs import WriteJob
 from penstock_storage_node.log.log_core import LogCore
+from penstock_storage_node.membership import Membership
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
@@ -333,6 +334,19 @@ def _late_batch_overtakes() -> list[Patch]:
     ]
 
 
+def _gap_of_a_deposed_leader() -> list[Patch]:
+    return [(Membership, "in_touch", lambda _: True)]
+
+
+def _hopping(settings: Settings) -> None:
+    # From a gateway that knows the new leader to one that knows the old one, and back.
+    settings.gateways = 2
+    settings.hop_probability = 0.2
+    settings.favoured = ("network in two halves", "host cut off")
+    settings.fault_interval_us = 600_000
+    settings.producers, settings.produce_interval_us = 3, 300_000
+
+
 BUGS = [
     Bug("no-prevote", "a controller stands without asking first", _no_prevote),
     Bug("journal-not-synced", "Raft entries are acknowledged before they are on disk", _unsynced_journal),
@@ -381,6 +395,12 @@ BUGS = [
     Bug("flush-skipped", "a commit returns without its flush", _flush_skipped, _alone),
     Bug("checkpoint-too-high", "the recovery point passes what is flushed", _checkpoint_too_high),
     Bug("late-batch-overtakes", "the gateway sends a later batch past one answered 7", _late_batch_overtakes),
+    Bug(
+        "deposed-leader-judges",
+        "a node that may be deposed calls batches out of order",
+        _gap_of_a_deposed_leader,
+        _hopping,
+    ),
 ]
 BY_NAME = {bug.name: bug for bug in BUGS}
 

@@ -13,6 +13,14 @@ An ack counts for all earlier batches that wait to be sent again, whatever they 
 (rd_kafka_handle_idempotent_Produce_success, rd_kafka_dr_implicit_ack): a leader takes no batch
 without those before it. So none may ever be written past one that is not there; and no more
 than five batches are ever unsettled, as many as a log remembers to tell a repetition.
+
+A direct client goes to the leader that metadata name, and never back to an earlier one: a node that
+was deposed while it was cut off or stopped still names itself, until it hears. Produce carries no
+leader epoch (KIP-359 was never built), so such a node, Kafka's too, can only say that the sequence
+has a gap. Therefore clients leave metadata of a lower leader epoch than they have seen alone:
+librdkafka from 2.1 on (rd_kafka_toppar_leader_update), the Java client from 2.2 on (KAFKA-7738).
+Behind gateways a client has no such protection: the next gateway may be as cut off as the deposed
+leader, and sends it there. So where there are two, producers lose their connection now and then.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import TopicPartition
+from penstock_core.ids import NO_NODE, TopicPartition
 from penstock_core.kafka.produce import (
     ProducePartition,
     ProduceSkim,
@@ -80,6 +88,7 @@ class PartitionQueue:
         "in_flight",
         "is_draining",
         "key",
+        "leader_epoch",
         "next_sequence",
         "route",
         "waiting",
@@ -91,6 +100,8 @@ class PartitionQueue:
         self.in_flight: list[Batch] = []
         self.next_sequence = 0
         self.route = 0
+        self.leader_epoch = -1
+        """The highest that this client has seen in metadata."""
         self.is_draining = False
         """Something is to be sent again once what is in flight has been answered."""
 
@@ -167,7 +178,7 @@ class Producer:
             if head.retry_at_us > now_us:
                 soonest_us = min(soonest_us, head.retry_at_us)
                 continue
-            route = self._world.leader_for(queue.key) if self.is_direct else 0
+            route = self._leader(queue) if self.is_direct else 0
             if route is None or (route != queue.route and queue.in_flight):
                 # No leader; or another one, while requests to the old one are out.
                 soonest_us = min(soonest_us, now_us + 50_000)
@@ -182,8 +193,17 @@ class Producer:
         if soonest_us < 1 << 62:
             self._pump_soon(soonest_us - now_us)
 
+    def _leader(self, queue: PartitionQueue) -> int | None:
+        state = self._world.partition_for(queue.key, queue.leader_epoch)
+        if state is None:
+            return None
+        queue.leader_epoch = state.leader_epoch
+        return None if state.leader == NO_NODE else int(state.leader)
+
     def _send_to(self, route: int, heads: list[Batch]) -> None:
         connection = self._connections.get(route)
+        if connection is not None and not route and self._hops():
+            connection.close()
         if connection is not None and connection.closed:
             self.lost(route, connection)
             return
@@ -208,6 +228,10 @@ class Producer:
                     and not batch.partition.is_draining
                 ):
                     heads.append(waiting[0])
+
+    def _hops(self) -> bool:
+        probability = self._world.settings.hop_probability
+        return probability > 0 and self._world.rng.random() < probability
 
     def _send(self, route: int, connection: Any, batches: list[Batch]) -> None:
         items = []

@@ -55,6 +55,9 @@ class Settings:
     network: NetworkProfile
     favoured: tuple[str, ...] = ()
     """Faults that come far more often than by their weight."""
+    hop_probability: float = 0.0
+    """How often a producer loses its connection before it sends, and comes back by any gateway: by one that
+    is behind the last one, too."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 
@@ -105,6 +108,8 @@ class Settings:
                 late_us_max=rng.choice((100_000, 1_500_000, 6_000_000)),
             ),
         )
+        if settings.gateways > 1:
+            settings.hop_probability = 0.1
         if rng.random() < 0.5:
             settings.focus(rng.choice(tuple(FOCI)))
         return settings

@@ -12,11 +12,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.metadata import PartitionImage
 from simulation.network import Network, NetworkProfile, Pipe
+from simulation.producer import Producer
 from simulation.scheduler import Scheduler
+from simulation.world import World
 
 TESTS = Path(__file__).parent.parent
 SEEDS = 24
@@ -48,6 +54,37 @@ def test_a_connection_keeps_its_order_through_blocks(seed: int) -> None:
         scheduler.at(begin_us + 4_000, network.unblock, "a", "b")
     scheduler.run(3_000_000)
     assert got == list(range(300))
+
+
+def node_with(leader: int, leader_epoch: int) -> Any:
+    """A running node whose metadata have that leader."""
+    key = TopicPartition(TopicId(bytes(16)), 0)
+    nodes = (NodeId(1), NodeId(2))
+    state = PartitionImage(*key, nodes, nodes, NodeId(leader), LeaderEpoch(leader_epoch), leader_epoch)
+    manager = SimpleNamespace(image=SimpleNamespace(partition=lambda *_: state))
+    return SimpleNamespace(is_running=True, is_up=True, manager=manager)
+
+
+def test_a_direct_client_goes_to_no_leader_that_it_knows_to_be_deposed() -> None:
+    """As librdkafka and the Java client, which leave metadata of a lower leader epoch alone."""
+    world = World(1)  # not run: only what its nodes' metadata say is asked for
+    hosts = [host for host in world.hosts if host.kind == "n"][:2]
+    producer = Producer(world, 1, -1, direct=True)
+    producer.produce(TopicPartition(TopicId(bytes(16)), 0), 1)
+    (queue,) = producer.partitions.values()
+
+    def leader(*nodes: Any) -> int | None:
+        for host, node in zip(hosts, nodes, strict=True):
+            host.process = node
+        return producer._leader(queue)
+
+    assert leader(node_with(1, 3), node_with(2, 4)) == 1, "the first that is asked, as far as one knows"
+    assert leader(None, node_with(2, 4)) == 2
+    assert leader(node_with(1, 3), None) is None
+    assert leader(node_with(1, 3), node_with(2, 4)) == 2
+    assert leader(node_with(1, 3), node_with(NO_NODE, 5)) is None
+    assert leader(node_with(1, 3), node_with(2, 4)) is None
+    assert leader(node_with(1, 6), node_with(2, 4)) == 1
 
 
 @pytest.mark.slow

@@ -155,14 +155,15 @@ class World:
         process = self.rng.choice(up).process
         return GatewayConnection(process, lambda c: client.lost(0, c))
 
-    def leader_for(self, key: TopicPartition) -> int | None:
-        """The leader as some live node's metadata have it: what a direct client asks for."""
+    def partition_for(self, key: TopicPartition, leader_epoch: int) -> PartitionImage | None:
+        """The partition as some live node's metadata have it, none of them older than `leader_epoch`:
+        what a direct client asks for."""
         for host in self.hosts:
             if host.kind == "n" and host.is_running and host.process.manager is not None:
                 image: MetadataImage = host.process.manager.image
                 state = image.partition(key.topic_id, key.partition)
-                if state is not None:
-                    return None if state.leader == NO_NODE else int(state.leader)
+                if state is not None and state.leader_epoch >= leader_epoch:
+                    return state
         return None
 
     def live_partitions(self) -> list[TopicPartition]:

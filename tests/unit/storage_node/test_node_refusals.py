@@ -54,6 +54,18 @@ async def test_a_later_batch_waits_for_the_one_that_was_refused(leading: MiniNod
     assert leading.partition.log.log_end_offset == 3
 
 
+async def test_a_leader_that_may_be_deposed_calls_nothing_out_of_order(leading: MiniNode) -> None:
+    """Its successor may have written what is missing here, and acknowledged it to this client, who was sent
+    back by a gateway with metadata as old: a bumped epoch would double what else is on its way."""
+    assert [await send(leading, sequence) for sequence in (0, 1)] == [0, 0]
+    leading.manager.in_touch = lambda: False
+    assert await send(leading, 5) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert await send(leading, 1, epoch=1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert await send(leading, 2) == 0, "what is next is for the ISR to judge"
+    leading.manager.in_touch = lambda: True
+    assert await send(leading, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
 async def test_each_one_that_was_refused_must_come_again(leading: MiniNode) -> None:
     """A gateway brings R1 again by itself; R2's refusal is on its way to the client, who has sent R3 (seed 1364)."""
     assert await send(leading, 1) == ErrorCode.NOT_LEADER_OR_FOLLOWER

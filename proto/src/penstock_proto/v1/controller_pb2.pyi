@@ -262,12 +262,17 @@ class NodeHeartbeatReply(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     MAY_SHUTDOWN_FIELD_NUMBER: _builtins.int
     CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
+    METADATA_VERSION_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """The node is fenced now."""
     may_shutdown: _builtins.bool
     """All leadership is gone and other roles know: the node may stop."""
     controller_term: _builtins.int
     """Controller's Raft term; nodes refuse orders of a lower one."""
+    metadata_version: _builtins.int
+    """Version of the controller's metadata: a node with an older one may have been
+    deposed without having heard of it.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -277,10 +282,11 @@ class NodeHeartbeatReply(_message.Message):
         fenced: _builtins.bool = ...,
         may_shutdown: _builtins.bool = ...,
         controller_term: _builtins.int = ...,
+        metadata_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from penstock_runtime.addresses import StartupError
 from penstock_runtime.controller_client import ControllerClient, ControllerStream
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_storage_node.contact import Contact
 from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.log import LogDirectory
 
@@ -71,10 +72,11 @@ class Membership:
         self._node_epoch = -1
         self._interval_ms = 250
         self._silence_max_ms = 1_000
+        self._doubt_ms = 1_000
         self._registered_before = False
         self._wake = asyncio.Event()
         self._stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply] | None = None
-        self._heard_s = 0.0
+        self._contact = Contact()
         self.registration_version = 0
         self.want_shutdown = False
         self.fenced = True
@@ -91,7 +93,13 @@ class Membership:
 
     def silence_ms(self) -> float:
         """How long no controller has answered a heartbeat."""
-        return (asyncio.get_running_loop().time() - self._heard_s) * 1000
+        return _now_ms() - self._contact.heard_ms
+
+    def in_touch(self) -> bool:
+        """Whether this node may take it that it leads what its metadata say: not while it is fenced, or there
+        are newer ones, or the controllers have not heard from it for half of the time that they allow."""
+        version = self._metadata.image.version
+        return not self.fenced and self._contact.is_recent(version, self._doubt_ms, _now_ms())
 
     # -- registration -------------------------------------------------------------
 
@@ -120,6 +128,7 @@ class Membership:
         self._interval_ms = response.heartbeat_interval_ms or self._interval_ms
         # A successor fences those who have not come to it within a session timeout.
         self._silence_max_ms = max(response.session_timeout_ms // 2, 3 * self._interval_ms)
+        self._doubt_ms = response.session_timeout_ms // 2 or self._doubt_ms
         self._registered_before = True
         self.fenced = True
         self._lifecycle.log.info(
@@ -199,6 +208,7 @@ class Membership:
 
     async def _session(self, stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply]) -> bool:
         """Beat until the stream ends (PenstockError) or the registration is over (True)."""
+        self._contact.begin()
         beats = asyncio.ensure_future(self._beat(stream))
         try:
             while True:
@@ -208,7 +218,7 @@ class Membership:
                         ErrorCode.STALE_CONTROLLER_EPOCH,
                         f"controller of term {reply.controller_term}, heard of {self._controllers.heard_term}",
                     )
-                self._heard_s = asyncio.get_running_loop().time()
+                self._contact.answered(reply.metadata_version, _now_ms())
                 if reply.error.code:
                     self._lifecycle.log.warning("session refused", reason=reply.error.message)
                     self.fenced = True
@@ -248,6 +258,7 @@ class Membership:
         while True:
             self._wake.clear()
             hit("node.session.before_beat")
+            self._contact.sent(_now_ms())
             await stream.write(
                 pb.NodeHeartbeat(
                     node_id=self._node_id,
@@ -269,3 +280,7 @@ class Membership:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000

@@ -96,6 +96,8 @@ class ReplicaManager:
         self.image = MetadataImage()
         self.on_link_lost: Callable[[NodeId], None] = lambda _: None
         """Told of a leader whose replication stream broke."""
+        self.in_touch: Callable[[], bool] = lambda: True
+        """Whether the controllers were heard of lately: else another node may lead what this one leads."""
         self.partitions: dict[TopicPartition, Partition] = {}
         self.leading: dict[Partition, None] = {}
         self.effects = Effects()

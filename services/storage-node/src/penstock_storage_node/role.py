@@ -295,6 +295,7 @@ class StorageNode:
             self._on_epoch,
             lambda: manager.disk_failed,
         )
+        manager.in_touch = self._membership.in_touch
         manager.health.listeners.append(self._membership.wake)
         lifecycle.create_task(self._metadata.run(), "metadata")
         await self._unless_stopping(self._membership.register())

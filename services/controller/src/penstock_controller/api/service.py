@@ -123,7 +123,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             node.fenced
             or (node.in_controlled_shutdown and core.may_leave(node_id) and not core.still_leads(node_id))
         )
-        return api.NodeHeartbeatReply(fenced=node.fenced, may_shutdown=may_shutdown, controller_term=term)
+        return api.NodeHeartbeatReply(
+            fenced=node.fenced,
+            may_shutdown=may_shutdown,
+            controller_term=term,
+            metadata_version=core.image.version,
+        )
 
     async def AlterPartitions(
         self, request: api.AlterPartitionsRequest, context: ServicerContext

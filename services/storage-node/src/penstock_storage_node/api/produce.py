@@ -153,6 +153,8 @@ class ProduceHandler:
             try:
                 appended = self._append(caller, item, result, header.api_version, skim.acks, now_ms, wall_ms)
             except PenstockError as e:
+                if e.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not manager.in_touch():
+                    e = _gap_of_a_deposed_leader(e)
                 manager.metrics.rejected_batches += 1
                 result.error, result.error_message = e.code, e.message
                 caller.note(e.code)
@@ -249,3 +251,17 @@ class ProduceHandler:
         if self._manager.staged_bytes > STAGED_BYTES_SOFT_MAX:
             return self._manager.when_written(NO_RESPONSE)
         return NO_RESPONSE
+
+
+def _gap_of_a_deposed_leader(error: PenstockError) -> PenstockError:
+    """What a node says of a gap when it may have been deposed unheard: the batches in it may be its successor's.
+
+    They are when a client comes back to the old leader: by a gateway that is cut off from the controllers
+    as this node is, or by metadata of a node that is. Produce tells no leader epoch, so nothing else shows
+    it. Kafka answers 45 all the same; librdkafka then bumps its epoch for every partition, and what was
+    written and not acknowledged is written twice. 6 says as truly that nothing was written, and is retried.
+    """
+    return PenstockError(
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        f"{error.message}; another node may lead it, no controller has answered here lately: retry",
+    )

@@ -242,6 +242,7 @@ class WriteJob:
         file = fs.files.pin(segment.path)
         try:
             hit("log.append.before_write")
+            # A step that only closes a segment writes nothing.
             if step.size and torn("log.append.torn_write"):
                 write_fully(fs, file.fd, [b"".join(step.buffers)[: step.size // 2]], step.position)
                 hit("log.append.torn_write")
