@@ -106,6 +106,14 @@ class KafkaCluster:
     def cpu_seconds(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self.processes)
 
+    def last_words(self) -> str:
+        """What the first broker that ended by itself said last, or the first one if all run."""
+        ended = [not process.is_running() or process.status() == "zombie" for process in self.processes]
+        index = ended.index(True) if True in ended else 0
+        said = (self.folder / f"kafka-{index + 1}" / "kafka.Kafka.log").read_text(errors="replace")
+        how = "ended by itself" if any(ended) else "runs"
+        return f"broker {index + 1} {how} and said last: {' / '.join(said.splitlines()[-3:])}"
+
     def stop(self) -> None:
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -115,7 +115,10 @@ class Worlds:
         )
         self._stack.callback(cluster.stop)
         cluster.start()
-        _wait_until_ready(cluster.bootstrap, count)
+        try:
+            _wait_until_ready(cluster.bootstrap, count)
+        except NotThere as error:
+            raise NotThere(f"{error}; {cluster.last_words()}") from None
         return {KAFKA: cluster.bootstrap}
 
     def _penstock(self, world: str) -> dict[str, str]:
