@@ -245,6 +245,12 @@ class Pipe:
                     self._carry(end, number, packet)
                 if (target, source) not in self._network.blocked:
                     self._stalled_us = [-1, -1]
+                    if self.closed[0] != self.closed[1]:
+                        # Given up by one end meanwhile: whatever the other one sends now is answered with a reset.
+                        left = self.closed.index(False)
+                        self._network.scheduler.after(
+                            self._network.delay_us(), self._end, left, "reset by peer"
+                        )
 
     def stall(self, end: int) -> None:
         """From now on this end's pings are not answered."""

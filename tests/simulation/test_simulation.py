@@ -19,7 +19,7 @@ import pytest
 
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
-from simulation.network import Network, NetworkProfile, Pipe
+from simulation.network import DEAD_AFTER_US, Network, NetworkProfile, Pipe
 from simulation.producer import Producer
 from simulation.scheduler import Scheduler
 from simulation.world import World
@@ -54,6 +54,23 @@ def test_a_connection_keeps_its_order_through_blocks(seed: int) -> None:
         scheduler.at(begin_us + 4_000, network.unblock, "a", "b")
     scheduler.run(3_000_000)
     assert got == list(range(300))
+
+
+def test_an_end_that_was_given_up_during_a_block_hears_of_it_afterwards() -> None:
+    """Seed 10121: it did not, and whatever it sent arrived nowhere from then on."""
+    scheduler = Scheduler(1)
+    network = Network(scheduler, NetworkProfile())
+    pipe = Pipe(network, "a", "b")
+    ended: list[str] = []
+    pipe.on_end[0] = ended.append
+    gives_up_us = 2 * DEAD_AFTER_US
+    # The server's end gets no answers, for the client is stopped; the client's own time begins with the block.
+    scheduler.at(0, pipe.stall, 1)
+    for source, target in (("a", "b"), ("b", "a")):
+        scheduler.at(gives_up_us - 1_000_000, network.block, source, target)
+        scheduler.at(gives_up_us + 500_000, network.unblock, source, target)
+    scheduler.run(2 * gives_up_us)
+    assert ended == ["reset by peer"]
 
 
 def node_with(leader: int, leader_epoch: int) -> Any:
