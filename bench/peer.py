@@ -108,7 +108,7 @@ class KafkaCluster:
 
     def last_words(self) -> str:
         """What the first broker that ended by itself said last, or the first one if all run."""
-        ended = [not process.is_running() or process.status() == "zombie" for process in self.processes]
+        ended = [process.poll() is not None for process in self.processes]
         index = ended.index(True) if True in ended else 0
         said = (self.folder / f"kafka-{index + 1}" / "kafka.Kafka.log").read_text(errors="replace")
         how = "ended by itself" if any(ended) else "runs"

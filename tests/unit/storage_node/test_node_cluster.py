@@ -209,13 +209,7 @@ async def test_the_end_is_told_once_it_is_known_after_an_election(
     cluster.make_topic()
     await hosted(cluster)
     await asyncio.gather(*(cluster.nodes[1].produce(b"v%d" % i) for i in range(10)))
-    # Killed, node 2 no longer knows the high watermark, and there is nobody to tell it.
-    for number in (1, 2, 3):
-        await cluster.nodes.pop(number).stop(clean=False)
-    node = await cluster.start_node(2)
-    await eventually(lambda: KEY in node.manager.partitions)
-    cluster.elect(2, [1, 2, 3])
-    await hosted(cluster)
+    node = await alone_after_an_election(cluster)
     monkeypatch.setattr(offsets, "ELECTION_WAIT_S", 0.02)
     assert await end_of(node) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
     monkeypatch.setattr(offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
@@ -233,17 +227,23 @@ async def test_whoever_waits_for_the_end_hears_of_lost_leadership(
     cluster.make_topic()
     await hosted(cluster)
     await cluster.nodes[1].produce(b"x")
+    node = await alone_after_an_election(cluster)
+    monkeypatch.setattr(offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
+    waiting = asyncio.ensure_future(end_of(node))
+    await eventually(lambda: node.partition.readers)
+    cluster.elect(3, [1, 2, 3])
+    assert (await asyncio.wait_for(waiting, LONG_MS / 2000))[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def alone_after_an_election(cluster: MiniCluster) -> MiniNode:
+    """Node 2 leads after all were killed: it no longer knows the high watermark, and there is nobody to tell it."""
     for number in (1, 2, 3):
         await cluster.nodes.pop(number).stop(clean=False)
     node = await cluster.start_node(2)
     await eventually(lambda: KEY in node.manager.partitions)
     cluster.elect(2, [1, 2, 3])
     await hosted(cluster)
-    monkeypatch.setattr(offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
-    waiting = asyncio.ensure_future(end_of(node))
-    await eventually(lambda: node.partition.readers)
-    cluster.elect(3, [1, 2, 3])
-    assert (await asyncio.wait_for(waiting, LONG_MS / 2000))[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return node
 
 
 async def end_of(node: MiniNode) -> tuple[int, int]:
