@@ -23,6 +23,10 @@ class ModelLog:
         self.flushed_offset = 0
 
     @property
+    def first_segment_offset(self) -> int:
+        return self.log_start_offset
+
+    @property
     def log_end_offset(self) -> int:
         return len(self.entries)
 

@@ -11,13 +11,16 @@ from functools import lru_cache, partial
 
 import pytest
 
+from penstock_core.limits import BATCH_BYTES_MAX
 from penstock_core.records.batch import DELETE_HORIZON_BIT, BatchInfo, is_crc_valid, iter_batches, read_header
 from penstock_core.records.build import NewRecord, build_batch
 from penstock_core.records.read import Record, read_records
-from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log import Appended, Duplicate, PartitionLog
+from penstock_core.records.recompress import recompress
+from penstock_core.topic_settings import LONG_MAX, TopicSettings
+from penstock_storage_node.log import Appended, Duplicate, PartitionLog, record_filter
 from penstock_storage_node.log.cleaner import Cleaner, CleanStats, DamagedSource
 from penstock_storage_node.log.offset_map import NOT_FOUND, OffsetMap
+from penstock_storage_node.log.record_filter import BatchTooLarge, filter_batch
 from penstock_storage_node.log.simulated_fs import (
     SimulatedCrash,
     SimulatedFileSystem,
@@ -69,7 +72,10 @@ def compact(
 ) -> CleanStats | None:
     """One run, swapped in as a node does it."""
     plan = log.plan_cleaning(
-        cleaned_until, log.log_end_offset if high_watermark is None else high_watermark, now_ms
+        cleaned_until,
+        log.log_end_offset if high_watermark is None else high_watermark,
+        now_ms,
+        log.first_open_transaction,
     )
     if plan is None or not plan.is_due:
         return None
@@ -77,7 +83,7 @@ def compact(
     sources = {segment.base_offset: segment for segment in plan.sources}
     for group in cleaner.run():
         replaced = [sources[base] for base in group.sources]
-        assert log.swap_files(group, replaced)
+        assert log.swap_files(group, replaced, plan)
         log.adopt_swapped(group, replaced)()
     return cleaner.stats
 
@@ -249,6 +255,105 @@ def test_tombstones_go_after_their_time_and_not_before() -> None:
     assert b"a" not in found and found[b"c"] == (3, b"1") and found[b"b"] == (1, b"1")
 
 
+def test_a_batch_without_room_for_a_delete_horizon_stays_as_it_is() -> None:
+    """Above BATCH_BYTES_MAX nobody reads it, and recovery would cut the log there."""
+    settings = replace(COMPACT, max_message_bytes=BATCH_BYTES_MAX, segment_bytes=BATCH_BYTES_MAX + 5000)
+    tombstones: list[tuple[bytes, bytes | None]] = [(b"t%d" % number, None) for number in range(100)]
+    spare = BATCH_BYTES_MAX - len(batch_of(*tombstones, (b"large", bytes(5_000_000)))) + 5_000_000
+    full = batch_of(*tombstones, (b"large", bytes(spare)))
+    assert len(full) == BATCH_BYTES_MAX
+    fs = new_disk()
+    directory, log = new_log(fs, settings)
+    append(log, batch_of((b"t0", b"old")))
+    append(log, full)
+    append(log, batch_of((b"roll", bytes(100_000))))
+    run_job(log)
+    append(log, batch_of((b"last", b"acked")))
+    run_job(log)
+    before = read_all_batches(log, 1 << 20)
+    for _ in range(2):
+        stats = compact(fs, log)
+        assert stats is not None and stats.records_out == stats.records_in - (1 if _ == 0 else 0)
+        assert [b for b in read_all_batches(log, 1 << 20) if read_header(b).record_count] == before[1:]
+    directory.write_checkpoints([])
+    again = reopen(fs.crash(keep_synced, keep_names=lambda count: 0), settings)[1]
+    assert again.log_end_offset == log.log_end_offset
+    assert read_all_batches(again, 1 << 20) == read_all_batches(log, 1 << 20)
+    # The same records with room for it get their horizon, and go.
+    append(log, batch_of((b"large", b"small now")))
+    append(log, batch_of((b"roll", bytes(BATCH_BYTES_MAX - 200))))
+    run_job(log)
+    append(log, batch_of((b"roll", bytes(10_000))))
+    run_job(log)
+    compact(fs, log)
+    horizons = [read_header(b).attributes & DELETE_HORIZON_BIT for b in read_all_batches(log, 1 << 20)]
+    assert any(horizons)
+    compact(fs, log, now_ms=NOW_MS + 1001)
+    assert not [key for key in latest(log) if key.startswith(b"t")]
+
+
+def filtered(batch: bytes, *gone: bytes) -> bytes:
+    """What filter_batch leaves of a batch without these keys."""
+    left = filter_batch(
+        memoryview(batch),
+        read_header(batch),
+        lambda record: bytes(record.key) not in gone,
+        new_horizon_ms=NOW_MS,
+        keep_empty=False,
+    )
+    assert left.data is not None and left.is_changed
+    return left.data
+
+
+def test_what_compresses_too_well_to_be_believed_is_written_otherwise() -> None:
+    """Less its one random record a batch of zeros would look like a bomb to every reader of ours."""
+    rng = random.Random(SEED)
+    for codec in (2, 3, 4):
+        rows = [(b"random", rng.randbytes(60_000)), *((b"z%d" % n, bytes(500_000)) for n in range(20))]
+        left = filtered(batch_of(*rows, codec=codec), b"random")
+        info = read_header(left)
+        assert is_crc_valid(left) and info.base_timestamp == NOW_MS
+        assert [(r.offset, r.key, r.timestamp_ms) for r in read_records(left)] == [
+            (1 + n, b"z%d" % n, NOW_MS + 1 + n) for n in range(20)
+        ]
+    assert info.compression == 1  # gzip can't do better than readers believe
+
+
+def test_what_compresses_worse_than_its_producer_did_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(SEED)
+    words = [b"%06x" % rng.randrange(1 << 24) for _ in range(500)]
+    rows = [(b"k%d" % n, b" ".join(rng.choices(words, k=50))) for n in range(500)]
+    batch = recompress(batch_of((b"tiny", b"x"), *rows), 4, 19)
+    assert len(filtered(batch, b"tiny")) > len(batch)  # at the level of compaction
+    monkeypatch.setattr(record_filter, "BATCH_BYTES_MAX", len(batch))
+    left = filtered(batch, b"tiny")
+    assert len(left) <= len(batch) and read_header(left).compression == 4
+    assert [(r.offset, r.key, r.value) for r in read_records(left)] == [
+        (offset, *row) for offset, row in enumerate(rows, 1)
+    ]
+    monkeypatch.setattr(record_filter, "BATCH_BYTES_MAX", 1000)
+    with pytest.raises(BatchTooLarge, match="500 records of the batch at offset 0"):
+        filtered(batch, b"tiny")
+
+
+def test_tombstones_that_are_kept_for_ever() -> None:
+    """delete.retention.ms may be the largest there is, and a timestamp the smallest."""
+    settings = replace(COMPACT, delete_retention_ms=LONG_MAX)
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    append(log, batch_of((b"a", None), (b"b", None)))
+    append(log, build_batch([NewRecord(b"c", None, -5)]))
+    roll(log)
+    roll(log)
+    stats = compact(fs, log)
+    assert stats is not None
+    found = {record.key: (info, record) for info, record in records(log)}
+    assert found[b"b"][0].base_timestamp == LONG_MAX and found[b"b"][1].timestamp_ms == NOW_MS + 1
+    assert found[b"c"][0].base_timestamp == found[b"c"][1].timestamp_ms == -5  # 64 bits hold no horizon
+    compact(fs, log, now_ms=LONG_MAX // 2)
+    assert found.keys() <= {record.key for _, record in records(log)}
+
+
 def test_nothing_past_the_high_watermark_nor_the_lag_nor_in_the_active_segment() -> None:
     fs = new_disk()
     _, log = new_log(fs, COMPACT)
@@ -261,11 +366,11 @@ def test_nothing_past_the_high_watermark_nor_the_lag_nor_in_the_active_segment()
     assert offsets[-(30 - stats.cleaned_until) :] == list(range(stats.cleaned_until, 30))
     assert offsets[0] == stats.cleaned_until - 1 or len(offsets) == 30 - stats.cleaned_until + 1
     log.update_settings(replace(COMPACT, min_compaction_lag_ms=1000))
-    assert log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500) is None
+    assert log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500, None) is None
     log.update_settings(replace(COMPACT, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=1000))
-    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500)
+    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500, None)
     assert plan is not None and plan.is_due is False
-    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 1500)
+    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 1500, None)
     assert plan is not None and plan.is_due and plan.must
 
 
@@ -319,14 +424,14 @@ def test_a_log_that_changed_meanwhile_keeps_its_segments() -> None:
     for _ in range(20):
         append(log, batch_of((b"k", bytes(300))))
     run_job(log)
-    plan = log.plan_cleaning(0, 20, NOW_MS)
+    plan = log.plan_cleaning(0, 20, NOW_MS, None)
     assert plan is not None
     groups = Cleaner(fs, log.cleaning_request(plan, NOW_MS, 4096)).run()
     group = next(groups)
     remove = log.delete_old_segments(20, NOW_MS + 1000)
     assert remove is not None
     remove()
-    assert not log.swap_files(group, list(plan.sources)[: len(group.sources)])
+    assert not log.swap_files(group, list(plan.sources)[: len(group.sources)], plan)
 
 
 # ---------------------------------------------------------------------- models and crashes

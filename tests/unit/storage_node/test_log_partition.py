@@ -14,6 +14,7 @@ from penstock_storage_node.log.simulated_fs import SimulatedFileSystem, keep_syn
 from unit.storage_node.log_model import (
     NOW_MS,
     SMALL,
+    TOPIC_ID,
     Model,
     add,
     append,
@@ -21,6 +22,7 @@ from unit.storage_node.log_model import (
     make_batch,
     new_disk,
     new_log,
+    open_directory,
     read,
     read_all_batches,
     reopen,
@@ -442,6 +444,67 @@ def test_roll_by_age_of_records() -> None:
     assert log.segment_count == 1
     append(log, make_batch(timestamp_ms=NOW_MS + 1001))
     assert log.segment_count == 2
+
+
+def age_of_roll(log: PartitionLog) -> int:
+    """Age at which the log closes its first segment, in ms."""
+    append(log, make_batch(timestamp_ms=NOW_MS))
+    age = 0
+    while log.segment_count == 1:
+        age += 10
+        append(log, make_batch(timestamp_ms=NOW_MS + age))
+    return age
+
+
+def test_segment_jitter_closes_earlier_each_log_at_a_time_of_its_own() -> None:
+    directory = open_directory(new_disk())
+
+    def ages(jitter_ms: int, topic: str) -> list[int]:
+        settings = TopicSettings(segment_ms=1000, segment_jitter_ms=jitter_ms)
+        return [age_of_roll(directory.create_log(topic, n, TOPIC_ID, settings)) for n in range(12)]
+
+    assert set(ages(0, "even")) == {1010}
+    spread = ages(400, "spread")
+    assert all(600 < age <= 1010 for age in spread) and len(set(spread)) > 6
+    # More than segment.ms is no more than that.
+    assert all(0 < age <= 1010 for age in ages(10_000, "wide"))
+
+
+def test_segment_jitter_of_a_segment_outlives_a_restart() -> None:
+    settings = TopicSettings(segment_ms=1000, segment_jitter_ms=900)
+    expected = age_of_roll(new_log(new_disk(), settings)[1])
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    append(log, make_batch(timestamp_ms=NOW_MS))
+    append(log, make_batch(timestamp_ms=NOW_MS + expected - 10))
+    run_job(log)
+    _, again = reopen(fs.restart(), settings)
+    assert again.segment_count == 1
+    append(again, make_batch(timestamp_ms=NOW_MS + expected))
+    assert again.segment_count == 2
+
+
+def test_roll_by_size_of_the_index() -> None:
+    """A segment whose time index (12 bytes an entry) has reached segment.index.bytes takes no more."""
+    entries_max = 3
+    settings = TopicSettings(index_interval_bytes=1, segment_index_bytes=entries_max * 12 + 11)
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    for number in range(20):
+        append(log, make_batch(timestamp_ms=NOW_MS + number))
+    run_job(log)
+    # The first batch of a segment makes no entry.
+    assert log.segment_count == 20 // (entries_max + 1)
+    for name in fs.list_directory("/data/t-0"):
+        if name.endswith(".timeindex"):
+            assert fs.path_size(f"/data/t-0/{name}") <= settings.segment_index_bytes
+    _, again = reopen(fs.crash(), settings)
+    assert again.segment_count == log.segment_count
+    append(again, make_batch())
+    assert again.segment_count == log.segment_count + 1
+    log.update_settings(TopicSettings(index_interval_bytes=1))
+    append(log, make_batch())
+    assert log.segment_count == 20 // (entries_max + 1)
 
 
 def test_a_log_knows_whether_acks_may_lack_a_flush() -> None:

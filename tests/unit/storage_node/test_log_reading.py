@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.records.batch import iter_batches
 from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log import Appended, ReadData, ReadJob
+from penstock_storage_node.log import Appended, ReadData, ReadJob, timestamps
+from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.segment import Segment
 from unit.storage_node.log_model import (
     NOW_MS,
     SMALL,
@@ -182,3 +186,43 @@ def test_few_descriptors_serve_many_segments() -> None:
     assert fs.open_count <= 4 + 1  # and the directory's lock
     log.close(clean=False)
     assert fs.open_count == 1
+
+
+@pytest.mark.parametrize("is_largest", [True, False])
+def test_a_look_up_by_time_that_retention_overtakes(
+    is_largest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TopicSettings(segment_bytes=1000, index_interval_bytes=100, retention_bytes=2000)
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    for number in range(80):
+        append(log, make_batch(timestamp_ms=NOW_MS + number))
+    run_job(log)
+    name = "find_largest" if is_largest else "find_in_files"
+    real, calls = getattr(timestamps, name), []
+
+    def overtaken(fs: FileSystem, segments: Sequence[Segment], *more: Any) -> Any:
+        calls.append(segments)
+        remove = log.delete_old_segments(80, NOW_MS)
+        if remove is not None:
+            remove()
+        return real(fs, segments, *more)
+
+    monkeypatch.setattr(timestamps, name, overtaken)
+
+    def look() -> tuple[int, int] | None:
+        return log.offset_of_max_timestamp(80) if is_largest else log.offset_for_timestamp(NOW_MS, 80)
+
+    first = log.log_start_offset
+    found = look()
+    assert len(calls) == 2 and log.log_start_offset > first
+    last = 79 if is_largest else log.log_start_offset
+    assert found == (last, NOW_MS + last)
+    # A file that is missing for another reason is no matter of trying again.
+    for segment in calls[-1]:
+        fs.files.forget(segment.path)
+        fs.unlink(segment.path)
+    calls.clear()
+    with pytest.raises(PenstockError, match="check the disk") as caught:
+        look()
+    assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR and len(calls) == 1

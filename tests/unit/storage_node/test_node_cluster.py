@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from penstock_core.kafka.produce import Receipt
 from penstock_gateway.kafka.queries import encode_list_offsets
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.api import offsets
+from penstock_storage_node.disk import CHANGE_THREADS
 from unit.storage_node.node_harness import (
     KEY,
     TOPIC,
@@ -323,6 +325,36 @@ async def test_receipts_of_a_replicated_topic_promise_no_flush(cluster: MiniClus
     assert got.receipt == Receipt(0, (1, 2, 3), (1, 2, 3))
     low, high = leader.partition.replica.leadership.acked_unflushed()
     assert low == high
+
+
+async def test_flush_messages_holds_while_a_flush_is_out(cluster: MiniCluster) -> None:
+    cluster.make_topic(penstock_durability="replicated", flush_messages="10")
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    log = leader.partition.log
+    for index in range(9):
+        assert (await leader.produce(b"%d" % index)).error == ErrorCode.NONE
+    assert log.flushed_offset == 0  # nothing else flushes
+    may_flush, held = threading.Event(), []
+    try:
+        for _ in range(CHANGE_THREADS):  # the lane of flushes is taken
+            held.append(asyncio.ensure_future(leader.pool.run(may_flush.wait)))
+        for index in range(20):
+            assert (await leader.produce(b"%d" % index)).error == ErrorCode.NONE
+        assert log.flushed_offset == 0
+    finally:
+        may_flush.set()
+        await asyncio.gather(*held)
+    await eventually(lambda: log.written_offset - log.flushed_offset < 10)
+    assert log.written_offset == 29
+
+
+async def test_flush_ms_flushes_what_nobody_adds_to(cluster: MiniCluster) -> None:
+    cluster.make_topic(penstock_durability="replicated", flush_ms="1")
+    await hosted(cluster)
+    assert (await cluster.nodes[1].produce(b"v")).error == ErrorCode.NONE
+    for node in cluster.nodes.values():
+        await eventually(lambda n=node: n.partition.log.flushed_offset == 1)
 
 
 async def test_flush_metrics(cluster: MiniCluster) -> None:

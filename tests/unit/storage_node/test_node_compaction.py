@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.kafka import codec
 from penstock_core.kafka.apis import ApiKey
 from penstock_core.kafka.frames import parse_request_header, request_header
+from penstock_core.metadata import PartitionImage
 from penstock_core.records.build import NewRecord, build_batch
 from penstock_core.records.read import read_all
+from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.settings import load_settings
+from penstock_storage_node import compaction as compaction_module
 from penstock_storage_node.api.caller import Caller
 from penstock_storage_node.compaction import Compaction
-from penstock_storage_node.log import ReadJob
+from penstock_storage_node.log import ReadJob, cleaner_worker
+from penstock_storage_node.partition import Partition
 from penstock_storage_node.settings import StorageNodeSettings
 from penstock_storage_node.trimming import drop_old_segments
 from unit.storage_node.node_harness import TOPIC, MiniCluster, MiniNode, eventually, wall_ms
@@ -155,6 +162,93 @@ async def test_clients_read_and_write_while_segments_are_exchanged(cluster: Mini
         await asyncio.gather(*readers)
         await compaction.end_worker()
     assert reads > 0 and compaction.run_count >= 1 and compaction.failure_count == 0
+
+
+OTHER, OTHER_ID = "other", TopicId(b"O" * 16)
+
+
+async def two_compacted_topics(cluster: MiniCluster) -> tuple[Partition, Partition]:
+    """On node 1; the first one is the dirtier one."""
+    cluster.make_topic(isr=(1,), min_insync_replicas="1", **SMALL)
+    settings = {name.replace("_", "."): value for name, value in SMALL.items()}
+    made = PartitionImage(
+        OTHER_ID, 0, replicas=(NodeId(1),), isr=(NodeId(1),), leader=NodeId(1),
+        leader_epoch=LeaderEpoch(0), partition_epoch=0,
+    )  # fmt: skip
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=OTHER_ID, name=OTHER)),
+        *(
+            pb.MetadataRecord(
+                config=pb.ConfigRecord(resource_type="topic", resource_name=OTHER, key=key, value=value)
+            )
+            for key, value in settings.items()
+        ),
+        pb.MetadataRecord(partition=made.to_pb()),
+    )
+    node = cluster.nodes[1]
+    key = TopicPartition(OTHER_ID, 0)
+    await eventually(lambda: key in node.manager.partitions)
+    other = node.manager.partitions[key]
+    await eventually(lambda: other.replica.leadership is not None)
+    for number in range(60):
+        result = await node.produce_batch(keyed((b"k%d" % (number % 7), bytes(300))), topic=OTHER)
+        assert result.error == ErrorCode.NONE, result.error_message
+    compaction = compaction_of(node)
+    while await compaction.run_once():
+        pass
+    await compaction.end_worker()
+    for number in range(20):  # a clean part makes it the less dirty one
+        await node.produce_batch(keyed((b"k%d" % (number % 7), bytes(300))), topic=OTHER)
+    await write(cluster, 0, 60)
+    return node.partition, other
+
+
+async def test_a_log_that_cannot_be_compacted_does_not_hold_up_the_others(
+    cluster: MiniCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = await two_compacted_topics(cluster)
+    blocked = bad.log.directory / f"{0:020d}.log.cleaned"
+    blocked.mkdir()  # a file of that name can't be made
+    compaction = compaction_of(cluster.nodes[1])
+    before = good.log.size_bytes
+    tries = []
+    for _ in range(8):
+        failures = compaction.failure_count
+        while await compaction.run_once():
+            pass
+        tries.append(compaction.failure_count - failures)
+        compaction.begin_interval()
+    assert tries == [1, 1, 0, 1, 0, 0, 0, 1]
+    assert compaction.run_count >= 1 and good.log.size_bytes < before
+    said = [line for line in capsys.readouterr().out.splitlines() if "log not compacted" in line]
+    assert len(said) == 1 and ".log.cleaned" in said[0] and "mend" in said[0]
+    # Mended, it is compacted when its time has come.
+    blocked.rmdir()
+    before = bad.log.size_bytes
+    while compaction.failure_count and bad.log.size_bytes == before:
+        compaction.begin_interval()
+        await compaction.run_once()
+    assert bad.log.size_bytes < before
+    await compaction.end_worker()
+
+
+async def test_a_worker_that_dies_says_how(
+    cluster: MiniCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.make_topic(isr=(1,), min_insync_replicas="1", **SMALL)
+    await write(cluster, 0, 60)
+    monkeypatch.setattr(compaction_module, "WORKER", "penstock_storage_node.no_such_module")
+    compaction = compaction_of(cluster.nodes[1])
+    await compaction.run_once()
+    assert compaction.failure_count == 1
+    assert "the compaction worker ended: exit code 1" in capsys.readouterr().out
+
+
+def test_the_worker_says_whatever_it_trips_over_and_goes_on() -> None:
+    said: list[dict[str, Any]] = []
+    lines = json.dumps({"clean": {"producers": {}}, "bytes_per_s": 0}) + "\n"
+    cleaner_worker.serve(io.StringIO(lines * 2), said.append)
+    assert said == [{"error": "KeyError: 'sources'", "kind": "other"}] * 2
 
 
 async def test_delete_records_moves_every_replica_and_frees_whole_segments(cluster: MiniCluster) -> None:

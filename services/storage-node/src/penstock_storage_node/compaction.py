@@ -6,13 +6,15 @@ is no more to do, its reading and writing kept under a rate. The worker writes n
 event loop only has them swapped in, one by one, by the disk pool.
 
 A run that fails changes nothing: what was swapped in before is right by itself, because a record
-only goes after one that supersedes it is there, and the checkpoint moves when all is done. A log
-with a damaged segment is left alone until the node starts anew, and said so once.
+only goes after one that supersedes it is there, and the checkpoint moves when all is done. The log is
+then passed over for 1, 2, 4... intervals, so that it doesn't keep the others waiting, and why is said
+once. One with a damaged segment is left alone until the node starts anew. On a full disk all wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import subprocess
 import sys
@@ -20,12 +22,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicPartition
-from penstock_storage_node.log import LogDirectory, LogState
+from penstock_storage_node.disk_health import is_full, is_unreadable
+from penstock_storage_node.log import LogDirectory, LogState, reading
 from penstock_storage_node.log import swapping as swap_files
 from penstock_storage_node.log.cleaner import CleanedGroup
 from penstock_storage_node.log.cleaning import CleaningPlan
@@ -39,6 +42,19 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 ENDED = "the compaction worker ended"
 END_TIMEOUT_S = 5.0
 
+PASS_OVER_INTERVALS_MAX = 64
+"""A log whose runs fail is tried again after that many intervals at the latest."""
+
+_MENDS = {
+    "damaged": "a segment is damaged and stays as it is",
+    "full": "the disk is full; free space",
+    "invalid": "a batch's records can't be read, though its CRC is right; copy the topic without it to another one",
+    "large": "a batch can't be written anew; copy the topic to another one in smaller batches",
+    "other": "if it doesn't go away by itself, mend what the reason names",
+    "unreadable": "the disk failed",
+}
+"""What to do, by the kind of failure."""
+
 
 class RunFailed(Exception):
     """A run ended before its time. `kind` is the worker's word for it."""
@@ -46,6 +62,17 @@ class RunFailed(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@dataclass(slots=True)
+class PassedOver:
+    """A log whose last run failed."""
+
+    failure_count: int = 0
+    until: int = 0
+    """The interval in which it is tried again."""
+    said: set[str] = field(default_factory=set)
+    """Kinds of failure that were logged."""
 
 
 class Worker:
@@ -77,14 +104,22 @@ class Worker:
             pipe.write(data)
             pipe.flush()
         except OSError:
-            raise RunFailed("other", ENDED) from None
+            raise self._ended() from None
+
+    def _ended(self) -> RunFailed:
+        try:
+            code = self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return RunFailed("other", ENDED)
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return RunFailed("other", f"{ENDED}: {how}")
 
     async def hear(self) -> dict[str, Any]:
         """The next line. Raises RunFailed."""
         pipe = self._process.stdout
         line: bytes = await self._run(lambda: b"" if pipe is None else pipe.readline(LINE_BYTES_MAX))
         if not line.endswith(b"\n"):
-            raise RunFailed("other", ENDED)
+            raise await self._run(self._ended)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -135,6 +170,8 @@ class Compaction:
         self._settings = settings
         self._wall_ms = wall_ms
         self._damaged: set[TopicPartition] = set()
+        self._passed_over: dict[TopicPartition, PassedOver] = {}
+        self._interval = 0
         self._worker: Worker | None = None
         self.run_count = 0
         self.failure_count = 0
@@ -169,12 +206,19 @@ class Compaction:
         try:
             while True:
                 await asyncio.sleep(self._settings.compaction_interval_ms / 1000)
-                while await self.run_once():
+                self.begin_interval()
+                while not self._manager.health.failed and await self.run_once():
                     pass
                 await self.end_worker()
         finally:
             if self._worker is not None:
                 self._worker.kill()
+
+    def begin_interval(self) -> None:
+        """Time has passed: logs whose runs failed come nearer to the next try."""
+        self._interval += 1
+        for key in self._passed_over.keys() - self._manager.partitions.keys():
+            del self._passed_over[key]
 
     async def end_worker(self) -> None:
         """Let the process end; the next run starts another one."""
@@ -183,11 +227,11 @@ class Compaction:
             await worker.end()
 
     async def run_once(self) -> bool:
-        """Compact the dirtiest log. False when there is none, or it had to be given up."""
+        """Compact the dirtiest log, or give it up for now. False when no other is worth a look."""
         best: tuple[Partition, CleaningPlan] | None = None
         self.dirty_ratio = 0.0
         for partition in list(self._manager.partitions.values()):
-            if not partition.log.settings.is_compacted or partition.key in self._damaged:
+            if not partition.log.settings.is_compacted or self._is_passed_over(partition.key):
                 continue
             found = await self._plan(partition)
             if found is None:
@@ -207,11 +251,15 @@ class Compaction:
         except (RunFailed, PenstockError, OSError) as e:
             self.failure_count += 1
             await self.end_worker()
-            self._report(partition, e)
-            return False
+            return self._give_up(partition, e)
         finally:
             partition.compacting = False
+        self._passed_over.pop(partition.key, None)
         return True
+
+    def _is_passed_over(self, key: TopicPartition) -> bool:
+        found = self._passed_over.get(key)
+        return key in self._damaged or (found is not None and self._interval < found.until)
 
     async def _plan(self, partition: Partition) -> CleaningPlan | None:
         log = partition.log
@@ -219,13 +267,15 @@ class Compaction:
             return None  # as most logs of many small ones: nothing to ask the pool for
         if partition.closed or partition.busy or log.state is not LogState.OK:
             return None
-        done = self._directory.cleaned_until(log)
+        done, cut_count = self._directory.cleaned_until(log), log.cut_count
         mark, now_ms = partition.replica.high_watermark, self._wall_ms()
+        transaction = log.first_open_transaction
+        plan: CleaningPlan | None
         try:
-            plan: CleaningPlan | None = await partition.look_up(lambda: log.plan_cleaning(done, mark, now_ms))
+            plan = await partition.look_up(lambda: log.plan_cleaning(done, mark, now_ms, transaction))
         except (OSError, PenstockError):
             return None
-        return plan
+        return plan if plan is not None and plan.cut_count == cut_count else None
 
     async def _compact(self, partition: Partition, plan: CleaningPlan) -> None:
         log, started_s = partition.log, time.monotonic()
@@ -241,13 +291,16 @@ class Compaction:
         while "group" in (answer := await worker.hear()):
             values = answer["group"]
             group = CleanedGroup(sources=tuple(values.pop("sources")), **values)
-            swapped = await self._swap(partition, group, [sources[base] for base in group.sources])
+            swapped = await self._swap(partition, group, [sources[base] for base in group.sources], plan)
             await worker.tell({"go": swapped})
         if "done" not in answer:
-            raise RunFailed(answer["kind"], answer["error"])
+            raise await self._failure(partition, plan, answer)
         stats = answer["done"]
         cleaned_until = stats["cleaned_until"]
-        await self._manager.pool.run(lambda: self._directory.set_cleaned(log, cleaned_until))
+        if not await self._manager.pool.run(
+            lambda: self._directory.set_cleaned(log, cleaned_until, plan.cut_count)
+        ):
+            raise RunFailed("gone", "the log was cut or closed meanwhile")
         self.run_count += 1
         self.bytes_in += stats["bytes_in"]
         self.bytes_out += stats["bytes_out"]
@@ -264,7 +317,29 @@ class Compaction:
                 ms=round((self._last_run_s - started_s) * 1000),
             )
 
-    async def _swap(self, partition: Partition, group: CleanedGroup, sources: list[Segment]) -> bool:
+    async def _failure(self, partition: Partition, plan: CleaningPlan, answer: dict[str, Any]) -> RunFailed:
+        """What to make of the worker's word that it can't go on."""
+        kind, message, log = answer["kind"], answer["error"], partition.log
+        if partition.closed or log.cut_count != plan.cut_count:
+            return RunFailed("gone", message)
+        if kind == "unreadable":
+            self._manager.health.fail(partition.name, OSError(errno.EIO, message))
+        if kind != "damaged":
+            return RunFailed(kind, message)
+        # Before this node gives up its roles for it, it looks for itself; the partition notes what is found.
+        (segment,) = (each for each in plan.sources if each.base_offset == answer["base_offset"])
+        segment.found_bytes, segment.is_walked = segment.written, False
+        try:
+            await partition.look_up(
+                lambda: reading.trust(self._directory.fs, segment, plan.sources, plan.end)
+            )
+        except (PenstockError, OSError) as e:
+            return RunFailed("damaged", str(e))
+        return RunFailed("other", f"{message}, as the worker read it and this process did not")
+
+    async def _swap(
+        self, partition: Partition, group: CleanedGroup, sources: list[Segment], plan: CleaningPlan
+    ) -> bool:
         log, pool = partition.log, self._manager.pool
         remove: list[Callable[[], None]] = []
 
@@ -273,24 +348,31 @@ class Compaction:
                 remove.append(log.adopt_swapped(group, sources))
 
         if not partition.closed:
-            await partition.swap(lambda: log.swap_files(group, sources), apply)
+            await partition.swap(lambda: log.swap_files(group, sources, plan), apply)
         if not remove:
             await pool.run(lambda: swap_files.discard(self._directory.fs, str(log.directory), group))
             return False
         await pool.run(remove[0])
         return True
 
-    def _report(self, partition: Partition, error: Exception) -> None:
-        kind = error.kind if isinstance(error, RunFailed) else "other"
+    def _give_up(self, partition: Partition, error: Exception) -> bool:
+        """Leave a log alone for a while; whether others may be compacted meanwhile."""
+        kind = error.kind if isinstance(error, RunFailed) else "full" if is_full(error) else "other"
+        found = self._passed_over.setdefault(partition.key, PassedOver())
         if kind == "gone" or partition.closed:
-            return  # retention, a new leader or the topic's deletion was faster
-        log = self._manager.lifecycle.log
+            # Retention, a new leader or the topic's deletion was faster.
+            found.until = self._interval + 1
+            return True
         if kind == "damaged":
             self._damaged.add(partition.key)
-            log.error(
-                "log not compacted: a segment is damaged; stop this node, delete the partition's directory, start it",
-                partition=partition.name,
-                reason=str(error),
-            )
-        else:
-            log.warning("log not compacted this time", partition=partition.name, reason=str(error))
+        elif kind != "full":
+            found.until = self._interval + min(2**found.failure_count, PASS_OVER_INTERVALS_MAX)
+            found.failure_count += 1
+        if is_unreadable(error):
+            self._manager.health.fail(partition.name, error)
+        if kind not in found.said:
+            found.said.add(kind)
+            log = self._manager.lifecycle.log
+            say = log.error if kind in ("damaged", "invalid", "large") else log.warning
+            say(f"log not compacted: {_MENDS[kind]}", partition=partition.name, reason=str(error))
+        return kind != "full"

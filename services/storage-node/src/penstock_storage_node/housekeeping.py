@@ -10,6 +10,7 @@ from penstock_storage_node.disk_health import is_full
 from penstock_storage_node.log import LogDirectory
 from penstock_storage_node.replicas import TICK_MS, ReplicaManager
 from penstock_storage_node.settings import StorageNodeSettings
+from penstock_storage_node.trimming import drop_old_segments
 
 TRIM_AFTER_BYTES = 32 * 1024 * 1024
 """Traffic after which free memory is given back at the next checkpoint."""
@@ -81,15 +82,6 @@ class Housekeeping:
             for number, partition in enumerate(list(self._manager.partitions.values())):
                 if number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
-                if partition.closed or partition.busy or partition.compacting:
-                    continue
-                now_ms = time.time_ns() // 1_000_000
-                remove = partition.log.delete_old_segments(partition.replica.high_watermark, now_ms)
-                partition.kick()  # it may have closed the active segment, and no append comes
-                if remove is not None:
-                    try:
-                        await self._manager.pool.run(remove)
-                    except OSError as e:
-                        self._manager.lifecycle.log.error(
-                            "old segments not removed", partition=partition.name, reason=str(e)
-                        )
+                work = drop_old_segments(self._manager, partition)
+                if work is not None:
+                    await asyncio.wait([work])  # one by one; it tells its failures itself

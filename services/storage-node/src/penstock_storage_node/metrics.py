@@ -27,6 +27,7 @@ _COUNTERS = {
     "duplicate_batches": "Batches that an idempotent producer sent again.",
     "write_jobs": "Write jobs done.",
     "write_failures": "Writes or flushes that failed.",
+    "damaged_segments": "Segments in which a read found what was not written.",
     "truncations": "Logs cut to follow their leader.",
     "truncations_below_high_watermark": "Logs cut below their high watermark (unclean election).",
     "isr_proposals": "ISR proposals sent to the controller.",
@@ -74,6 +75,7 @@ class NodeMetrics:
         self.duplicate_batches = 0
         self.write_jobs = 0
         self.write_failures = 0
+        self.damaged_segments = 0
         self.truncations = 0
         self.truncations_below_high_watermark = 0
         self.isr_proposals = 0

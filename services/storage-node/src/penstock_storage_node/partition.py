@@ -20,6 +20,7 @@ from penstock_core.ids import TopicPartition
 from penstock_core.records.batch import BatchInfo
 from penstock_storage_node.disk_health import is_unreadable
 from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob, WriteJob
+from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, SenderSession
 
@@ -132,9 +133,8 @@ class Partition:
             self.log.complete(job)
             self._manager.metrics.observe_write_job(perf_counter() - started_s)
             self._manager.on_written(self, job, now_ms)
-            log = self.log
-            if not job.fsync and log.written_offset - log.flushed_offset >= log.settings.flush_messages:
-                self.flush(everything=True)
+            if not job.fsync:
+                self._flush_if_many()
         else:
             self.log.fail(job, error)
             self._retry_at_ms = now_ms + FULL_RETRY_MS
@@ -156,12 +156,19 @@ class Partition:
             if error is None:
                 self.log.complete_flush(job)
                 self._manager.on_flushed(self)
+                self._flush_if_many()  # what was written meanwhile
             else:
                 self.log.fail_flush(job, error)
                 self._manager.on_write_failed(self, error)
             self.kick()
 
         self._manager.pool.write(job.run, done)
+
+    def _flush_if_many(self) -> None:
+        """flush.messages. To be called whenever a reason not to flush has gone, too."""
+        log = self.log
+        if log.written_offset - log.flushed_offset >= log.settings.flush_messages:
+            self.flush(everything=True)
 
     def flush_if_due(self, now_ms: int) -> None:
         """flush.ms, where a log does not flush with each write."""
@@ -214,9 +221,13 @@ class Partition:
                 if not future.done():
                     future.set_exception(error)
             # What waits for this future runs before anything else may start.
-            asyncio.get_running_loop().call_soon(self.kick)
+            asyncio.get_running_loop().call_soon(self._resume)
 
         self._manager.pool.write(run, done)
+
+    def _resume(self) -> None:
+        self.kick()
+        self._flush_if_many()
 
     @property
     def busy(self) -> bool:
@@ -236,12 +247,15 @@ class Partition:
         try:
             return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
         except PenstockError as e:
-            self._note_unreadable(e)
-            raise
+            raise self._note_unreadable(e) from e.__cause__
 
-    def _note_unreadable(self, error: BaseException | None) -> None:
-        if error is not None and is_unreadable(error):
+    def _note_unreadable(self, error: BaseException) -> BaseException:
+        """The node may have to draw its conclusions; returns what to tell the reader."""
+        if isinstance(error, DamagedData):
+            return self._manager.damage.note(self, error)
+        if is_unreadable(error):
             self._manager.on_read_failed(self, error)
+        return error
 
     def start_read(self, job: ReadJob, done: Callable[[ReadData, BaseException | None], None]) -> None:
         """Run a read in the pool."""
@@ -254,8 +268,7 @@ class Partition:
             self._reads_out -= 1
             if self._exclusive:
                 self.kick()
-            self._note_unreadable(error)
-            done(result, error)
+            done(result, None if error is None else self._note_unreadable(error))
 
         self._manager.pool.read(job.run, finish)
 
@@ -272,12 +285,31 @@ class Partition:
         try:
             return await self._manager.pool.run_read(run)
         except (PenstockError, OSError) as e:
-            self._note_unreadable(e)
-            raise
+            raise self._note_unreadable(e) from e.__cause__
         finally:
             self._reads_out -= 1
             if self._exclusive:
                 self.kick()
+
+    def beside(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run work on files of closed segments in the pool, begun before this returns: whatever needs the
+        log for itself, or exchanges files, waits until it is done."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._reads_out += 1
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(self._note_unreadable(error))
+
+        self._manager.pool.write(run, done)
+        return future
 
     # -- log start ----------------------------------------------------------------
 

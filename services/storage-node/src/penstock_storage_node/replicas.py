@@ -19,8 +19,9 @@ from penstock_core.topic_settings import LONG_MAX
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node import trimming
+from penstock_storage_node.damage import DamageWatch
 from penstock_storage_node.disk import DiskPool
-from penstock_storage_node.disk_health import DiskHealth, is_full
+from penstock_storage_node.disk_health import DiskHealth, is_full, is_unreadable
 from penstock_storage_node.live_settings import LiveSettings
 from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
 from penstock_storage_node.metrics import NodeMetrics
@@ -107,6 +108,7 @@ class ReplicaManager:
         self.propose: Callable[[Iterable[PartitionReplica]], None]
         self.health = DiskHealth(lifecycle, clock_ms)
         self.health.listeners.append(self._give_up_roles)
+        self.damage = DamageWatch(self)
         self.staged_bytes = 0
         """Appended and not yet written, all logs together."""
         self._lag_max_ms = lag_max_ms
@@ -353,6 +355,8 @@ class ReplicaManager:
     def on_removed(self, _: object, error: BaseException | None) -> None:
         if error is not None:
             self.lifecycle.log.warning("files of a deleted log remain", reason=str(error))
+            if is_unreadable(error):
+                self.health.fail("removal of files", error)
 
     # -- roles --------------------------------------------------------------------
 
@@ -438,6 +442,7 @@ class ReplicaManager:
                     self.links.reopen(partition, pause=True)
                 return
             self.staged_bytes += log.staged_bytes - staged
+            partition.saved_log_start_offset = min(partition.saved_log_start_offset, log.log_start_offset)
             self.metrics.truncations += 1
             if partition.replica.on_truncated():
                 self.metrics.truncations_below_high_watermark += 1

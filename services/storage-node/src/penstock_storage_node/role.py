@@ -168,6 +168,8 @@ class StorageNode:
                 f" set node_id = {directory.node_id} or choose another data_dir"
             )
         found = await self._pool.run(directory.scan)
+        if directory.leftovers:  # beside the opening: a full disk needs the space, nobody waits for it
+            self._pool.write(directory.remove_leftovers, self._on_leftovers_removed)
         defaults = TopicSettings()
 
         def open_one(each: PartitionDirectory) -> PartitionLog:
@@ -189,6 +191,10 @@ class StorageNode:
                 ms=round((time.monotonic() - started) * 1000),
             )
         return list(zip(found, logs, strict=True))
+
+    def _on_leftovers_removed(self, _: object, error: BaseException | None) -> None:
+        if error is not None:
+            self._lifecycle.log.warning("files of a deleted log remain", reason=str(error))
 
     def _build(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
         settings, lifecycle = self._settings, self._lifecycle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock_storage_node.partition import Partition
@@ -17,15 +18,28 @@ def mark_compacted(manager: ReplicaManager, partition: Partition) -> None:
         manager.pool.write(lambda: directory.mark_compacted(log.topic, log.partition), manager.on_removed)
 
 
-def drop_old_segments(manager: ReplicaManager, partition: Partition) -> None:
-    """Let go of whole segments that retention or the log start has passed."""
+def drop_old_segments(manager: ReplicaManager, partition: Partition) -> asyncio.Future[Any] | None:
+    """Let go of whole segments that retention or the log start has passed; what returned is done when
+    their files are gone, or never will be by this try."""
     if partition.closed or partition.busy or partition.compacting:
-        return
+        return None
     now_ms = time.time_ns() // 1_000_000
-    remove = partition.log.delete_old_segments(partition.replica.high_watermark, now_ms)
+    work = partition.log.delete_old_segments(partition.replica.high_watermark, now_ms)
+    # A cut that began meanwhile could make files anew under the names that are on their way out, and a
+    # compaction exchange those that are looked at.
+    future = None if work is None else partition.beside(work)
     partition.kick()  # it may have closed the active segment, and no append comes
-    if remove is not None:
-        manager.pool.write(remove, manager.on_removed)
+    if future is not None:
+        future.add_done_callback(lambda done: _note_left(manager, partition, done))
+    return future
+
+
+def _note_left(manager: ReplicaManager, partition: Partition, done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        # The next round tries again.
+        manager.lifecycle.log.error(
+            "old segments not removed", partition=partition.name, reason=str(error) or repr(error)
+        )
 
 
 def follow_log_start(manager: ReplicaManager, partition: Partition) -> None:

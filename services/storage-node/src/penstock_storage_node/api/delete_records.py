@@ -23,6 +23,7 @@ from penstock_core.kafka.frames import RequestHeader
 from penstock_runtime.authorizer import Authorizer, Operation, ResourceType
 from penstock_runtime.kafka_listener import Buffer, Response
 from penstock_storage_node.api.caller import Caller
+from penstock_storage_node.disk_health import is_full
 from penstock_storage_node.partition import Partition
 from penstock_storage_node.replicas import ReplicaManager
 from penstock_storage_node.replication.leadership import Leadership
@@ -70,7 +71,7 @@ class DeleteRecordsHandler:
             partition, leadership = self._led(caller, deletion)
             wanted = self._raise(partition, offset)
             if wanted > partition.saved_log_start_offset:
-                await partition.save_log_start()
+                await self._save(partition)
             drop_old_segments(self._manager, partition)
             deletion.low_watermark = await self._wait(partition, leadership, wanted, timeout_s)
             if deletion.low_watermark < wanted:
@@ -83,6 +84,15 @@ class DeleteRecordsHandler:
         except PenstockError as e:
             deletion.error = e.code
             caller.note(e.code)
+
+    async def _save(self, partition: Partition) -> None:
+        try:
+            await partition.save_log_start()
+        except OSError as e:
+            if is_full(e):
+                # Refused for now; the next try will find the space that this frees.
+                drop_old_segments(self._manager, partition)
+            raise
 
     def _led(self, caller: Caller, deletion: _Deletion) -> tuple[Partition, Leadership]:
         partition = self._manager.locate(deletion.topic, None, deletion.index)

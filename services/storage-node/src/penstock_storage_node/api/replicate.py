@@ -230,8 +230,11 @@ class _Stream:
             partition.sessions.pop(session, None)
             self._note_closed(partition)
             return
+        log, offset = partition.log, session.next_offset
+        if not session.is_fed:  # an empty replica may have begun before the log start: see `on_open`
+            offset = max(offset, log.log_start_offset)
         try:
-            found = partition.read(session.next_offset, max_bytes, partition.log.log_end_offset)
+            found = partition.read(offset, max_bytes, log.log_end_offset)
         except PenstockError as e:
             self._end_session(partition, session, e)
             return
@@ -245,6 +248,12 @@ class _Stream:
     ) -> None:
         if error is not None:
             self._end_session(partition, session, error)
+        elif data.size_bytes and data.base_offset < session.next_offset and not session.closed:
+            # It began at our log start, inside a batch (DeleteRecords): no log ends there.
+            log = partition.log
+            self.sender.start_over(session, log.first_segment_offset, log.log_end_offset)
+            partition.sessions.pop(session, None)
+            self._note_closed(partition)
         elif not session.closed:
             self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
         self._wake.set()

@@ -250,6 +250,11 @@ class GroupHost:
                 found = hosted.partition.read(offset, LOAD_READ_BYTES, end)
                 if isinstance(found, ReadJob):
                     found = await hosted.partition.run_read(found)
+                if found.next_offset <= offset:
+                    # Never "loaded": commits behind this place would look as if they had never been.
+                    raise PenstockError(ErrorCode.CORRUPT_MESSAGE, f"nothing can be read below {end}")
+                # Undecodable: once more from here; to replay a record twice changes nothing.
+                count += await self._replay(hosted.shard, b"".join(found.buffers))
             except (PenstockError, OSError) as e:
                 self._lifecycle.log.warning(
                     "group coordinator cannot read its log yet",
@@ -260,9 +265,6 @@ class GroupHost:
                 await asyncio.sleep(LOAD_RETRY_S)
                 offset = max(offset, hosted.partition.log.log_start_offset)
                 continue
-            count += await self._replay(hosted.shard, b"".join(found.buffers))
-            if found.next_offset <= offset:
-                break
             offset = found.next_offset
         if hosted.shard.closed:
             return

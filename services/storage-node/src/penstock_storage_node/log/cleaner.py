@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock_core.records.batch import DELETE_HORIZON_BIT, BatchInfo, is_crc_valid
+from penstock_core.topic_settings import LONG_MAX
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists, write_fully
 from penstock_storage_node.log.index import RELATIVE_OFFSET_MAX, TIME_ENTRY_BYTES, IndexHeads
 from penstock_storage_node.log.jobs import create_with
@@ -48,6 +49,11 @@ _ABORT: Final = 0
 
 class DamagedSource(Exception):
     """A segment isn't whole batches with right CRCs from its start to its end."""
+
+    def __init__(self, base_offset: int, message: str) -> None:
+        super().__init__(message)
+        self.base_offset = base_offset
+        """Of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class Cleaner:
     def run(self) -> Iterator[CleanedGroup]:
         """New segments, one at a time, oldest first; swap each in before asking for the next.
 
-        Raises DamagedSource, OSError, PenstockError.
+        Raises DamagedSource, BatchTooLarge, OSError, PenstockError.
         """
         self._read_markers()
         self._fill_map()
@@ -142,12 +148,12 @@ class Cleaner:
         position = 0
         for info, view in walk_file(self._fs, path, 0, size):
             if not is_crc_valid(view):
-                raise DamagedSource(f"{path}: wrong CRC at byte {info.position}")
+                raise DamagedSource(base_offset, f"{path}: wrong CRC at byte {info.position}")
             position = info.position + info.size_bytes
             self._pause(info.size_bytes)
             yield info, view
         if position != size:
-            raise DamagedSource(f"{path}: no batch at byte {position} of {size}")
+            raise DamagedSource(base_offset, f"{path}: no batch at byte {position} of {size}")
 
     def _read_markers(self) -> None:
         """Which transactions were aborted. (There is no transaction index yet: headers are read.)"""
@@ -155,6 +161,8 @@ class Cleaner:
             path = f"{self._request.directory}/{file_stem(base_offset)}.log"
             for info, view in walk_file(self._fs, path, 0, size):
                 if info.is_control and info.record_count:
+                    if not is_crc_valid(view):
+                        raise DamagedSource(base_offset, f"{path}: wrong CRC at byte {info.position}")
                     (record,) = records_of(open_batch(view, info), info)
                     aborts = int.from_bytes(record.key[2:4], "big") == _ABORT
                     self._markers.setdefault(info.producer_id, []).append((info.base_offset, aborts))
@@ -242,7 +250,7 @@ class Cleaner:
 
     def _filter(self, info: BatchInfo, view: memoryview, *, is_last: bool) -> Filtered:
         request = self._request
-        horizon_ms = request.now_ms + request.delete_retention_ms
+        horizon_ms = min(request.now_ms + request.delete_retention_ms, LONG_MAX)
         keep_empty = is_last or self._ends_producer(info)
         is_due = bool(info.attributes & DELETE_HORIZON_BIT) and info.base_timestamp <= request.now_ms
         if info.is_control:

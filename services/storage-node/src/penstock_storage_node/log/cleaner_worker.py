@@ -7,7 +7,9 @@ talks to it by lines of JSON on stdin and stdout, and lets it end when there is 
   node    {"clean": {...}, "bytes_per_s": n}     a CleanRequest
   worker  {"group": {...}}                       a CleanedGroup: swap it in, then answer
   node    {"go": true}                           (false: give up this run)
-  worker  {"done": {...}}  or  {"error": "...", "kind": "damaged" | "gone" | "full" | "other"}
+  worker  {"done": {...}}  or  {"error": "...", "kind": k}
+
+k is "damaged" (with "base_offset", the segment's), "invalid", "gone", "full", "unreadable", "large" or "other".
 
 It changes no file of the log, writes only `.cleaned` ones, is nice to others, and ends with the
 node: on the end of stdin and, should it be in the middle of something, by PR_SET_PDEATHSIG.
@@ -29,11 +31,14 @@ from typing import IO, Any, Final
 from penstock_core.errors import PenstockError
 from penstock_storage_node.log.cleaner import Cleaner, CleanRequest, DamagedSource
 from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.record_filter import BatchTooLarge
 
 NICENESS: Final = 10
 PR_SET_PDEATHSIG: Final = 1
 SLICE_S: Final = 0.02
 """The throttle sleeps when it is that far ahead."""
+
+_KINDS: Final = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EIO: "unreadable"}
 
 
 class GivenUp(Exception):
@@ -74,14 +79,18 @@ def serve(requests: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
         except GivenUp:
             say({"error": "given up", "kind": "gone"})
         except DamagedSource as error:
-            say({"error": str(error), "kind": "damaged"})
+            say({"error": str(error), "kind": "damaged", "base_offset": error.base_offset})
         except FileNotFoundError as error:
             say({"error": f"{error.filename or error} is gone", "kind": "gone"})
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            say({"error": str(error), "kind": "full" if is_full else "other"})
+            say({"error": str(error), "kind": _KINDS.get(error.errno or 0, "other")})
         except PenstockError as error:
-            say({"error": error.message, "kind": "damaged"})
+            say({"error": error.message, "kind": "invalid"})
+        except BatchTooLarge as error:
+            say({"error": str(error), "kind": "large"})
+        except Exception as error:
+            # The node logs it, once; a process that ends would tell it nothing.
+            say({"error": f"{type(error).__name__}: {error}", "kind": "other"})
 
 
 def _run(message: dict[str, Any], requests: IO[str], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Rules (Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog; KIP
   * A log is worth a run when dirty / (clean + dirty) is above min.cleanable.dirty.ratio, or when
     a dirty record is older than max.compaction.lag.ms.
   * Segments that a flush has not covered yet wait.
+  * Where no record has a timestamp, the time when the segment was closed counts, as in retention.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock_core.topic_settings import LONG_MAX, TopicSettings
+from penstock_storage_node.log.cleaner import CleanRequest
+from penstock_storage_node.log.index import TIME_ENTRY_BYTES
 from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
 
 
@@ -35,6 +38,10 @@ class CleaningPlan:
     """max.compaction.lag.ms has run out."""
     is_due: bool
     """Worth it now."""
+    cut_count: int
+    """The log's when the plan was begun: after a cut it counts no more."""
+    sizes: tuple[int, ...]
+    """Bytes of the sources."""
 
     @property
     def ratio(self) -> float:
@@ -58,6 +65,7 @@ def plan(
     high_watermark: int,
     first_open_transaction: int | None,
     now_ms: int,
+    cut_count: int,
 ) -> CleaningPlan | Unknown | None:
     """What to compact; None when there is nothing dirty."""
     if not settings.is_compacted:
@@ -72,12 +80,13 @@ def plan(
     lag_from_ms = now_ms - settings.min_compaction_lag_ms
     unknown: list[Segment] = []
     for segment, after in pairwise(segments):
+        newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else segment.closed_ms
         if after.base_offset > limit or not segment.is_sealed:
             break
         is_dirty = after.base_offset > first_dirty
         if is_dirty and segment.max_timestamp == TIMESTAMP_UNKNOWN:
             unknown.append(segment)
-        elif is_dirty and settings.min_compaction_lag_ms and segment.max_timestamp > lag_from_ms:
+        elif is_dirty and settings.min_compaction_lag_ms and newest_ms > lag_from_ms:
             break
         sources.append(segment)
     if unknown:
@@ -89,8 +98,47 @@ def plan(
         return None
     oldest_ms = min((s.first_timestamp for s in dirty if s.first_timestamp >= 0), default=now_ms)
     must = settings.max_compaction_lag_ms < LONG_MAX and now_ms - oldest_ms > settings.max_compaction_lag_ms
+    sizes = tuple(segment.size for segment in sources)
     result = CleaningPlan(
-        tuple(sources), first_dirty, end, dirty_bytes, sum(s.size for s in sources), must, must
+        tuple(sources), first_dirty, end, dirty_bytes, sum(sizes), must, must, cut_count, sizes
     )
     result.is_due = must or result.ratio > settings.min_cleanable_dirty_ratio
     return result
+
+
+def request(
+    plan: CleaningPlan,
+    settings: TopicSettings,
+    directory: str,
+    producers: dict[int, tuple[int, int]],
+    now_ms: int,
+    map_bytes: int,
+) -> CleanRequest:
+    """A plan in the cleaner's words; `producers` as in `CleanRequest`."""
+    return CleanRequest(
+        directory,
+        tuple((segment.base_offset, size) for segment, size in zip(plan.sources, plan.sizes, strict=True)),
+        plan.first_dirty,
+        plan.end,
+        now_ms,
+        settings.delete_retention_ms,
+        settings.segment_bytes,
+        settings.index_interval_bytes,
+        settings.segment_index_bytes // TIME_ENTRY_BYTES,
+        producers,
+        map_bytes,
+    )
+
+
+def still_stand(plan: CleaningPlan, replaced: Sequence[Segment], segments: Sequence[Segment]) -> bool:
+    """Whether some sources of a plan are closed segments of a log side by side, as big as they were then."""
+    if not replaced or replaced[0] not in segments:
+        return False
+    first = segments.index(replaced[0])
+    last = first + len(replaced)
+    planned = dict(zip(plan.sources, plan.sizes, strict=True))
+    return (
+        last < len(segments)
+        and tuple(segments[first:last]) == tuple(replaced)
+        and all(planned.get(segment) == segment.size == segment.written for segment in replaced)
+    )

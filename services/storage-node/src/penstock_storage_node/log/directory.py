@@ -44,6 +44,7 @@ from penstock_storage_node.log.fs import (
     write_file_atomically,
 )
 from penstock_storage_node.log.jobs import FULL_ERRORS
+from penstock_storage_node.log.log_core import LogState
 from penstock_storage_node.log.partition_log import PartitionLog
 
 SLOTS_MAX = 1000
@@ -84,6 +85,8 @@ class LogDirectory:
         self.cluster_id = b""
         self.directory_id = b""
         self.is_new = False
+        self.leftovers: list[str] = []
+        """Directories of deleted logs that the last process didn't get round to removing."""
         self.was_clean = False
         self._fs = fs
         self._root = str(path)
@@ -94,6 +97,8 @@ class LogDirectory:
         self._high_watermarks: dict[PartitionKey, int] = {}
         self._log_starts: dict[PartitionKey, int] = {}
         self._cleaned: dict[PartitionKey, int] = {}
+        self._is_cleaned_unsaved = False
+        """The file has rows that are too high: the disk was full."""
         self._is_reported = False
         self._ends_of_damaged: dict[PartitionKey, int] = {}
 
@@ -218,14 +223,14 @@ class LogDirectory:
     # ------------------------------------------------------------------ partitions
 
     def scan(self) -> list[PartitionDirectory]:
-        """The partitions found. Unreadable ones are set aside, deleted ones are removed."""
+        """The partitions found. Unreadable ones are set aside, deleted ones go to `leftovers`."""
         found: list[PartitionDirectory] = []
         for name in self._fs.list_directory(self._root):
             path = f"{self._root}/{name}"
             if not self._fs.is_directory(path):
                 continue
             if name.endswith("-delete"):
-                remove_tree(self._fs, path)
+                self.leftovers.append(path)
                 continue
             match = _PARTITION_NAME.match(name)
             if match is None:
@@ -238,6 +243,12 @@ class LogDirectory:
             if partition is not None:
                 found.append(partition)
         return found
+
+    def remove_leftovers(self) -> None:
+        """Remove what `scan` has found of deleted logs; as long as it takes. Raises OSError."""
+        while self.leftovers:
+            remove_tree(self._fs, self.leftovers[-1])
+            self.leftovers.pop()
 
     def _read_partition(self, topic: str, partition: int, path: str) -> PartitionDirectory | None:
         key = (topic, partition)
@@ -283,6 +294,7 @@ class LogDirectory:
             raise PenstockError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"log {found.path} can't be opened: {error}"
             ) from error
+        self._cap_cleaned(key, log.log_end_offset)
         if log.log_end_offset < log.flush_point:
             if self._is_reported:
                 self._lower_recovery_point(key, log.log_end_offset)
@@ -290,6 +302,22 @@ class LogDirectory:
                 with self._mutex:
                     self._ends_of_damaged[key] = log.log_end_offset
         return log
+
+    def _cap_cleaned(self, key: PartitionKey, end_offset: int) -> None:
+        """What recovery has cut off a log is not clean any more when it has grown again."""
+        with self._mutex:
+            if self._cleaned.get(key, 0) <= end_offset:
+                return
+            self._cleaned[key] = end_offset
+            try:
+                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+            except OSError as error:
+                if error.errno not in FULL_ERRORS:
+                    raise PenstockError(
+                        ErrorCode.KAFKA_STORAGE_ERROR,
+                        f"{self._root}/{checkpoints.CLEANER_FILE} can't be written: {error}",
+                    ) from error
+                self._is_cleaned_unsaved = True  # the log can't grow before there is space
 
     @property
     def has_unreported(self) -> bool:
@@ -353,6 +381,8 @@ class LogDirectory:
         The function returned removes the files. No job of the log may be out.
         """
         log.close(clean=False)
+        with self._mutex:
+            log.is_deleted = True
         try:
             self._forget((log.topic, log.partition))
         except OSError as error:
@@ -396,44 +426,58 @@ class LogDirectory:
                 self._cleaned[topic, partition] = 0
                 self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
 
-    def set_cleaned(self, log: PartitionLog, offset: int) -> None:
-        """Note, durably, that a log is compacted up to `offset`."""
+    def set_cleaned(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
+        """Note, durably, that a log is compacted up to `offset`.
+
+        False: it was closed, or cut since its `cut_count` was this, so that nothing is known of it.
+        """
         with self._mutex:
+            # A cut raises the count before it lowers the row, a deletion closes the log before it drops it.
+            if log.state is LogState.CLOSED or cut_count not in (None, log.cut_count):
+                return False
             self._cleaned[log.topic, log.partition] = offset
             self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+        return True
 
     def write_log_start(self, log: PartitionLog) -> None:
         """Note a log's start durably now, not with the next round: deleted records stay deleted."""
         with self._mutex:
+            if log.is_deleted:
+                return
             self._log_starts[log.topic, log.partition] = log.log_start_offset
             self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
 
     def _lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
         with self._mutex:
-            if self._cleaned.get(key, 0) > offset:
-                # What comes in place of the cut part was never compacted. (Should the file not
-                # hear of it, some records stay longer than they need.)
-                self._cleaned[key] = offset
-            old = self._recovery_points.get(key, 0)
-            if old > offset:
-                self._recovery_points[key] = offset
-                try:
-                    self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
-                except OSError:
-                    self._recovery_points[key] = old  # as on disk: the next try must not skip it
-                    raise
+            self._lower_row(checkpoints.RECOVERY_POINT_FILE, self._recovery_points, key, offset)
+            # What comes in place of the cut part was never compacted: were it counted as clean, deleted
+            # records before it could come back once their tombstones are gone.
+            self._lower_row(checkpoints.CLEANER_FILE, self._cleaned, key, offset)
+            # A log that begins anew below its start: a crash must not hide what comes now.
+            self._lower_row(checkpoints.LOG_START_FILE, self._log_starts, key, offset)
+
+    def _lower_row(self, name: str, offsets: dict[PartitionKey, int], key: PartitionKey, offset: int) -> None:
+        """Durably. The mutex is held."""
+        old = offsets.get(key, 0)
+        if old > offset:
+            offsets[key] = offset
+            try:
+                self._save_offsets(name, offsets)
+            except OSError:
+                offsets[key] = old  # as on disk: the next try must not skip it
+                raise
 
     def _forget(self, key: PartitionKey) -> None:
         """Drop a partition's offsets, durably where a new log of that name could be harmed."""
-        self._lower_recovery_point(key, 0)
         with self._mutex:
+            self._lower_row(checkpoints.RECOVERY_POINT_FILE, self._recovery_points, key, 0)
             for name, offsets in (
                 (checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks),
                 (checkpoints.LOG_START_FILE, self._log_starts),
                 (checkpoints.CLEANER_FILE, self._cleaned),
             ):
                 old = offsets.pop(key, None)
-                if old:
+                if old or (old is not None and offsets is self._cleaned):  # there, 0 says something too
                     try:
                         self._save_offsets(name, offsets)
                     except OSError:
@@ -452,13 +496,19 @@ class LogDirectory:
         hit("log.checkpoint.before_write")
         with self._mutex:
             for log, high_watermark in logs:
+                if log.is_deleted:
+                    continue  # since the rows were put together: they may be another log's by now
                 key = (log.topic, log.partition)
                 self._recovery_points[key] = log.checkpoint()
                 self._high_watermarks[key] = min(high_watermark, log.log_end_offset)
-                if log.log_start_offset > log.first_segment_offset:
+                if log.log_start_offset > 0:
+                    # Wherever the first segment begins: files that were let go may be there yet.
                     self._log_starts[key] = log.log_start_offset
                 else:
                     self._log_starts.pop(key, None)
+            if self._is_cleaned_unsaved:
+                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+                self._is_cleaned_unsaved = False
             self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
             hit("log.checkpoint.between_files")
             self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)

@@ -62,6 +62,7 @@ class OpenFiles:
         self._max = files_max
         self._lock = threading.Lock()
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._forgotten_count = 0
 
     def __len__(self) -> int:
         return len(self._files)
@@ -71,10 +72,15 @@ class OpenFiles:
         found = self.pin_if_open(path)
         if found is not None:
             return found
+        forgotten_count = self._forgotten_count
         fd = self._fs.open(path)
         with self._lock:
             other = self._files.get(path)
-            if other is None:
+            if other is None and self._forgotten_count != forgotten_count:
+                # Perhaps this one, between the two lines above: good for its opener only.
+                opened, extra = OpenFile(path, fd), []
+                opened.forgotten = True
+            elif other is None:
                 opened = OpenFile(path, fd)
                 self._files[path] = opened
                 extra = self._overdue()
@@ -104,6 +110,7 @@ class OpenFiles:
     def forget(self, path: str) -> None:
         """Close `path` as soon as nobody holds it (it was renamed or deleted)."""
         with self._lock:
+            self._forgotten_count += 1
             file = self._files.pop(path, None)
             if file is None:
                 return

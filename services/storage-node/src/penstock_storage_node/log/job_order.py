@@ -138,6 +138,11 @@ class JobOrder(LogCore):
         self._flush_job = FlushJob(self._fs, self._directory, rows, end_offset)
         return self._flush_job
 
+    def _flushing(self) -> set[Segment]:
+        """What jobs that are out open by name. Gone, it would look like a failed flush, which is final."""
+        found = {segment for segment, _, _ in self._flush_job.segments} if self._flush_job else set()
+        return found.union(self._job.sync_segments) if self._job else found
+
     def _end_of(self, segment: Segment) -> int:
         return self._segments[self._segments.index(segment) + 1].base_offset
 

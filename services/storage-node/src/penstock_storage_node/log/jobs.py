@@ -20,7 +20,7 @@ flush itself is no such thing: pages may be gone from the cache, so it is as fin
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock_core.failpoints import hit, torn
@@ -214,6 +214,11 @@ class WriteJob:
         pinned, self._pinned = self._pinned, []
         for file in pinned:
             self._fs.files.unpin(file)
+
+    @property
+    def sync_segments(self) -> Sequence[Segment]:
+        """What `sync` opens by name: these files have to stay until it has returned."""
+        return self._sync_segments
 
     @property
     def sync_file_count(self) -> int:

@@ -82,6 +82,7 @@ class LogCore:
         "_is_marked",
         "_job",
         "_job_chunks",
+        "_leaving",
         "_lower_recovery_point",
         "_mark_gaps",
         "_producers",
@@ -91,8 +92,10 @@ class LogCore:
         "_start",
         "_unflushed",
         "_written",
+        "cut_count",
         "flush_point",
         "index_fault_count",
+        "is_deleted",
         "is_swapping",
         "may_lack_acked",
         "partition",
@@ -128,9 +131,13 @@ class LogCore:
         self.recovered_from_unclean = recovered.was_scanned
         self.flush_point = recovered.flush_point
         """Recovery point as it was on disk at open: a smaller log end means that flushed data were lost."""
+        self.cut_count = 0
+        """Rises when a cut begins and when it is done: plans made before or meanwhile count no more."""
         self.may_lack_acked = False
         """Opened after an unclean stop in a time when acks did not wait for a flush."""
         self._is_marked = False
+        self.is_deleted = False
+        """Its directory's name is free or another log's: nothing may be noted under it any more."""
         self.index_fault_count = 0
         """Reads that met a wrong index entry (they are answered all the same)."""
         self.is_swapping = False
@@ -155,6 +162,8 @@ class LogCore:
         self._flush_job: FlushJob | None = None
         self._unflushed: list[Segment] = []
         """Segments with written bytes that no flush covers, oldest first."""
+        self._leaving: dict[int, Segment] = {}
+        """Let go, by base offset, until their files are gone (taken out in the pool)."""
         self._hints: dict[int, tuple[Segment, int]] = {}
 
     # ------------------------------------------------------------------ what is known
@@ -232,6 +241,11 @@ class LogCore:
     def producers(self) -> Iterator[tuple[int, ProducerEntry]]:
         """Every producer that is remembered, by id. Not to be changed."""
         return self._producers.entries()
+
+    @property
+    def first_open_transaction(self) -> int | None:
+        """Offset of the first record of the oldest open transaction (loop)."""
+        return self._producers.first_open_transaction
 
     def is_next_of_producer(self, info: BatchInfo) -> bool:
         """Whether a batch with a producer id is the one that must come next (`ProducerState.is_next`)."""

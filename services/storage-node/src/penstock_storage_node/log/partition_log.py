@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
@@ -36,8 +37,8 @@ from penstock_storage_node.log import cleaning, reading, recovery, retention, sw
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, encode_epochs
 from penstock_storage_node.log.cleaner import CleanedGroup, CleanRequest
 from penstock_storage_node.log.cleaning import CleaningPlan
-from penstock_storage_node.log.fs import FileSystem, read_fully, write_file_atomically
-from penstock_storage_node.log.index import TIME_ENTRY_BYTES, IndexEntry, NotLoaded
+from penstock_storage_node.log.fs import FileSystem, write_file_atomically
+from penstock_storage_node.log.index import NotLoaded
 from penstock_storage_node.log.job_order import JobOrder
 from penstock_storage_node.log.jobs import (
     FULL_ERRORS,
@@ -55,11 +56,8 @@ from penstock_storage_node.log.segment import Segment, file_stem, load_head
 
 __all__ = ["Appended", "Duplicate", "LogState", "PartitionLog"]
 
-READ_HINTS_MAX = 8
-"""Places where reads ended, kept per partition: as many sequential readers find theirs at once."""
-
-READ_TRIES_MAX = 4
-"""Of a read in the pool: index head to load, damaged, and both again for the next segment."""
+READ_TRIES_MAX = 6
+"""Of a read in the pool: index head to load, damaged, a gap, and all again for the next segment."""
 
 READ_SEGMENTS_MAX = 1000
 """Empty segments that one read passes over before it gives up."""
@@ -176,8 +174,8 @@ class PartitionLog(JobOrder):
         if self.is_swapping:
             return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
         try:
-            return self._read_files(self._fetch_nowait, offset, max_bytes, upper_offset, min_one)
-        except (BlockingIOError, NotLoaded, reading.IndexDamaged):
+            return self._read_files(reading.fetch_nowait, offset, max_bytes, upper_offset, min_one)
+        except (BlockingIOError, reading.Stuck):
             return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
         except OSError as error:
             raise self._unreadable(error) from error
@@ -198,88 +196,68 @@ class PartitionLog(JobOrder):
 
     def _read_files(
         self,
-        fetch: Callable[[str, int, int], Buffer],
+        fetch: Callable[[FileSystem, str, int, int], Buffer],
         offset: int,
         max_bytes: int,
         upper_offset: int,
         min_one: bool,
+        *,
+        may_block: bool = False,
     ) -> ReadData:
-        segments, hints = self._segments, self._hints
+        fs, segments, hints = self._fs, self._segments, self._hints
         index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
         hint = hints.get(offset)
         for segment in segments[index : index + READ_SEGMENTS_MAX]:
-            start, is_exact = self._start_of_read(segment, offset, hint)
-            found = reading.read_segment(
-                segment,
-                lambda position, size, path=segment.path: fetch(path, position, size),  # type: ignore[misc]
-                offset,
-                max_bytes,
-                upper_offset,
-                start=start,
-                is_exact=is_exact,
-                min_one=min_one,
-            )
+            if may_block:  # what the cache does not have the disk gives, and then reads on ahead
+                segment.found_bytes = segment.written
+            try:
+                found = reading.read_segment(
+                    segment,
+                    lambda position, size, path=segment.path: fetch(fs, path, position, size),  # type: ignore[misc]
+                    offset,
+                    max_bytes,
+                    upper_offset,
+                    hint=hint,
+                    min_one=min_one,
+                    may_block=may_block,
+                )
+            except (NotLoaded, reading.IndexDamaged, reading.GapSeen) as why:
+                raise reading.Stuck(segment, why) from None
             if found is not None:
                 data, position = found
                 if data.size_bytes:
-                    self._remember(hints, data.next_offset, segment, position)
+                    reading.remember(hints, data.next_offset, segment, position)
                 return data
         return reading.empty(offset)
 
-    @staticmethod
-    def _start_of_read(
-        segment: Segment, offset: int, hint: tuple[Segment, int] | None
-    ) -> tuple[IndexEntry, bool]:
-        if hint is not None and hint[0] is segment:
-            return IndexEntry(-1, hint[1]), True
-        if offset <= segment.base_offset:
-            return IndexEntry(-1, 0), True
-        return segment.offset_index.floor_offset(offset), False
-
-    @staticmethod
-    def _remember(
-        hints: dict[int, tuple[Segment, int]], offset: int, segment: Segment, position: int
-    ) -> None:
-        if offset not in hints and len(hints) >= READ_HINTS_MAX:
-            hints.pop(next(iter(hints), -1), None)
-        hints[offset] = (segment, position)
-
-    def _fetch_nowait(self, path: str, position: int, size: int) -> Buffer:
-        fs = self._fs
-        file = fs.files.pin_if_open(path)
-        if file is None:
-            raise BlockingIOError
-        try:
-            buffer = bytearray(size)
-            got = fs.preadv_nowait(file.fd, buffer, position)
-        finally:
-            fs.files.unpin(file)
-        if got < size:  # the rest is not in the page cache
-            raise BlockingIOError
-        return buffer
-
-    def _fetch(self, path: str, position: int, size: int) -> Buffer:
-        try:
-            file = self._fs.files.pin(path)
-        except FileNotFoundError:  # retention was faster
-            raise self._out_of_range(self._start - 1) from None
-        try:
-            return read_fully(self._fs, file.fd, size, position)
-        finally:
-            self._fs.files.unpin(file)
-
     def _read_in_pool(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData:
+        stuck: reading.Stuck | None = None
         for _ in range(READ_TRIES_MAX):
             try:
-                return self._read_files(self._fetch, offset, max_bytes, upper_offset, min_one)
-            except NotLoaded:
-                load_head(self._fs, self._segment_of(offset))
-            except reading.IndexDamaged:
-                self.index_fault_count += 1
-                timestamps.mend_head(self._fs, self._segment_of(offset), self.settings.index_interval_bytes)
+                if stuck is not None:
+                    self._unstick(stuck)
+                return self._read_files(
+                    reading.fetch, offset, max_bytes, upper_offset, min_one, may_block=True
+                )
+            except reading.Stuck as again:
+                stuck = again
+            except FileNotFoundError:  # retention was faster
+                raise self._out_of_range(self._start - 1) from None
             except OSError as error:
                 raise self._unreadable(error) from error
-        raise reading.damaged(self._segment_of(offset), 0)
+        raise PenstockError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"indexes of {self} at {offset} are in work: try again"
+        )
+
+    def _unstick(self, stuck: reading.Stuck) -> None:
+        segment = stuck.segment
+        if isinstance(stuck.why, NotLoaded):
+            load_head(self._fs, segment)
+            return
+        reading.trust(self._fs, segment, self._segments, self._end)
+        if isinstance(stuck.why, reading.IndexDamaged):
+            self.index_fault_count += 1
+            timestamps.mend_head(self._fs, segment, self.settings.index_interval_bytes)
 
     def _unreadable(self, error: OSError) -> PenstockError:
         return PenstockError(
@@ -293,42 +271,64 @@ class PartitionLog(JobOrder):
     def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with that timestamp or later, below `upper_offset` (pool)."""
         staged = [chunk.data for chunk in (*self._job_chunks, *self._staged)]
-        found = timestamps.find_in_files(self._fs, self._segments, timestamp_ms, self._start, upper_offset)
+        find, fs = timestamps.find_in_files, self._fs
+        found = self._look_up(lambda segments: find(fs, segments, timestamp_ms, self._start, upper_offset))
         return found or timestamps.find_in_memory(staged, timestamp_ms, upper_offset)
 
     def offset_of_max_timestamp(self, upper_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the record with the largest timestamp below `upper_offset` (pool)."""
         staged = [chunk.data for chunk in (*self._job_chunks, *self._staged)]
-        return timestamps.find_largest(self._fs, self._segments, staged, self._start, upper_offset)
+        find, fs = timestamps.find_largest, self._fs
+        return self._look_up(lambda segments: find(fs, segments, staged, self._start, upper_offset))
+
+    def _look_up(self, find: Callable[[Sequence[Segment]], tuple[int, int] | None]) -> tuple[int, int] | None:
+        """`find` among the segments, anew when retention has taken some of them away meanwhile."""
+        for _ in range(READ_TRIES_MAX):
+            segments = self._segments
+            try:
+                return find(segments)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or self._segments is segments:
+                    raise self._unreadable(error) from error
+        raise PenstockError(
+            ErrorCode.OFFSET_NOT_AVAILABLE, f"retention outran the look-up in {self}: ask again"
+        )
 
     # ------------------------------------------------------------------ retention (loop)
 
     def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
         """Let go of segments that retention or `raise_log_start` has passed; only below the high watermark.
 
-        What it returns runs in the pool: it renames and unlinks files, or reads what
-        is needed to decide next time. None: nothing to do.
+        What it returns runs in the pool, while nobody cuts the log or swaps files: it renames and
+        unlinks, what an earlier removal left over included, or reads what is needed to decide next
+        time. None: nothing to do.
         """
-        if self.state is not LogState.OK:
+        if self.state not in (LogState.OK, LogState.FULL):
             return None
         self._producers.expire(now_ms)
         segments = self._segments
         verdict = retention.decide(segments, self.settings, high_watermark, self._start, now_ms)
-        if verdict.unknown:
-            return lambda: timestamps.load_timestamps(self._fs, verdict.unknown)
-        count = verdict.count
-        if verdict.roll_active and self._end == self._written:
+        if verdict.roll_active and self._end == self._written and self.state is LogState.OK:
             self._roll(now_ms)
             self._staged.append(Appended(self._end, self._end - 1, [], 0, self._segments[-1]))
-        gone = segments[:count]
-        if not gone:
-            return None
-        self._segments = self._segments[count:]
-        self._hints = {}
-        self._unflushed = [segment for segment in self._unflushed if segment not in gone]
-        self._start = max(self._start, self._segments[0].base_offset)
-        self._epochs.truncate_from_start(self._start)
-        return lambda: retention.remove(self._fs, self._directory, gone)
+        flushing = self._flushing()
+        gone = tuple(takewhile(lambda segment: segment not in flushing, segments[: verdict.count]))
+        if gone:
+            self._segments = self._segments[len(gone) :]
+            self._hints = {}
+            self._unflushed = [segment for segment in self._unflushed if segment not in gone]
+            self._start = max(self._start, self._segments[0].base_offset)
+            self._epochs.truncate_from_start(self._start)
+            self._leaving.update((segment.base_offset, segment) for segment in gone)
+        leaving, unknown = list(self._leaving.values()), verdict.unknown
+        return (lambda: self._remove(leaving, unknown)) if leaving or unknown else None
+
+    def _remove(self, leaving: Sequence[Segment], unknown: Sequence[Segment]) -> None:
+        if leaving:
+            retention.remove(self._fs, self._directory, leaving)
+            for segment in leaving:
+                self._leaving.pop(segment.base_offset, None)
+        timestamps.load_timestamps(self._fs, unknown)
 
     def raise_log_start(self, offset: int) -> None:
         """Hide what lies before `offset` (DeleteRecords, a leader's higher start); files go with retention."""
@@ -336,55 +336,48 @@ class PartitionLog(JobOrder):
 
     # ------------------------------------------------------------------ compaction
 
-    def plan_cleaning(self, cleaned_until: int, high_watermark: int, now_ms: int) -> CleaningPlan | None:
-        """What could be compacted now, None for nothing (pool: it may read timestamps)."""
-        while True:
+    def plan_cleaning(
+        self, cleaned_until: int, high_watermark: int, now_ms: int, first_open_transaction: int | None
+    ) -> CleaningPlan | None:
+        """What could be compacted now, None for nothing (pool: it may read timestamps).
+
+        `first_open_transaction` is for the caller to read on the loop, together with the high watermark.
+        """
+        cut_count = self.cut_count
+        for _ in range(READ_TRIES_MAX):
             found = cleaning.plan(
                 self._segments,
                 self.settings,
                 cleaned_until=cleaned_until,
                 log_start_offset=self._start,
                 high_watermark=high_watermark,
-                first_open_transaction=self._producers.first_open_transaction,
+                first_open_transaction=first_open_transaction,
                 now_ms=now_ms,
+                cut_count=cut_count,
             )
             if not isinstance(found, cleaning.Unknown):
                 return found
             timestamps.load_timestamps(self._fs, found.segments)
+        return None
 
     def cleaning_request(self, plan: CleaningPlan, now_ms: int, map_bytes: int) -> CleanRequest:
         """What the cleaner needs to know for a plan (loop)."""
-        settings = self.settings
-        return CleanRequest(
-            self._directory,
-            tuple((segment.base_offset, segment.size) for segment in plan.sources),
-            plan.first_dirty,
-            plan.end,
-            now_ms,
-            settings.delete_retention_ms,
-            settings.segment_bytes,
-            settings.index_interval_bytes,
-            settings.segment_index_bytes // TIME_ENTRY_BYTES,
-            self._producers.last_data_offsets(),
-            map_bytes,
-        )
+        producers = self._producers.last_data_offsets()
+        return cleaning.request(plan, self.settings, self._directory, producers, now_ms, map_bytes)
 
-    def can_swap(self, sources: Sequence[Segment]) -> bool:
-        """Whether these closed segments still stand side by side in the log (loop, or alone in the pool)."""
-        segments = self._segments
-        if self.state is not LogState.OK or not sources or sources[0] not in segments:
+    def can_swap(self, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
+        """Whether these sources of a plan stand in the log as they did then (loop, or alone in the pool)."""
+        if self.state is not LogState.OK or self.cut_count != plan.cut_count:
             return False
-        first = segments.index(sources[0])
-        last = first + len(sources)
-        return last < len(segments) and segments[first:last] == tuple(sources)
+        return cleaning.still_stand(plan, sources, self._segments)
 
-    def swap_files(self, group: CleanedGroup, sources: Sequence[Segment]) -> bool:
+    def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
         """Exchange the files of `sources` for a compacted segment's; `adopt_swapped` has to follow.
 
         Alone in the pool; False when the log has changed so that they no longer fit. Raises
         OSError; the log is then FAILED.
         """
-        if not self.can_swap(sources):
+        if not self.can_swap(sources, plan):
             return False
         try:
             swapping.swap_in(self._fs, self._directory, group, sources)
@@ -436,6 +429,11 @@ class PartitionLog(JobOrder):
         try:
             # Whatever needs space comes before anything is cut.
             target = self._segment_of(offset)
+            first = self._start
+            if target.base_offset < first and recovery.end_if_cut(self._fs, target, offset) < first:
+                # The log start lies in the batch that goes with `offset`, or in a gap before it.
+                self.truncate_fully_and_start_at(first)
+                return first
             if target.is_on_disk:
                 save_indexes(self._fs, target, target.offset_index.count, target.time_index.count)
             # Not to `offset`: the batch that it lies in goes too.
@@ -462,6 +460,7 @@ class PartitionLog(JobOrder):
         return not self._staged
 
     def _lower_checkpoint(self, offset: int) -> None:
+        self.cut_count += 1
         if offset < self._flushed:
             # First here: a checkpoint that is being written may look at us at any moment.
             before, self._flushed = self._flushed, offset
@@ -499,6 +498,7 @@ class PartitionLog(JobOrder):
         self._save_epochs()
         recovery.rebuild_producers(fs, self._directory, kept, self._producers, end_offset, self._clock_ms())
         fs.sync_directory(self._directory)
+        self.cut_count += 1
         self.state = LogState.OK
         return end_offset
 
@@ -518,16 +518,20 @@ class PartitionLog(JobOrder):
         self._require_alone("truncation")
         if self.state not in (LogState.OK, LogState.FULL):
             raise self._refusal()
-        fs = self._fs
+        fs, before = self._fs, self._start
+        self._start = min(before, offset)  # first, for checkpoints that are being written
         try:
-            self._lower_checkpoint(min(self._start, offset))
+            self._lower_checkpoint(self._start)
         except OSError as error:
+            self._start = before
             if error.errno not in FULL_ERRORS:
                 self.state = LogState.FAILED
             raise
         try:
             self._drop_staged()
-            recovery.remove_segments(fs, [segment for segment in self._segments if segment.is_on_disk])
+            on_disk = [segment for segment in self._segments if segment.is_on_disk]
+            recovery.remove_segments(fs, [*self._leaving.values(), *on_disk])
+            self._leaving.clear()  # files of these names are new ones from now on
             self._epochs.clear()
             self._save_epochs()
             self._producers.clear()
@@ -540,6 +544,7 @@ class PartitionLog(JobOrder):
         self._segments = (segment,)
         self._unflushed = []
         self._start = self._end = self._written = self._flushed = offset
+        self.cut_count += 1
         self.state = LogState.OK
 
     def close(self, clean: bool) -> None:

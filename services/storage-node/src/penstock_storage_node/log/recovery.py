@@ -13,6 +13,10 @@ in the middle leaves the same work to do again and never a hole.
 
 Base offset and epoch of a batch lie outside its CRC: a torn write there shows as a gap
 or as a step back of the epoch.
+
+Below the recovery point nobody looks, unless a read found damage there and said so
+(`mark_damaged`): then everything from that segment on is read, whatever kind of stop it
+was. A log that ends below its recovery point afterwards lacks what it had promised.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists, write_file_atomically
 from penstock_storage_node.log.index import (
     OFFSET_ENTRY_BYTES,
+    RELATIVE_OFFSET_MAX,
     SEGMENT_START,
     TIME_ENTRY_BYTES,
     IndexEntry,
@@ -36,6 +41,7 @@ from penstock_storage_node.log.index import (
     TimeIndex,
 )
 from penstock_storage_node.log.jobs import (
+    FULL_ERRORS,
     create_segment_files,
     save_indexes,
     segment_paths,
@@ -55,6 +61,9 @@ from penstock_storage_node.log.swapping import complete_swaps
 
 LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 """Files of work that was not finished; nothing of the log is in them."""
+
+DAMAGED_MARKER = "damaged"
+"""Beside the segments: base offset of the first one that gave back what was not written."""
 
 RESTORE_WINDOW_BYTES = 128 * 1024
 """Log before a producer snapshot that is walked for the batches which the snapshot leaves out."""
@@ -88,17 +97,19 @@ def recover(
     segments = _find_segments(fs, directory, settings, now_ms)
     epochs = _load_epochs(fs, directory)
     flush_point = recovery_point or 0
+    scan_from = min(flush_point, _damaged_from(fs, directory))
     if not segments:
         segments = [first_segment(fs, directory, log_start_offset or 0, now_ms)]
-    must_scan = not is_clean
+    must_scan = not is_clean or scan_from < flush_point
     end_offset = -1
-    if is_clean:
+    if not must_scan:
         end_offset = _trust_last(fs, segments[-1], settings)
         must_scan = end_offset < 0
     if must_scan:
         hit("log.recovery.before_scan")
-        scan = _Scan(fs, directory, settings, epochs, recovery_point, may_have_gaps=may_have_gaps)
+        scan = _Scan(fs, directory, settings, epochs, flush_point, scan_from, may_have_gaps=may_have_gaps)
         segments, end_offset = scan.run(segments)
+        unlink_if_exists(fs, f"{directory}/{DAMAGED_MARKER}")
         hit("log.recovery.after_scan")
     if epochs is None:
         epochs = LeaderEpochs()
@@ -109,11 +120,36 @@ def recover(
     epochs.truncate_from_end(max(end_offset, 0))
     epochs.truncate_from_start(start_offset)
     if epochs.is_dirty:
-        write_file_atomically(fs, f"{directory}/{LEADER_EPOCH_FILE}", encode_epochs(epochs.entries))
-        epochs.is_dirty = False
+        _save_epochs(fs, directory, epochs)
+    for segment in segments:
+        segment.found_bytes = segment.written
     producers = ProducerState()
     rebuild_producers(fs, directory, segments, producers, end_offset, now_ms)
     return Recovered(tuple(segments), epochs, producers, start_offset, end_offset, must_scan, flush_point)
+
+
+def mark_damaged(fs: FileSystem, directory: str, base_offset: int) -> None:
+    """Have the next start read everything from the segment at `base_offset` on (disk pool). Raises OSError."""
+    first = min(base_offset, _damaged_from(fs, directory))
+    write_file_atomically(fs, f"{directory}/{DAMAGED_MARKER}", b"%d\n" % first)
+
+
+def _save_epochs(fs: FileSystem, directory: str, epochs: LeaderEpochs) -> None:
+    try:
+        write_file_atomically(fs, f"{directory}/{LEADER_EPOCH_FILE}", encode_epochs(epochs.entries))
+    except OSError as error:
+        if error.errno not in FULL_ERRORS:
+            raise
+        return  # still dirty: the next write job writes them before its data
+    epochs.is_dirty = False
+
+
+def _damaged_from(fs: FileSystem, directory: str) -> int:
+    try:
+        text = read_file(fs, f"{directory}/{DAMAGED_MARKER}").strip()
+    except FileNotFoundError:
+        return 1 << 63
+    return int(text) if text.isdigit() else 0
 
 
 def _find_segments(fs: FileSystem, directory: str, settings: TopicSettings, now_ms: int) -> list[Segment]:
@@ -150,6 +186,8 @@ def rebuild_indexes(fs: FileSystem, segment: Segment, settings: TopicSettings) -
     adopt_entries(fs, segment, SEGMENT_START, 0)
     segment.size = segment.bytes_since_index = 0
     for info, _ in walk_file(fs, segment.path, 0, size):
+        if not 0 <= info.last_offset - segment.base_offset <= RELATIVE_OFFSET_MAX:
+            break  # damaged: whoever reads it will see
         segment.note(info.last_offset, info.size_bytes, info.max_timestamp, settings.index_interval_bytes)
     segment.size = size
     close_indexes(fs, segment)
@@ -257,6 +295,17 @@ def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSe
     return end_offset
 
 
+def end_if_cut(fs: FileSystem, segment: Segment, offset: int) -> int:
+    """Where `cut_segment` would let a segment end (disk pool)."""
+    end_offset = segment.base_offset
+    position = find_position(fs, segment, offset - 1)
+    for info, _ in walk_file(fs, segment.path, position, segment.written):
+        if info.last_offset >= offset:
+            break
+        end_offset = info.next_offset
+    return end_offset
+
+
 def cut_file(fs: FileSystem, path: str, size: int) -> bool:
     """Shorten a file, if it is longer; not flushed."""
     file = fs.files.pin(path)
@@ -315,7 +364,8 @@ class _Scan:
         directory: str,
         settings: TopicSettings,
         epochs: LeaderEpochs | None,
-        recovery_point: int | None,
+        recovery_point: int,
+        scan_from: int,
         *,
         may_have_gaps: bool,
     ) -> None:
@@ -323,7 +373,8 @@ class _Scan:
         self._directory = directory
         self._settings = settings
         self._epochs = epochs
-        self._recovery_point = recovery_point or 0
+        self._recovery_point = recovery_point
+        self._scan_from = scan_from
         self._may_have_gaps = may_have_gaps or settings.is_compacted
         self._next_base: int | None = None
         self._expected = 0
@@ -334,7 +385,7 @@ class _Scan:
         """The segments that stay and the log's end."""
         first = 0
         for index, segment in enumerate(segments):
-            if segment.base_offset <= self._recovery_point:
+            if segment.base_offset <= self._scan_from:
                 first = index
         self._expected = segments[first].base_offset
         keep = len(segments)
@@ -373,7 +424,7 @@ class _Scan:
     def _scan_segment(self, segment: Segment, *, is_first: bool) -> None:
         """Walk one segment; afterwards its `size` is what is good of it."""
         fs, size = self._fs, segment.size
-        entry, count = usable_entry(fs, segment, self._recovery_point) if is_first else (SEGMENT_START, 0)
+        entry, count = usable_entry(fs, segment, self._scan_from) if is_first else (SEGMENT_START, 0)
         adopt_entries(fs, segment, entry, count)
         segment.size = entry.position
         segment.bytes_since_index = 0
@@ -383,6 +434,8 @@ class _Scan:
             if starts_at_entry:
                 self._expected = info.base_offset
             if not self._is_good(info, view, self._next_base if after is None else after.base_offset):
+                return
+            if info.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 return
             if starts_at_entry:
                 segment.size += info.size_bytes
@@ -506,7 +559,7 @@ def rebuild_producers(
     if is_loaded and len(producers):
         _restore_window(fs, segments, producers, from_offset)
     for info, view in batches_from(fs, segments, from_offset):
-        if info.producer_id >= 0:
+        if info.producer_id >= 0 and is_crc_valid(view):  # a damaged one will be seen when it is read
             producers.replay(info, now_ms, coordinator_epoch(view, 0, info))
 
 

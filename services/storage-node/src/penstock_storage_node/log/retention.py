@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock_core.failpoints import hit
 from penstock_core.topic_settings import TopicSettings
@@ -31,9 +31,6 @@ class Verdict:
     """Nothing decided: these segments' timestamps have to be read first."""
 
 
-_BY_OFFSET = TopicSettings(retention_ms=-1, retention_bytes=-1)
-
-
 def decide(
     segments: Sequence[Segment],
     settings: TopicSettings,
@@ -47,8 +44,9 @@ def decide(
     if by_policy and settings.retention_ms >= 0:
         unknown = [segment for segment in closed if segment.max_timestamp == TIMESTAMP_UNKNOWN]
         if unknown:
-            # Deleted records need no timestamps: they go now, by their offsets.
-            early = decide(segments, _BY_OFFSET, high_watermark, log_start_offset, now_ms)
+            # Deleted records and what is beyond retention.bytes need no timestamps: they go now.
+            by_size = replace(settings, retention_ms=-1)
+            early = decide(segments, by_size, high_watermark, log_start_offset, now_ms)
             return early if early.count else Verdict(unknown=unknown)
     excess = sum(segment.size for segment in segments) - settings.retention_bytes
     count = 0
@@ -86,6 +84,7 @@ def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
             fs.files.forget(path)
             with suppress(FileNotFoundError):
                 fs.rename(path, path + ".deleted")
+            fs.files.forget(path)  # a reader may have opened it meanwhile
     with suppress(FileNotFoundError):  # the whole log was deleted meanwhile
         fs.sync_directory(directory)
     hit("log.retention.after_rename")

@@ -63,10 +63,12 @@ class Segment:
         "closed_ms",
         "created_ms",
         "first_timestamp",
+        "found_bytes",
         "is_closed_on_disk",
         "is_directory_synced",
         "is_on_disk",
         "is_sealed",
+        "is_walked",
         "max_timestamp",
         "max_timestamp_offset",
         "offset_index",
@@ -84,6 +86,11 @@ class Segment:
         self.time_index = TimeIndex(stem + ".timeindex", base_offset)
         self.size = 0
         self.written = 0
+        self.found_bytes = 0
+        """So much of the file comes from the disk, not from this process by way of the page cache: batches
+        below it are checked whenever they are read (see `reading`)."""
+        self.is_walked = False
+        """All of it was read and found right by this process: gaps in it are what compaction left."""
         self.max_timestamp = -1
         self.max_timestamp_offset = base_offset
         self.first_timestamp = -1

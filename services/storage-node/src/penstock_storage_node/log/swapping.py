@@ -67,6 +67,9 @@ def swap_in(fs: FileSystem, directory: str, group: CleanedGroup, sources: Sequen
             fs.files.forget(path)
             with suppress(FileNotFoundError):
                 fs.rename(path, path + DELETED)
+            # A reader may have opened it meanwhile, or read its index: it is another file now.
+            fs.files.forget(path)
+        fs.index_heads.forget(source.offset_index.path)
     for suffix in _SUFFIXES:
         fs.rename(stem + suffix + SWAP, stem + suffix)
     hit("log.compact.after_swap")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from penstock_core.records.batch import Buffer, iter_batches
+from penstock_core.records.batch import BatchInfo, Buffer, iter_batches
 from penstock_core.records.read import find_timestamp, read_records
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import Head, TimeIndex
+from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.recovery import find_position, load_first_timestamp
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
@@ -34,17 +35,28 @@ def load_timestamps(fs: FileSystem, segments: Sequence[Segment]) -> None:
     """
     for segment in segments:
         try:
-            timestamp, relative = last_time_entry(fs, segment.time_index.path)
+            try:
+                timestamp, relative = last_time_entry(fs, segment.time_index.path)
+            except FileNotFoundError:
+                timestamp, relative = -1, 0  # the log knows too, if that one is there
             segment.closed_ms = fs.modified_ms(segment.path)
             load_first_timestamp(fs, segment)
             offset = segment.base_offset + relative
             if timestamp < 0 or not _has_timestamp(fs, segment, offset, timestamp):
-                walked = walk_file(fs, segment.path, 0, segment.written)
-                timestamp = max((info.max_timestamp for info, _ in walked), default=-1)
+                timestamp = _walk_for_largest(fs, segment, timestamp)
                 segment.time_index = TimeIndex(segment.time_index.path, segment.base_offset)
         except FileNotFoundError:  # retention was faster
             continue
         segment.max_timestamp = timestamp
+
+
+def _walk_for_largest(fs: FileSystem, segment: Segment, indexed: int) -> int:
+    """Largest timestamp of a segment. One that is damaged must count as late enough: whoever looks for a
+    later record has to meet the damage, and retention must not take it early."""
+    largest, end = -1, 0
+    for info, _ in walk_file(fs, segment.path, 0, segment.written):
+        largest, end = max(largest, info.max_timestamp), info.position + info.size_bytes
+    return largest if end == segment.written else max(largest, indexed, segment.closed_ms)
 
 
 def _has_timestamp(fs: FileSystem, segment: Segment, offset: int, timestamp: int) -> bool:
@@ -70,7 +82,7 @@ def find_in_files(
         index = bisect_left(rows, timestamp_ms, key=_timestamp) - 1
         begin = segment.base_offset + rows[index][1] if index >= 0 else segment.base_offset
         position = find_position(fs, segment, max(begin, start_offset))
-        for info, view in walk_file(fs, segment.path, position, segment.written):
+        for info, view in _walk_all(fs, segment, position):
             if info.base_offset >= upper_offset:
                 return None
             if info.max_timestamp < timestamp_ms or info.is_control or info.last_offset < start_offset:
@@ -79,6 +91,17 @@ def find_in_files(
             if found is not None:
                 return found
     return None
+
+
+def _walk_all(fs: FileSystem, segment: Segment, position: int) -> Iterator[tuple[BatchInfo, memoryview]]:
+    """Every batch from a position on. Raises DamagedData when they end before the segment does: a later
+    one's answer would be a wrong one."""
+    end = segment.written
+    for info, view in walk_file(fs, segment.path, position, end):
+        position = info.position + info.size_bytes
+        yield info, view
+    if position < end:
+        raise DamagedData(segment, position)
 
 
 def _timestamp(row: tuple[int, int]) -> int:
@@ -125,21 +148,31 @@ def find_largest(
     """(offset, timestamp) of the first record that has the largest timestamp below `upper_offset`."""
     load_timestamps(fs, [s for s in segments[:-1] if s.max_timestamp == TIMESTAMP_UNKNOWN])
     best, holder = -1, b""
+
+    def look(info: BatchInfo, batch: Buffer) -> None:
+        nonlocal best, holder
+        if info.max_timestamp <= best or info.last_offset < start_offset or info.is_control:
+            return
+        largest = info.max_timestamp
+        if info.base_offset < start_offset or info.next_offset > upper_offset:
+            # Deleted records don't count, nor those that may not be seen yet.
+            seen = (r for r in read_records(batch) if start_offset <= r.offset < upper_offset)
+            largest = max((record.timestamp_ms for record in seen), default=-1)
+        if largest > best and info.record_count > 0:
+            best, holder = largest, bytes(batch)
+
     for segment in segments:
         if not segment.written or segment.base_offset >= upper_offset or segment.max_timestamp <= best:
             continue
-        for info, view in walk_file(fs, segment.path, 0, segment.written):
+        for info, view in _walk_all(fs, segment, 0):
             if info.base_offset >= upper_offset:
                 break
-            has_records = info.record_count > 0 and not info.is_control
-            if info.max_timestamp > best and info.last_offset >= start_offset and has_records:
-                best, holder = info.max_timestamp, bytes(view)
+            look(info, view)
     for buffers in staged:
         joined = b"".join(buffers)
         for info in iter_batches(joined):
-            if info.base_offset < upper_offset and info.max_timestamp > best and not info.is_control:
-                best = info.max_timestamp
-                holder = joined[info.position : info.position + info.size_bytes]
+            if info.base_offset < upper_offset:
+                look(info, joined[info.position : info.position + info.size_bytes])
     return _first_in(holder, best, start_offset, upper_offset) if holder else None
 
 

@@ -30,6 +30,10 @@ class ReplicaLog(Protocol):
         """First offset that may be read."""
 
     @property
+    def first_segment_offset(self) -> int:
+        """Where the files begin, at or below the log start."""
+
+    @property
     def log_end_offset(self) -> int:
         """Next offset to be given."""
 
@@ -223,7 +227,10 @@ class PartitionReplica:
         log = self.log
         start, end = log.log_start_offset, log.log_end_offset
         if request.fetch_offset < start:
-            return OpenAnswer(out_of_range=(start, end))
+            # Where our start lies inside a batch, an empty log begins before it, to have that batch whole.
+            is_empty = request.log_start_offset == request.fetch_offset
+            if not is_empty or request.fetch_offset < log.first_segment_offset:
+                return OpenAnswer(out_of_range=(start, end))
         if request.last_fetched_epoch >= 0:
             epoch, epoch_end = log.end_offset_for_epoch(request.last_fetched_epoch)
             if epoch < 0:

@@ -46,6 +46,8 @@ class SenderSession:
     sent_high_watermark: int = -1
     sent_log_start_offset: int = -1
     closed: bool = False
+    is_fed: bool = False
+    """Something was queued: the next batch begins at `next_offset`, or after a gap."""
 
 
 @dataclass(slots=True)
@@ -140,6 +142,11 @@ class LeaderSender:
         if self.close(session.number) is not None:
             self.tell(DataFrame(session.number, error=(code, message)))
 
+    def start_over(self, session: SenderSession, offset: int, log_end_offset: int) -> None:
+        """Close a session: the follower is to empty its log and begin at `offset`."""
+        if self.close(session.number) is not None:
+            self.tell(DataFrame(session.number, out_of_range=(offset, log_end_offset)))
+
     def move(self, session: SenderSession, lane: int) -> None:
         """Close a session: the follower is to open it again on the pair's other stream."""
         if self.close(session.number) is not None:
@@ -178,6 +185,7 @@ class LeaderSender:
     ) -> None:
         session.queue.append((base_offset, end_offset, buffers, size))
         session.next_offset = end_offset
+        session.is_fed = True
         self._outstanding_bytes += size
         self.mark(session)
 
