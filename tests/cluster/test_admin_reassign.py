@@ -216,22 +216,21 @@ def test_consumers_read_from_the_replica_of_their_rack(cluster: LocalCluster, wa
     ledger = produce(bootstrap, topic, 2_000, value_bytes=500)
     wait_for_full_isr(bootstrap, topic)
     wait_for(lambda: describe(bootstrap, topic)[0].leader == 1, "the preferred leader leads", TIMEOUT_S)
-    before = {node: fetched_bytes(cluster, node) for node in (1, 2)}
+    assert [metric(cluster, node, "acked_unflushed_bytes") for node in (1, 2, 3)] == [0, 0, 0]
+    before = {node: metric(cluster, node, "fetched_bytes_total") for node in (1, 2)}
     rack: dict[str, Any] = {"client.rack": "b"}
     records = read_all(bootstrap, topic, **rack)
     check_nothing_lost(ledger, records)
-    read = {node: fetched_bytes(cluster, node) - before[node] for node in (1, 2)}
+    read = {node: metric(cluster, node, "fetched_bytes_total") - before[node] for node in (1, 2)}
     near, far = (2, 1) if way == "direct" else (1, 2)
     # Behind a gateway there is one way in, and the leader answers.
     assert read[near] > 1_000_000 > read[far]
 
 
-def fetched_bytes(cluster: LocalCluster, node: int) -> float:
+def metric(cluster: LocalCluster, node: int, name: str) -> float:
     port = cluster.state.member(f"node-{node}").ports["http"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
-        found = re.search(
-            r"^penstock_node_fetched_bytes_total (\S+)$", response.read().decode(), re.MULTILINE
-        )
+        found = re.search(rf"^penstock_node_{name} (\S+)$", response.read().decode(), re.MULTILINE)
     assert found is not None
     return float(found[1])
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pysyncobj.journal
 import pysyncobj.pickle
+import pysyncobj.serializer
 import pysyncobj.syncobj
+import pysyncobj.transport
 import pytest
 
 from penstock_controller.quorum import messages, pins
 from penstock_controller.quorum.append_filter import filter_append
 from penstock_controller.quorum.events import Applied, Outcome
+from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.prevote import PreVote, would_vote
+from penstock_controller.quorum.snapshot import SnapshotStore
+from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -272,6 +279,55 @@ def test_a_missing_private_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delattr(pysyncobj.syncobj.SyncObj, "_SyncObj__connectedToAnyone")
     with pytest.raises(pins.WrongLibrary, match="__connectedToAnyone"):
         pins.check_library()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [
+        (pysyncobj.syncobj.SyncObj, "_isLeader", "lacks _isLeader"),
+        (pysyncobj.transport.Transport, "_onMessageReceived", r"Transport\._onMessageReceived"),
+        (pysyncobj.transport.Transport, "_onNodeConnected", r"Transport\._onNodeConnected"),
+        (pysyncobj.transport.Transport, "_onNodeDisconnected", r"Transport\._onNodeDisconnected"),
+        (pysyncobj.journal.Journal, "deleteEntriesTo", r"Journal\.deleteEntriesTo"),
+        (pysyncobj.serializer.Serializer, "cancelTransmisstion", r"Serializer\.cancelTransmisstion"),
+        (pysyncobj.pickle, "loads", r"pysyncobj\.pickle\.loads"),
+        (pysyncobj.pickle, "load", r"pysyncobj\.pickle\.load;"),
+        (pysyncobj.journal, "loads", r"pysyncobj\.journal\.loads"),
+    ],
+)
+def test_each_missing_name_is_named(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, said: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(pins.WrongLibrary, match=said):
+        pins.check_library()
+
+
+class Plain:
+    """What every class has."""
+
+
+def test_what_our_journal_and_snapshots_override_is_pinned() -> None:
+    pinned = {where: (owner, set(names)) for where, owner, names in pins._OTHER_NAMES}
+    for where, ours in (
+        ("Journal", DurableJournal),
+        ("Serializer", SnapshotStore),
+        ("Transport", PeerTransport),
+    ):
+        owner, names = pinned[where]
+        overridden = {n for n in vars(ours) if n in vars(owner) and n not in dir(Plain)}
+        assert overridden and overridden <= names, overridden - names
+
+
+def test_private_names_of_syncobj_in_our_code_are_pinned() -> None:
+    folder = Path(pins.__file__).parent
+    used = {
+        name
+        for file in folder.glob("*.py")
+        if file.name != "pins.py"
+        for name in re.findall(r"_SyncObj__\w+", file.read_text())
+    }
+    assert used and used <= {*pins._CLASS_NAMES, *pins._INSTANCE_NAMES}
 
 
 class Bomb:

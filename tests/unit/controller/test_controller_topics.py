@@ -297,6 +297,19 @@ def test_settings_are_set_and_removed_all_or_nothing() -> None:
         assert reply.results[0].code == code
 
 
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    lags = {"min_compaction_lag_ms": "1001", "max_compaction_lag_ms": "1000"}
+    of, made = create(image(), new("t", -1, -1, **lags), new("u", min_compaction_lag_ms="1001"))
+    assert [t.error.code for t in made.topics] == [ErrorCode.INVALID_CONFIG, 0]
+    resource = api.ConfigResource(resource_type="topic", resource_name="u")
+    resource.changes.append(change("max.compaction.lag.ms", "1000"))
+    after, reply = alter(of, resource)
+    assert after is of and reply.results[0].code == ErrorCode.INVALID_CONFIG
+    resource.changes.append(change("min.compaction.lag.ms", None))
+    of, reply = alter(of, resource)
+    assert reply.results[0].code == 0 and of.config("topic", "u") == {"max.compaction.lag.ms": "1000"}
+
+
 def test_lower_min_isr_clears_the_elr() -> None:
     of, made = create(image(), assigned("t", [1, 2, 3]))
     topic_id = made.topics[0].topic_id
@@ -362,7 +375,9 @@ def test_lists_grow_and_shrink() -> None:
     assert of.config("topic", "t") == {"cleanup.policy": "delete,compact"}
     of, _ = alter(of, of_topic(append("cleanup.policy", "delete", subtract=True)))
     assert of.config("topic", "t") == {"cleanup.policy": "compact"}
-    for bad in (append("cleanup.policy", "compact", subtract=True), append("retention.ms", "5")):
+    emptied, _ = alter(of, of_topic(append("cleanup.policy", "compact", subtract=True)))
+    assert emptied.config("topic", "t") == {"cleanup.policy": ""}  # all is kept for ever
+    for bad in (append("cleanup.policy", "shred"), append("retention.ms", "5")):
         after, reply = alter(of, of_topic(bad))
         assert (after, reply.results[0].code) == (of, ErrorCode.INVALID_CONFIG)
 

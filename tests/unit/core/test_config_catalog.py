@@ -194,3 +194,21 @@ def test_rebuilds_are_as_fast_as_both_sides_allow() -> None:
     catalog.validate(TOPIC, "leader.replication.throttled.replicas", "0:1,1:2")
     with pytest.raises(PenstockError, match="partition:node"):
         catalog.validate(TOPIC, "leader.replication.throttled.replicas", "everywhere")
+
+
+def test_what_is_taken_counts_as_it_was_read() -> None:
+    """Blanks and signs that the check lets through count no less when the value is used."""
+    for text in (" 7 ", "+7"):
+        catalog.validate(NODE, catalog.LEADER_RATE, text)
+        assert catalog.catch_up_rate(image((NODE, "1", catalog.LEADER_RATE, text)), ONE, NodeId(2)) == 7
+    catalog.validate(GROUP, "consumer.session.timeout.ms", " 7000")
+    of = image((GROUP, "g", "consumer.session.timeout.ms", " 7000"))
+    assert catalog.group_interval_ms(of, "g", "consumer.session.timeout.ms", 1) == 7000
+    for text in ("\u0667", "7_0", ""):
+        with pytest.raises(PenstockError):
+            catalog.validate(NODE, catalog.LEADER_RATE, text)
+
+
+def test_a_topics_settings_must_agree() -> None:
+    with pytest.raises(PenstockError, match=r"max\.compaction\.lag\.ms=5"):
+        catalog.validate_together(TOPIC, {"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"})

@@ -7,8 +7,9 @@ Rules
     cluster's (`topic_config`).
   * What decides who may lead is the controllers' to judge and has to be one for all nodes:
     such a setting is taken for the cluster and refused for a node (CLUSTER_WIDE).
-  * A setting that nothing acts on is not taken; removing what is not set is never an error,
-    because Kafka's tools remove throttles that nobody set.
+  * A setting that nothing acts on is not taken, but for `preallocate`, `file.delete.delay.ms` and
+    `*.replication.throttled.replicas`, which change nothing that a client could tell and which
+    Kafka's tools set. Removing what is not set is never an error: they remove throttles that nobody set.
   * Codes are Kafka's: INVALID_CONFIG for topics and groups, INVALID_REQUEST for nodes and the
     cluster (KAFKA-13609).
 
@@ -27,11 +28,14 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topic_settings import (
+    INT_MAX,
     LONG_MAX,
     TOPIC_CONFIG_DEFAULTS,
     default_min_insync_replicas,
+    parse_integer,
     parse_topic_config,
     validate_topic_config,
+    validate_topic_configs,
 )
 
 TOPIC: Final = "topic"
@@ -41,7 +45,6 @@ GROUP: Final = "group"
 
 VALUE_LENGTH_MAX: Final = 32_767
 """Characters of a setting's value (Kafka: ConfigurationControlManager)."""
-_DIGITS_MAX: Final = 40
 
 
 class ConfigType(IntEnum):
@@ -435,13 +438,13 @@ def catch_up_rate(image: MetadataImage, leader: NodeId, follower: NodeId) -> int
 
 def _rate(image: MetadataImage, node_id: NodeId, key: str) -> int:
     text = image.config(NODE, str(node_id)).get(key) or image.config(CLUSTER, "").get(key)
-    return int(text) if text is not None and text.isdecimal() else LONG_MAX
+    return LONG_MAX if text is None else _count(text, LONG_MAX, default=LONG_MAX)
 
 
 def group_interval_ms(image: MetadataImage, group: str, name: str, default_ms: int) -> int:
     """A group's own setting in ms, else `default_ms`."""
     text = image.config(GROUP, group).get(name)
-    return int(text) if text is not None and text.isdecimal() else default_ms
+    return default_ms if text is None else _count(text, INT_MAX, default=default_ms)
 
 
 def is_list(kind: str, key: str) -> bool:
@@ -472,10 +475,11 @@ def validate(kind: str, key: str, value: str) -> None:
         _validate_default(kind, key, value)
 
 
-def _is_count(value: str) -> bool:
-    """Whether `int` takes the value, and it is not negative; of thousands of digits `int` takes none."""
-    text = value.strip(" \t\r\n\v\f")  # as `int` does; `strip` alone takes more for blanks
-    return text.isdecimal() and len(text) <= _DIGITS_MAX
+def _count(text: str, high: int, *, default: int) -> int:
+    try:
+        return parse_integer(text, 0, high)
+    except ValueError:
+        return default
 
 
 def _validate_default(kind: str, key: str, value: str) -> None:
@@ -486,7 +490,7 @@ def _validate_default(kind: str, key: str, value: str) -> None:
         )
     name = TOPIC_NAMES.get(key)
     if key in NODE_DYNAMIC:
-        if not _is_count(value) or int(value) > LONG_MAX:
+        if _count(value, LONG_MAX, default=-1) < 0:
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use 0..{LONG_MAX}")
         return
     if name is None:
@@ -518,7 +522,7 @@ def _validate_group(key: str, value: str) -> None:
             ErrorCode.INVALID_CONFIG,
             f"unknown group setting {key!r}: use one of {', '.join(sorted(_GROUP_RANGES))}",
         )
-    if not _is_count(value) or not limits[0] <= int(value) <= limits[1]:
+    if not limits[0] <= _count(value, INT_MAX, default=-1) <= limits[1]:
         raise PenstockError(
             ErrorCode.INVALID_CONFIG, f"group setting {key}={value!r}: use {limits[0]}..{limits[1]}"
         )
@@ -526,13 +530,15 @@ def _validate_group(key: str, value: str) -> None:
 
 def validate_together(kind: str, settings: Mapping[str, str]) -> None:
     """Raise INVALID_CONFIG when settings that are right one by one contradict each other."""
+    if kind == TOPIC:
+        validate_topic_configs(settings)
     if kind != GROUP:
         return
     heartbeat, session = "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"
-    values = {
-        name: int(settings.get(name) or NODE_STATIC[GROUP_SETTINGS[name].node_name].default or "0")
-        for name in (heartbeat, session)
-    }
+    values = {}
+    for name in (heartbeat, session):
+        default = int(NODE_STATIC[GROUP_SETTINGS[name].node_name].default or "0")
+        values[name] = _count(settings.get(name, ""), INT_MAX, default=default)
     if values[session] <= values[heartbeat]:
         raise PenstockError(
             ErrorCode.INVALID_CONFIG,

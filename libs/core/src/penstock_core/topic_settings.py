@@ -10,7 +10,9 @@ it would have to act on to be honest (tiered storage) is refused.
 
 Source: LogConfig, TopicConfig and ServerLogConfigs of Apache Kafka 4.3. Deviations:
 `min.insync.replicas` is 2 by default where the replication factor is 3 or more, and is
-never above the replication factor; `penstock.durability` is ours.
+never above the replication factor; `max.message.bytes` ends at 8 MiB; `segment.bytes` begins at 1 KiB;
+`penstock.durability` is ours. Values are read as Kafka reads them (ConfigDef.parseType): trimmed,
+numbers of ASCII digits with a sign or none.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What a log and its leader need to know of their topic. -1 means "no limit" for retention."""
+    """What a log and its leader need to know of their topic. Below 0 means "no limit" for retention."""
 
     retention_ms: int = 7 * _DAY_MS
     retention_bytes: int = -1
@@ -120,31 +122,44 @@ class _Rule:
     parse: Callable[[str], object]
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text.strip())
-        except ValueError:
-            raise ValueError(f"not an integer: use {low}..{high}") from None
-        if not low <= value <= high:
-            raise ValueError(f"out of range: use {low}..{high}")
-        return value
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_DECIMAL: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
+_DIGITS_MAX: Final = 40
+"""Of a number: Python's own bound is thousands, and each costs time."""
 
-    return parse
+
+def trim(text: str) -> str:
+    """Without what Java's String.trim takes away: control characters and spaces at both ends."""
+    return text.strip(_BLANKS)
+
+
+def parse_integer(text: str, low: int, high: int) -> int:
+    """An integer as Java reads it, in a range. Raises ValueError with the mend."""
+    text = trim(text)
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"not an integer: use {low}..{high}")
+    if len(text) > _DIGITS_MAX or not low <= int(text) <= high:
+        raise ValueError(f"out of range: use {low}..{high}")
+    return int(text)
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    return lambda text: parse_integer(text, low, high)
 
 
 def _ratio(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("not a number: use 0..1") from None
+    found = _DECIMAL.fullmatch(trim(text))
+    if found is None:
+        raise ValueError("not a number: use 0..1")
+    value = float(found[1])
     if not 0 <= value <= 1:
         raise ValueError("out of range: use 0..1")
     return value
 
 
 def _boolean(text: str) -> bool:
-    lowered = text.strip().lower()
+    lowered = trim(text).lower()
     if lowered not in ("true", "false"):
         raise ValueError("not a boolean: use true or false")
     return lowered == "true"
@@ -152,6 +167,7 @@ def _boolean(text: str) -> bool:
 
 def _one_of(*allowed: str, why: str = "") -> Callable[[str], str]:
     def parse(text: str) -> str:
+        text = trim(text)
         if text not in allowed:
             raise ValueError(f"use {' or '.join(allowed)}{why}")
         return text
@@ -160,18 +176,19 @@ def _one_of(*allowed: str, why: str = "") -> Callable[[str], str]:
 
 
 def _policy(text: str) -> frozenset[str]:
-    parts = [part.strip() for part in text.split(",")]
-    if not parts or any(part not in ("delete", "compact") for part in parts):
-        raise ValueError("use delete, compact, or delete,compact")
+    text = trim(text)
+    parts = [trim(part) for part in text.split(",")] if text else []
+    if any(part not in ("delete", "compact") for part in parts):
+        raise ValueError("use delete, compact, delete,compact, or nothing to keep all for ever")
     return frozenset(parts)
 
 
 def _throttled(text: str) -> tuple[str, ...]:
     """Kafka: ThrottledReplicaListValidator."""
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    parts = tuple(trim(part) for part in text.split(",") if trim(part))
     if parts in (("*",), ("none",)):
         return parts
-    if not all(re.fullmatch(r"\d+:\d+", part) for part in parts):
+    if not all(re.fullmatch(r"[0-9]+:[0-9]+", part) for part in parts):
         raise ValueError("use *, none, or partition:node,partition:node,...")
     return parts
 
@@ -218,7 +235,7 @@ _TABLE: Final[Mapping[str, _Rule]] = {
     "min.insync.replicas": _Rule("min_insync_replicas", "1", _integer(1, INT_MAX)),
     "penstock.durability": _Rule("durability", "fsync", _one_of("fsync", "replicated")),
     "preallocate": _Rule(None, "false", _boolean),
-    "retention.bytes": _Rule("retention_bytes", "-1", _NO_LIMIT_OR_LONG),
+    "retention.bytes": _Rule("retention_bytes", "-1", _integer(-LONG_MAX - 1, LONG_MAX)),
     "retention.ms": _Rule("retention_ms", str(7 * _DAY_MS), _NO_LIMIT_OR_LONG),
     "segment.bytes": _Rule("segment_bytes", str(1024**3), _integer(1024, INT_MAX)),
     "segment.index.bytes": _Rule("segment_index_bytes", str(10 * 1024**2), _integer(4, INT_MAX)),
@@ -251,3 +268,17 @@ def validate_topic_config(key: str, value: str) -> None:
         rule.parse(value)
     except ValueError as error:
         raise PenstockError(ErrorCode.INVALID_CONFIG, f"topic setting {key}={value!r}: {error}") from None
+
+
+def validate_topic_configs(configs: Mapping[str, str]) -> None:
+    """Raise INVALID_CONFIG when a topic's settings, right one by one, contradict each other.
+
+    What it does not set counts by the defaults above (Kafka: LogConfig.validateValues).
+    """
+    settings = TopicSettings.from_config(configs, 1)
+    if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:
+        raise PenstockError(
+            ErrorCode.INVALID_CONFIG,
+            f"topic setting min.compaction.lag.ms={settings.min_compaction_lag_ms} is more than"
+            f" max.compaction.lag.ms={settings.max_compaction_lag_ms}: use {settings.max_compaction_lag_ms} at most",
+        )

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 import pysyncobj.journal
 import pysyncobj.pickle
+import pysyncobj.serializer
 import pysyncobj.syncobj
+import pysyncobj.transport
 from pysyncobj.version import VERSION
 
 from penstock_core.errors import InvariantBroken
@@ -31,11 +33,46 @@ _CLASS_NAMES = (
     "_SyncObj__setState",
     "_applyCommand",
     "_checkCommandsToApply",
+    "_isLeader",
     "_onTick",
     "forceLogCompaction",
     "transferLeadership",
 )
 _MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "Serializer", "createJournal")
+_OTHER_NAMES: tuple[tuple[str, object, tuple[str, ...]], ...] = (
+    (
+        "Transport",
+        pysyncobj.transport.Transport,
+        ("_onMessageReceived", "_onNodeConnected", "_onNodeDisconnected", "destroy", "send"),
+    ),
+    (
+        "Journal",
+        pysyncobj.journal.Journal,
+        (
+            "__getitem__",
+            "__len__",
+            "_destroy",
+            "add",
+            "clear",
+            "deleteEntriesFrom",
+            "deleteEntriesTo",
+            "getCurrentTerm",
+            "getRaftCommitIndex",
+            "getVotedForNodeId",
+            "onOneSecondTimer",
+            "setCurrentTerm",
+            "setRaftCommitIndex",
+        ),
+    ),
+    (
+        "Serializer",
+        pysyncobj.serializer.Serializer,
+        ("cancelTransmisstion", "checkSerializing", "getTransmissionData", "serialize"),
+    ),
+    ("pysyncobj.pickle", pysyncobj.pickle, ("load", "loads")),
+    ("pysyncobj.journal", pysyncobj.journal, ("loads",)),
+)
+"""What is overridden, called or replaced outside SyncObj."""
 _INSTANCE_NAMES = (
     "_SyncObj__commandsQueue",
     "_SyncObj__connectedNodes",
@@ -68,6 +105,12 @@ def check_library() -> None:
         raise WrongLibrary(f"PySyncObj {VERSION} is installed, this controller needs {PINNED_VERSION}")
     missing = [name for name in _CLASS_NAMES if not hasattr(pysyncobj.syncobj.SyncObj, name)]
     missing += [name for name in _MODULE_NAMES if not hasattr(pysyncobj.syncobj, name)]
+    missing += [
+        f"{where}.{name}"
+        for where, owner, names in _OTHER_NAMES
+        for name in names
+        if not hasattr(owner, name)
+    ]
     _raise_missing(missing)
 
 

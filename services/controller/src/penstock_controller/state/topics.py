@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock_controller.state.generation import (
     Context,
@@ -24,7 +24,7 @@ from penstock_core.ids import LeaderEpoch, NodeId, TopicId
 from penstock_core.kafka.groups import OFFSETS_TOPIC
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topic_settings import validate_topic_config
+from penstock_core.topic_settings import validate_topic_config, validate_topic_configs
 from penstock_core.topics import check_topic_name, collision_key
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -114,9 +114,10 @@ def _check_new_name(image: MetadataImage, name: str, collisions: dict[str, str])
         )
 
 
-def _check_configs(configs: object) -> None:
-    for key, value in dict(configs).items():  # type: ignore[call-overload]
+def _check_configs(configs: Mapping[str, str]) -> None:
+    for key, value in configs.items():
         validate_topic_config(key, value)
+    validate_topic_configs(configs)
 
 
 def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int) -> Assignment:
