@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock_core.records.batch import iter_batches
+from penstock_core.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
 from penstock_core.records.read import Record, read_all, read_records
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionLog, ReadJob
@@ -42,15 +42,23 @@ pytestmark = [
 ]
 
 KEYS = 40
+TOMBSTONE_KEYS = 4
+"""Keys that are deleted nine times of ten, so that their last record is about always a tombstone; the others
+one time of a hundred. That is 10 % of all records."""
 SEGMENT_BYTES = 64 * 1024
 SMALL_BATCHES: dict[str, Any] = {"batch.size": 16_000}
 
 
+def number_of(value: bytes | None) -> int | None:
+    """What `Overwrite` has written; None is a tombstone."""
+    return int(value.partition(b":")[0]) if value else None
+
+
 class Overwrite:
-    """Writes the same few keys for ever, in a thread; knows the last acked value of each."""
+    """Writes and deletes the same few keys for ever, in a thread; knows the last acked value of each."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        self.last: dict[bytes, int] = {}
+        self._last: dict[bytes, tuple[int, int | None]] = {}
         self.acked = 0
         self._producer = Producer(
             client_config(
@@ -75,15 +83,24 @@ class Overwrite:
             self.errors.append(str(error))
             return
         self.acked += 1
-        number = int(message.value().partition(b":")[0]) if message.value() else -1
-        self.last[message.key()] = max(self.last.get(message.key(), -1), number)
+        number = number_of(message.value())
+        key, offset = message.key(), message.offset()
+        if offset >= self._last.get(key, (-1, None))[0]:
+            self._last[key] = offset, number
+
+    @property
+    def last(self) -> dict[bytes, int]:
+        """By key, but for those that are deleted."""
+        return {key: number for key, (_, number) in self._last.items() if number is not None}
 
     def _run(self) -> None:
         rng, number = random.Random(1), 0
         while not self._stop.is_set():
             for _ in range(50):
-                key = b"key-%d" % rng.randrange(KEYS)
-                value = b"%d:" % number + rng.randbytes(200)
+                which = rng.randrange(KEYS)
+                key = b"key-%d" % which
+                deletes = rng.random() < (0.9 if which < TOMBSTONE_KEYS else 0.01)
+                value = None if deletes else b"%d:" % number + rng.randbytes(200)
                 while True:
                     try:
                         self._producer.produce(
@@ -144,11 +161,17 @@ def stored_batches(log: PartitionLog) -> list[bytes]:
 
 
 def last_numbers(log: PartitionLog) -> dict[bytes | None, int]:
+    """By key, but for those that are deleted."""
     found = {}
     for batch in stored_batches(log):
         for record in read_records(batch):
-            found[record.key] = int((record.value or b"-1").partition(b":")[0])
-    return found
+            found[record.key] = number_of(record.value)
+    return {key: number for key, number in found.items() if number is not None}
+
+
+def horizon_batches(log: PartitionLog) -> int:
+    """Batches that keep a tombstone until their delete horizon (attribute bit 6, KIP-534)."""
+    return sum(bool(read_header(batch).attributes & DELETE_HORIZON_BIT) for batch in stored_batches(log))
 
 
 def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
@@ -173,6 +196,8 @@ def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
             cleanup_policy="compact",
             min_cleanable_dirty_ratio="0.2",
             max_compaction_lag_ms="600000",
+            # Horizons pass while it runs; what the last run of a node has stamped stays.
+            delete_retention_ms="3000",
             **small,
         )
         create_topic(bootstrap, "sized", 1, 3, retention_bytes=str(3 * SEGMENT_BYTES), **small)
@@ -199,8 +224,8 @@ def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
         # What is looked for in the files of every node below is there.
         for topic in ("plain", "compacted", "sized", "timed"):
             wait_for_full_isr(bootstrap, topic)
-        seen = {r.key: int(r.value.partition(b":")[0]) for r in consume_all(bootstrap, "compacted")}
-        assert seen == overwrite.last
+        seen = {r.key: number_of(r.value) for r in consume_all(bootstrap, "compacted")}
+        assert {key: number for key, number in seen.items() if number is not None} == overwrite.last
         # Bounded: what is left is about the active segment and one that is dirty.
         copies = [tmp_path / f"node-{n}" for n in (1, 2, 3)]
         data = [next(c.rglob("compacted-0")).parent for c in copies]
@@ -214,8 +239,10 @@ def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
         )
         wait_for(lambda: all(log_bytes(d / "timed-0") == 0 for d in data), "retention by time", 240)
         check_nothing_lost(load.ledger, consume_all(bootstrap, "plain"), idempotent=False)
+    horizons = []
     for node in data:
         directory, logs = open_logs(node)
+        horizons.append(horizon_batches(logs["compacted-0"]))
         assert last_numbers(logs["compacted-0"]) == overwrite.last
         # Whole segments went: what is left begins where a file begins.
         for name in ("sized-0", "timed-0"):
@@ -223,8 +250,10 @@ def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
         for log in logs.values():
             log.close(clean=False)
         directory.close(clean=False)
+    assert all(horizons), horizons
     check_directories([d / "plain-0" for d in data] + [d / "sized-0" for d in data])
-    check_directories([d / "compacted-0" for d in data], gaps_allowed=True)
+    output = check_directories([d / "compacted-0" for d in data], gaps_allowed=True)
+    assert output.count("deleteHorizonMs: OptionalLong[") == sum(horizons)
 
 
 def test_a_directory_written_by_kafka(tmp_path: Path) -> None:

@@ -18,9 +18,12 @@ from penstock_controller.quorum.machine import Machine
 from penstock_controller.state.generation import Context, Generated
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.records.batch import BatchInfo, Buffer, iter_batches
+from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.contact import Contact
 from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.partition_log import Appended, PartitionLog
+from penstock_storage_node.membership import Membership
 from penstock_storage_node.replication.replica import PartitionReplica
 from simulation.invariants import Checker, Entry
 
@@ -149,6 +152,46 @@ class CheckedReplica(PartitionReplica):
             return super().on_truncated()
         finally:
             self.is_cut = False
+
+
+class _CheckedContact(Contact):
+    """Told of every answer that counts, one that says no included."""
+
+    def __init__(self, on_answer: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_answer = on_answer
+
+    def answered(self, metadata_version: int, now_ms: float) -> None:
+        self._on_answer()
+        super().answered(metadata_version, now_ms)
+
+
+def listening(note_term: Callable[[Any, int], bool]) -> Callable[[Any, int], bool]:
+    """`ControllerClient.note_term`, whatever it is now, with a memory of its own of what was heard."""
+
+    def note(client: Any, term: int) -> bool:
+        client.checked_term = max(getattr(client, "checked_term", 0), term)
+        return note_term(client, term)
+
+    return note
+
+
+class CheckedMembership(Membership):
+    """A node's session, whose orders must not come from controllers that are known to be deposed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._contact = _CheckedContact(self._on_answer)
+        self.reply_term = 0
+
+    async def _reply(self, stream: Any) -> api.NodeHeartbeatReply:
+        reply = await super()._reply(stream)
+        self.reply_term = reply.controller_term
+        return reply
+
+    def _on_answer(self) -> None:
+        heard_term: int = self._controllers.checked_term  # type: ignore[attr-defined]
+        _the_checker().on_order(f"node {self._node_id}", self.reply_term, heard_term)
 
 
 class CheckedMachine(Machine):

@@ -80,7 +80,7 @@ class ControllerProcess(Process):
             tick_s=settings.tick_s,
             silence_min_s=settings.silence_s,
             silence_max_s=settings.silence_s * settings.silence_spread,
-            leader_fallback_s=settings.silence_s * 1.2,
+            leader_fallback_s=settings.silence_s * settings.fallback_silences,
             snapshot_every_count=settings.snapshot_every,
         )
         self.core = ControllerCore(

@@ -430,6 +430,13 @@ class Checker:
             )
         self.answered_version = max(self.answered_version, version)
 
+    def on_order(self, who: str, term: int, heard_term: int) -> None:
+        """A node obeys a controller of `term`, and has heard of one of `heard_term`."""
+        if 0 < term < heard_term:
+            self.fail(
+                "deposed controllers are not obeyed", f"{who} obeys term {term}, it knows of {heard_term}"
+            )
+
     # --- Raft --------------------------------------------------------------------------------------
 
     def on_tick(self, process: Any) -> None:

@@ -23,6 +23,7 @@ import pysyncobj.syncobj
 
 import penstock_controller.api.core
 import penstock_controller.api.watchers
+import penstock_controller.api.worker
 import penstock_controller.quorum.files
 import penstock_controller.quorum.journal
 import penstock_controller.quorum.quorum
@@ -44,7 +45,7 @@ from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_storage_node.group_commit import GroupFlush
-from simulation.checked import CheckedLog, CheckedMachine, CheckedReplica
+from simulation.checked import CheckedLog, CheckedMachine, CheckedMembership, CheckedReplica, listening
 from simulation.disk_pool import SimDiskPool
 from simulation.ordered import OrderedSet
 from simulation.raft_net import SimLink, SimPipeNotifier, SimSocketModule
@@ -257,6 +258,7 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (penstock_storage_node.coordinator.host, "TICK_MS", 2_000),
         (penstock_storage_node.housekeeping, "TICK_MS", 200),
         (penstock_controller.api.core, "TICK_MS", 200),
+        (penstock_controller.api.worker, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
         (penstock_controller.api.watchers, "KEEPALIVE_S", 0.9),
         (penstock_gateway.kafka.relay, "TICK_MS", 100),
         (penstock_storage_node.log.directory, "PartitionLog", CheckedLog),
@@ -264,6 +266,8 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (penstock_storage_node.partition, "set", OrderedSet),
         (penstock_storage_node.api.forward, "set", OrderedSet),
         (penstock_gateway.kafka.relay, "set", OrderedSet),
+        (role, "Membership", CheckedMembership),
+        (ControllerClient, "note_term", listening(ControllerClient.note_term)),
         (role, "DiskPool", lambda _threads: _make_pool()),
         (role, "ChannelPool", lambda *_: SimChannelPool(_running())),
         (role, "HttpServer", _NoHttp),

@@ -38,6 +38,7 @@ from penstock_storage_node.membership import Membership
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
+from simulation import planted_guards as guards
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -371,10 +372,42 @@ BUGS = [
         _reads_without_barrier,
         _questions,
     ),
+    Bug(
+        "stale-controller-obeyed",
+        "nodes and gateways obey a deposed controller",
+        guards.stale_controllers_obeyed,
+        guards.long_reigns,
+    ),
+    Bug(
+        "stale-command-applies",
+        "metadata commands are not compare-and-set",
+        guards.base_version_ignored,
+        guards.impatient,
+    ),
+    Bug(
+        "damaged-journal-loaded",
+        "checksums of journal, term and vote are not compared",
+        guards.damaged_journal_loaded,
+        guards.rotting,
+    ),
+    Bug(
+        "damaged-snapshot-loaded",
+        "checksums of a controller's snapshot are not compared",
+        guards.damaged_snapshot_loaded,
+        guards.rotting,
+    ),
     Bug("leader-from-anywhere", "a leader is elected outside ISR and ELR", _leader_from_anywhere),
     Bug("fence-only-leaders", "fencing leaves the node in the ISRs of others", _fence_only_leaders),
     Bug("rule-9-too-strict", "every unclean stop counts as lost data", _everything_counts_as_lost),
     Bug("rule-9-too-lax", "no replica ever counts as having lost data", _nothing_counts_as_lost, _one_by_one),
+    Bug("elr-forgotten", "who leaves a too small ISR may never lead", guards.elr_forgotten),
+    Bug("elr-takes-anybody", "every replica is in the ELR", guards.elr_takes_anybody, guards.one_left),
+    Bug(
+        "acked-below-min-isr",
+        "min.insync.replicas holds nothing up",
+        guards.acked_below_min_isr,
+        guards.one_left,
+    ),
     Bug("leader-epoch-stays", "a new leader gets the old leader's epoch", _epoch_stays),
     Bug("watermark-off-by-one", "the high watermark is one too high", _watermark_one_too_far),
     Bug(
@@ -393,6 +426,12 @@ BUGS = [
     Bug("epoch-end-off-by-some", "the end of a leader epoch is given too high", _epoch_end_off_by_one),
     Bug("producers-forgotten", "producer state is not rebuilt from the log", _producers_forgotten),
     Bug("flush-skipped", "a commit returns without its flush", _flush_skipped, _alone),
+    Bug(
+        "failed-flush-retried",
+        "a flush that failed is tried again as if its data were still there",
+        guards.failed_flush_retried,
+        guards.failing_flushes,
+    ),
     Bug("checkpoint-too-high", "the recovery point passes what is flushed", _checkpoint_too_high),
     Bug("late-batch-overtakes", "the gateway sends a later batch past one answered 7", _late_batch_overtakes),
     Bug(

@@ -58,6 +58,10 @@ class Settings:
     hop_probability: float = 0.0
     """How often a producer loses its connection before it sends, and comes back by any gateway: by one that
     is behind the last one, too."""
+    fallback_silences: float = 1.2
+    """How long a leader of the quorum that hears no majority goes on, in times of `silence_s`."""
+    commit_timeout_ms: int = 10_000
+    """How long a controller waits for the commit of its command before it gives up on it."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

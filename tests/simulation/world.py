@@ -30,6 +30,7 @@ from simulation.network import Network
 from simulation.process import Process
 from simulation.producer import Producer
 from simulation.raft_net import SimSocket
+from simulation.rot import LogRot
 from simulation.rpc import SimServer
 from simulation.scheduler import Scheduler
 from simulation.settings import HEAL_US, RUN_US, Settings
@@ -93,6 +94,7 @@ class World:
             self.hosts += [Host(self, kind, i) for i in range(1, count + 1)]
         self.host_of = {host.name: host for host in self.hosts}
         self.faults = Faults(self)
+        self.rot = LogRot(self)
         self.workload = Workload(self)
 
     # --- numbers and names ---------------------------------------------------------------
@@ -300,6 +302,7 @@ class World:
             host.start_later(int(self.rng.random() * 500_000))
         self.workload.start()
         self.faults.start()
+        self.rot.start()
         if not scheduler.run(RUN_US):
             return
         self._heal()
@@ -362,7 +365,7 @@ class World:
                 return f"{key} is gone"
             if state.leader == NO_NODE or set(state.isr) != set(state.replicas) or state.recovering:
                 return f"partition {key.partition} of {key.topic_id.hex()[:6]}: {state}"
-        return self.workload.why_not_done()
+        return self.workload.why_not_done() or self.rot.why_not_mended()
 
     def _compare_all(self) -> None:
         """At rest: every replica holds the truth, byte for byte, by the shipped read path."""

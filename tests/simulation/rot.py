@@ -1,0 +1,155 @@
+"""Bits that a storage node's disk forgets: of one batch, on one node, in some of the seeds.
+
+The batch is committed, and its topic has `min.insync.replicas` 2 and durability `fsync`: another disk has
+it, or had it when it was committed. The node is killed or loses power meanwhile, so that what it reads
+afterwards comes from its disk. From then on somebody reads the batch from time to time, until the node
+has found out and mended itself.
+
+Only bytes of records flip. The checker reads headers to know what a log holds; that no bit of a header goes
+unnoticed is shown by `test_log_bit_rot.py`. Draws from a generator of its own: other seeds stay what they were.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from penstock_core.errors import PenstockError
+from penstock_core.ids import TopicPartition
+from penstock_core.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, iter_batches
+from penstock_core.topic_settings import TopicSettings
+from penstock_storage_node.log import ReadData, ReadJob
+from penstock_storage_node.log.fs import read_file
+from penstock_storage_node.log.simulated_fs import SimulatedFile
+from simulation.hosts import Host
+from simulation.settings import RUN_US
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+S = 1_000_000
+SEEDS_WITH = 0.25
+LOOK_US = 400_000
+
+
+class LogRot:
+    """At most one flipped bit in a run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = random.Random(world.seed * 7919 + 17)
+        self._host: Host | None = None
+        self._key: TopicPartition | None = None
+        self._base = -1
+        self._is_mended = True
+
+    def start(self) -> None:
+        if self._rng.random() < SEEDS_WITH:
+            self._later(self._rng.uniform(8, 50) * S, self._flip)
+
+    def why_not_mended(self) -> str:
+        """What is left of it, "" when nothing is."""
+        return "" if self._is_mended else f"a flipped bit in batch {self._base} of {self._key}"
+
+    def _later(self, delay_us: float, call: Any) -> None:
+        self._world.scheduler.after(int(delay_us), call)
+
+    def _flip(self) -> None:
+        world, rng = self._world, self._rng
+        if world.scheduler.now_us >= RUN_US:
+            return
+        hosts = [h for h in world.hosts if h.kind == "n" and h.is_running and h.process.manager is not None]
+        found = [(h, *one) for h in hosts for one in self._batches(h)]
+        if not found:
+            self._later(2 * S, self._flip)
+            return
+        host, key, path, info = rng.choice(found)
+        world.say("FAULT", f"bit rot on {host.name}: batch {info.base_offset} in {path}")
+        if rng.random() < 0.5:
+            host.kill()
+        else:
+            host.cut_power()
+        file = host.fs._find(path)
+        assert isinstance(file, SimulatedFile)
+        at = info.position + rng.randrange(HEADER_BYTES, info.size_bytes)
+        file.data[at] ^= 1 << rng.randrange(8)
+        file.synced = bytes(file.data)
+        file.pending.clear()
+        world.injected["bit rot in a node's log"] += 1
+        self._host, self._key, self._base, self._is_mended = host, key, info.base_offset, False
+        host.start_later(int(rng.random() ** 2 * 4 * S))
+        self._later(rng.random() * 6 * S, self._look)
+
+    def _batches(self, host: Host) -> list[tuple[TopicPartition, str, BatchInfo]]:
+        """Committed batches below the recovery point, in files that are wholly on the disk.
+
+        Above it a start can't tell a forgotten bit from a write that a crash tore, and cuts there; if that
+        was the last of the ISR, it cuts what was acknowledged. Nobody can do better who has one checksum.
+        """
+        checker = self._world.checker
+        image = checker.images[max(checker.images)]
+        found: list[tuple[TopicPartition, str, BatchInfo]] = []
+        manager = host.process.manager
+        for key, partition in manager.partitions.items():
+            topic = image.topics.get(key.topic_id)
+            truth = checker.truths.get(key)
+            if topic is None or truth is None or truth.excused or not truth.is_fsync:
+                continue
+            if TopicSettings.from_config(image.config("topic", topic.name), 3).min_insync_replicas < 2:
+                continue
+            checkpointed = manager.directory._recovery_points.get((topic.name, key.partition), 0)
+            end = min(truth.end, checkpointed)
+            for segment in partition.log._segments:
+                try:
+                    file = host.fs._find(segment.path)
+                except FileNotFoundError:
+                    continue
+                if not isinstance(file, SimulatedFile) or bytes(file.data) != file.synced:
+                    continue
+                for info in iter_batches(read_file(host.fs, segment.path)):
+                    if info.base_offset >= partition.log.log_start_offset and info.next_offset <= end:
+                        found.append((key, segment.path, info))
+        return found
+
+    def _look(self) -> None:
+        """Somebody reads the batch."""
+        host = self._host
+        assert host is not None and self._key is not None
+        if self._world.scheduler.is_stopped:
+            return
+        if host.is_running and host.process.manager is not None:
+            manager = host.process.manager
+            if manager.disk_failed:
+                self._world.counts["damaged logs given up"] += 1
+                host.kill()
+                host.start_later(int(self._rng.random() * S))
+            elif self._key in manager.partitions:
+                partition = manager.partitions[self._key]
+                host.process.loop.call_soon(self._read, partition)
+            elif self._key not in self._world.live_partitions():
+                self._is_mended = True
+        if not self._is_mended:
+            self._later(LOOK_US, self._look)
+
+    def _read(self, partition: Any) -> None:
+        log = partition.log
+        if log.log_start_offset > self._base:
+            self._is_mended = True
+            return
+        if log.log_end_offset <= self._base:
+            return
+        try:
+            found = partition.read(self._base, 1, log.log_end_offset)
+        except PenstockError:
+            return
+        if isinstance(found, ReadJob):
+            partition.start_read(found, lambda data, error: self._on_read(data) if error is None else None)
+        else:
+            self._on_read(found)
+
+    def _on_read(self, data: ReadData) -> None:
+        batch = b"".join(data.buffers)
+        if data.size_bytes and data.base_offset == self._base:
+            if not is_crc_valid(batch):
+                self._world.checker.fail("no reader gets wrong bytes", f"batch {self._base} of {self._key}")
+            self._is_mended = True
