@@ -432,6 +432,24 @@ BUGS = [
         guards.failed_flush_retried,
         guards.failing_flushes,
     ),
+    Bug(
+        "bits-not-compared",
+        "batches that come from the disk are not compared with their CRC",
+        guards.bits_not_compared,
+        guards.forgetting_disks,
+    ),
+    Bug(
+        "damage-not-marked",
+        "the start after damage was seen does not look for it",
+        guards.damage_not_marked,
+        guards.forgetting_disks,
+    ),
+    Bug(
+        "damage-not-reported",
+        "a log that was cut below its recovery point counts as whole",
+        guards.damage_not_reported,
+        guards.forgetting_disks,
+    ),
     Bug("checkpoint-too-high", "the recovery point passes what is flushed", _checkpoint_too_high),
     Bug("late-batch-overtakes", "the gateway sends a later batch past one answered 7", _late_batch_overtakes),
     Bug(

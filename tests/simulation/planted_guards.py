@@ -15,7 +15,10 @@ from penstock_controller.quorum import journal_format, snapshot_format
 from penstock_controller.quorum.machine import Machine
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
+from penstock_storage_node import damage as damage_module
 from penstock_storage_node.group_commit import GroupFlush
+from penstock_storage_node.log import reading as reading_module
+from penstock_storage_node.log import recovery as recovery_module
 from penstock_storage_node.log.jobs import FlushJob, WriteJob
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
@@ -167,3 +170,35 @@ def one_left(settings: Settings) -> None:
     """Nodes go and come, mostly with one or two of three up."""
     settings.favoured = ("node killed", "host cut off", "node power cut")
     settings.fault_interval_us = 600_000
+
+
+def bits_not_compared() -> list[Patch]:
+    """Reads hand out what the disk gives."""
+
+    def all_right(_segment: Any, batches: Any, _position: int, next_offset: int, **_: Any) -> tuple[int, int]:
+        return len(batches), next_offset
+
+    return [(reading_module, "_check", all_right)]
+
+
+def damage_not_marked() -> list[Patch]:
+    """The next start does not know that it has to read old data."""
+    return [(damage_module, "mark_damaged", lambda *_: None)]
+
+
+def damage_not_reported() -> list[Patch]:
+    """What was cut below the recovery point counts as never promised."""
+    recover = recovery_module.recover
+
+    def forgetful(*args: Any, **kwargs: Any) -> Any:
+        found = recover(*args, **kwargs)
+        found.flush_point = min(found.flush_point, found.log_end_offset)
+        return found
+
+    return [(recovery_module, "recover", forgetful)]
+
+
+def forgetting_disks(settings: Settings) -> None:
+    """Each seed has a flipped bit in old data, and nodes often die."""
+    settings.log_rot = True
+    settings.favoured = ("node killed", "node ended (SIGTERM)")

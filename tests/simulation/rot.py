@@ -44,7 +44,7 @@ class LogRot:
         self._is_mended = True
 
     def start(self) -> None:
-        if self._rng.random() < SEEDS_WITH:
+        if self._rng.random() < SEEDS_WITH or self._world.settings.log_rot:
             self._later(self._rng.uniform(8, 50) * S, self._flip)
 
     def why_not_mended(self) -> str:

@@ -62,6 +62,8 @@ class Settings:
     """How long a leader of the quorum that hears no majority goes on, in times of `silence_s`."""
     commit_timeout_ms: int = 10_000
     """How long a controller waits for the commit of its command before it gives up on it."""
+    log_rot: bool = False
+    """A storage node's disk forgets a bit for sure."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

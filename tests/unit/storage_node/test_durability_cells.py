@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId
 from penstock_core.records.read import read_records
 from penstock_storage_node.log import LogState
 from penstock_storage_node.log.simulated_fs import SimulatedFileSystem, keep_all, keep_synced
@@ -239,6 +240,11 @@ async def test_acks_all_is_lost_with_the_two_disks_that_were_the_isr(
     await cluster.make(durability, isr=isr)
     if 3 not in isr:
         await cluster.nodes.pop(3).stop(clean=False)
+        leadership = cluster.nodes[1].partition.replica.leadership
+        assert leadership is not None
+        # It may have caught up, and been proposed for the ISR, before it went.
+        await eventually(lambda: not leadership.followers[NodeId(3)].heard)
+        cluster.set_isr(*isr)
     await cluster.produced(1, b"acked", acks=-1)
     third = await cluster.end(3, power=False) if 3 in isr else {}
     await cluster.end(1, 2, power=False)
