@@ -9,13 +9,14 @@ import pytest
 from penstock_core.records.batch import iter_batches
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log import PartitionLog
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.log.reading import DamagedData, GapSeen, Stuck
 from penstock_storage_node.log.recovery import DAMAGED_MARKER, mark_damaged
 from penstock_storage_node.log.simulated_fs import SimulatedFile, SimulatedFileSystem
 from unit.storage_node.log_model import (
     SMALL,
     Model,
     add,
+    append,
     check_prefix,
     make_batch,
     new_disk,
@@ -192,3 +193,30 @@ def test_what_this_process_wrote_is_not_checked_again() -> None:
     fs.cold_chance = 1.0  # it left the page cache: the disk is asked
     read(log, 0)
     assert log._segments[0].found_bytes == log._segments[0].written > 0
+
+
+def test_a_log_that_grows_while_it_is_looked_through_is_not_called_damaged() -> None:
+    class Growing(SimulatedFileSystem):
+        """The loop appends, and the pool writes, whenever the log is read."""
+
+        log: PartitionLog | None = None
+
+        def pread(self, fd: int, size: int, position: int) -> bytes:
+            log, self.log = self.log, None
+            if log is not None:
+                append(log, make_batch(2))
+                run_job(log)
+                self.log = log
+            return super().pread(fd, size, position)
+
+    fs = Growing(random.Random(9))
+    _, log = new_log(fs, TopicSettings())
+    for _ in range(20):
+        append(log, make_batch(2))
+        run_job(log)
+    segment = log._segments[-1]
+    segment.found_bytes = segment.written
+    fs.log = log
+    log._unstick(Stuck(segment, GapSeen()))
+    assert segment.is_walked
+    assert log.log_end_offset > 40

@@ -331,7 +331,7 @@ class Compaction:
         segment.found_bytes, segment.is_walked = segment.written, False
         try:
             await partition.look_up(
-                lambda: reading.trust(self._directory.fs, segment, plan.sources, plan.end)
+                lambda: reading.trust(self._directory.fs, segment, segment.written, log.end_of(segment))
             )
         except (PenstockError, OSError) as e:
             return RunFailed("damaged", str(e))

@@ -7,6 +7,8 @@ as written or flushed that is not.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from penstock_core.errors import InvariantBroken
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, encode_epochs
 from penstock_storage_node.log.jobs import FULL_ERRORS, FlushJob, WriteJob, WriteStep
@@ -133,7 +135,7 @@ class JobOrder(LogCore):
         if not segments:
             return None
         whole = len(segments) == len(self._unflushed)
-        end_offset = self._written if whole else self._end_of(segments[-1])
+        end_offset = self._written if whole else self.end_of(segments[-1])
         rows = [(s, s.written, s.is_closed_on_disk) for s in segments]
         self._flush_job = FlushJob(self._fs, self._directory, rows, end_offset)
         return self._flush_job
@@ -143,8 +145,11 @@ class JobOrder(LogCore):
         found = {segment for segment, _, _ in self._flush_job.segments} if self._flush_job else set()
         return found.union(self._job.sync_segments) if self._job else found
 
-    def _end_of(self, segment: Segment) -> int:
-        return self._segments[self._segments.index(segment) + 1].base_offset
+    def end_of(self, segment: Segment) -> int:
+        """Where the segment after one begins, the log's end for the active one (never blocks)."""
+        segments = self._segments
+        after = bisect_right(segments, segment.base_offset, key=lambda each: each.base_offset)
+        return segments[after].base_offset if after < len(segments) else self._end
 
     def complete_flush(self, job: FlushJob) -> None:
         self._flush_job = None

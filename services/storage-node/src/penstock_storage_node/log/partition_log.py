@@ -34,10 +34,9 @@ from penstock_core.ids import TopicId
 from penstock_core.records.batch import Buffer
 from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log import cleaning, reading, recovery, retention, swapping, timestamps
-from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, encode_epochs
 from penstock_storage_node.log.cleaner import CleanedGroup, CleanRequest
 from penstock_storage_node.log.cleaning import CleaningPlan
-from penstock_storage_node.log.fs import FileSystem, write_file_atomically
+from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import NotLoaded
 from penstock_storage_node.log.job_order import JobOrder
 from penstock_storage_node.log.jobs import (
@@ -254,7 +253,8 @@ class PartitionLog(JobOrder):
         if isinstance(stuck.why, NotLoaded):
             load_head(self._fs, segment)
             return
-        reading.trust(self._fs, segment, self._segments, self._end)
+        size = segment.written  # first: the log may grow meanwhile
+        reading.trust(self._fs, segment, size, self.end_of(segment))
         if isinstance(stuck.why, reading.IndexDamaged):
             self.index_fault_count += 1
             timestamps.mend_head(self._fs, segment, self.settings.index_interval_bytes)
@@ -417,7 +417,7 @@ class PartitionLog(JobOrder):
             # kept, it would make the two logs diverge again at every comparison (Kafka:
             # UnifiedLog.truncateTo).
             self._epochs.truncate_from_end(self._end)
-            self._save_epochs()
+            recovery.save_epochs(self._fs, self._directory, self._epochs)
             return self._end
         if self.state not in (LogState.OK, LogState.FULL):
             raise self._refusal()
@@ -495,23 +495,12 @@ class PartitionLog(JobOrder):
         self._end = self._written = end_offset
         self._flushed = end_offset if not self._unflushed else min(self._flushed, end_offset)
         self._epochs.truncate_from_end(end_offset)
-        self._save_epochs()
+        recovery.save_epochs(self._fs, self._directory, self._epochs)
         recovery.rebuild_producers(fs, self._directory, kept, self._producers, end_offset, self._clock_ms())
         fs.sync_directory(self._directory)
         self.cut_count += 1
         self.state = LogState.OK
         return end_offset
-
-    def _save_epochs(self) -> None:
-        if self._epochs.is_dirty:
-            path = f"{self._directory}/{LEADER_EPOCH_FILE}"
-            try:
-                write_file_atomically(self._fs, path, encode_epochs(self._epochs.entries))
-            except OSError as error:
-                if error.errno in FULL_ERRORS:
-                    return  # still dirty: the next write job writes them before its data
-                raise
-            self._epochs.is_dirty = False
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the log is then empty and begins at `offset`. Durable on return."""
@@ -533,7 +522,7 @@ class PartitionLog(JobOrder):
             recovery.remove_segments(fs, [*self._leaving.values(), *on_disk])
             self._leaving.clear()  # files of these names are new ones from now on
             self._epochs.clear()
-            self._save_epochs()
+            recovery.save_epochs(self._fs, self._directory, self._epochs)
             self._producers.clear()
             recovery.remove_snapshots(fs, self._directory)
             fs.sync_directory(self._directory)
@@ -578,7 +567,7 @@ class PartitionLog(JobOrder):
         if self._end > self._segments[0].base_offset:
             path = f"{self._directory}/{file_stem(self._end)}.snapshot"
             create_with(fs, path, self._producers.encode_snapshot(), sync=True)
-        self._save_epochs()
+        recovery.save_epochs(self._fs, self._directory, self._epochs)
         if self._epochs.is_dirty:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"disk of {self} is full: not closed cleanly")
         fs.sync_directory(self._directory)

@@ -19,7 +19,6 @@ outside too and is not looked at.)
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -272,13 +271,14 @@ def _check(
     return at, next_offset
 
 
-def trust(fs: FileSystem, segment: Segment, segments: Sequence[Segment], log_end_offset: int) -> None:
-    """Read all of one of `segments`, unless that was done (pool). Raises DamagedData when anything is wrong."""
+def trust(fs: FileSystem, segment: Segment, size: int, end_offset: int) -> None:
+    """Read the first `size` bytes of a segment, which end at or before `end_offset`, unless that was done (pool).
+
+    Raises DamagedData when anything is wrong.
+    """
     if segment.is_walked:
         return
-    later = bisect_right(segments, segment.base_offset, key=lambda each: each.base_offset)
-    end_offset = segments[later].base_offset if later < len(segments) else log_end_offset
-    position, expected, size = 0, segment.base_offset, segment.written
+    position, expected = 0, segment.base_offset
     for info, view in walk_file(fs, segment.path, 0, size):
         if not expected <= info.base_offset < info.next_offset <= end_offset or not is_crc_valid(view):
             break

@@ -119,8 +119,7 @@ def recover(
     start_offset = max(segments[0].base_offset, min(log_start_offset or 0, end_offset))
     epochs.truncate_from_end(max(end_offset, 0))
     epochs.truncate_from_start(start_offset)
-    if epochs.is_dirty:
-        _save_epochs(fs, directory, epochs)
+    save_epochs(fs, directory, epochs)
     for segment in segments:
         segment.found_bytes = segment.written
     producers = ProducerState()
@@ -134,7 +133,10 @@ def mark_damaged(fs: FileSystem, directory: str, base_offset: int) -> None:
     write_file_atomically(fs, f"{directory}/{DAMAGED_MARKER}", b"%d\n" % first)
 
 
-def _save_epochs(fs: FileSystem, directory: str, epochs: LeaderEpochs) -> None:
+def save_epochs(fs: FileSystem, directory: str, epochs: LeaderEpochs) -> None:
+    """Write leader epochs that changed (disk pool); on a full disk they stay dirty. Raises OSError."""
+    if not epochs.is_dirty:
+        return
     try:
         write_file_atomically(fs, f"{directory}/{LEADER_EPOCH_FILE}", encode_epochs(epochs.entries))
     except OSError as error:
