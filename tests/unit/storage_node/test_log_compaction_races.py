@@ -22,6 +22,7 @@ from penstock_storage_node.log.producer_state import ProducerEntry
 from penstock_storage_node.log.recovery import mark_damaged
 from penstock_storage_node.log.segment import Segment
 from penstock_storage_node.log.simulated_fs import SimulatedFileSystem
+from unit.storage_node.compaction_model import COMPACT
 from unit.storage_node.log_model import (
     NOW_MS,
     append,
@@ -33,13 +34,6 @@ from unit.storage_node.log_model import (
     run_job,
 )
 
-COMPACT = TopicSettings(
-    cleanup_policy=frozenset({"compact"}),
-    segment_bytes=1500,
-    index_interval_bytes=150,
-    min_cleanable_dirty_ratio=0.0,
-    delete_retention_ms=1000,
-)
 OTHER_ID = TopicId(bytes(range(1, 17)))
 
 

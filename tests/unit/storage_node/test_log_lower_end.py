@@ -37,6 +37,13 @@ def fill(log: PartitionLog, count: int, *, per_epoch: int = 1 << 30) -> None:
         run_job(log)
 
 
+def let_go(log: PartitionLog, high_watermark: int, now_ms: int) -> None:
+    """A round of retention that has something to do."""
+    work = log.delete_old_segments(high_watermark, now_ms)
+    assert work is not None
+    work()
+
+
 def second_segment(log: PartitionLog) -> int:
     """Where the second segment of a log begins."""
     names = sorted(path for path in log._fs.list_directory(str(log.directory)) if path.endswith(".log"))
@@ -60,9 +67,7 @@ def test_nothing_goes_while_a_flush_names_it() -> None:
     assert log.delete_old_segments(100, NOW_MS) is None
     job.run()
     log.complete_flush(job)
-    work = log.delete_old_segments(100, NOW_MS)
-    assert work is not None
-    work()
+    let_go(log, 100, NOW_MS)
     assert (log.state, log.segment_count, log.log_start_offset) == (LogState.OK, 1, 100)
 
 
@@ -78,9 +83,7 @@ def test_nothing_goes_while_a_write_flushes_what_earlier_ones_did_not() -> None:
     assert log.delete_old_segments(100, NOW_MS) is None
     job.sync()
     log.complete(job)
-    work = log.delete_old_segments(100, NOW_MS)
-    assert work is not None
-    work()
+    let_go(log, 100, NOW_MS)
     assert log.flushed_offset == 101
 
 
@@ -95,9 +98,7 @@ def test_what_no_flush_names_goes_beside_one() -> None:
     second = log.next_flush_job()
     assert second is not None
     log.raise_log_start(100)
-    work = log.delete_old_segments(100, NOW_MS)
-    assert work is not None
-    work()
+    let_go(log, 100, NOW_MS)
     assert 0 < log.first_segment_offset < 60
     second.run()
     log.complete_flush(second)
@@ -145,9 +146,7 @@ def test_a_removal_that_failed_is_tried_again() -> None:
     fs.fail_on = lambda call, path: None
     assert log_files(fs) == before
     directory.write_checkpoints([(log, 60)])
-    work = log.delete_old_segments(60, NOW_MS)
-    assert work is not None
-    work()
+    let_go(log, 60, NOW_MS)
     assert len(log_files(fs)) == log.segment_count == len(before) - 2
     assert log.delete_old_segments(60, NOW_MS) is None
     log.close(clean=True)
@@ -248,9 +247,7 @@ def test_a_full_log_frees_space(by_time: bool) -> None:
     assert log.state is LogState.FULL
     if not by_time:
         log.raise_log_start(100)
-    work = log.delete_old_segments(100, NOW_MS + 1_000_000)
-    assert work is not None
-    work()
+    let_go(log, 100, NOW_MS + 1_000_000)
     assert log.segment_count == len(log_files(fs)) == 1  # the active one is not rolled
     fs.space_bytes = None
     assert run_job(log, retry=True)
@@ -262,9 +259,7 @@ def test_a_log_opens_on_a_full_disk_though_its_epochs_lag() -> None:
     fs = new_disk()
     directory, log = new_log(fs, settings)
     fill(log, 100, per_epoch=10)
-    work = log.delete_old_segments(100, NOW_MS)
-    assert work is not None
-    work()
+    let_go(log, 100, NOW_MS)
     directory.write_checkpoints([(log, 100)])
     fs = fs.crash(keep_all)
     fs.space_bytes = 0
