@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock_core.errors import InvariantBroken
 from penstock_storage_node.log.simulated_fs import SimulatedFileSystem
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
@@ -40,7 +41,17 @@ class NodeProcess(Process):
         return getattr(self.role, "_manager", None)
 
     def start(self) -> None:
+        self.loop.after_run = self._validate
         self.spawn(self._run())
+
+    def _validate(self) -> None:
+        """What the node keeps twice is the same, after every event."""
+        manager = self.manager
+        if manager is not None:
+            try:
+                manager.validate()
+            except InvariantBroken as e:
+                self.world.checker.fail("what is counted is there", f"{self.name}: {e}")
 
     async def _run(self) -> None:
         settings = self.world.settings

@@ -450,6 +450,11 @@ BUGS = [
         guards.damage_not_reported,
         guards.forgetting_disks,
     ),
+    Bug(
+        "staged-bytes-leak",
+        "what a deleted log had staged is counted for ever",
+        guards.staged_bytes_leak,
+    ),
     Bug("checkpoint-too-high", "the recovery point passes what is flushed", _checkpoint_too_high),
     Bug("late-batch-overtakes", "the gateway sends a later batch past one answered 7", _late_batch_overtakes),
     Bug(

@@ -20,6 +20,7 @@ from penstock_storage_node.group_commit import GroupFlush
 from penstock_storage_node.log import reading as reading_module
 from penstock_storage_node.log import recovery as recovery_module
 from penstock_storage_node.log.jobs import FlushJob, WriteJob
+from penstock_storage_node.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
 
@@ -202,3 +203,8 @@ def forgetting_disks(settings: Settings) -> None:
     """Each seed has a flipped bit in old data, and nodes often die."""
     settings.log_rot = True
     settings.favoured = ("node killed", "node ended (SIGTERM)")
+
+
+def staged_bytes_leak() -> list[Patch]:
+    """The share of a deleted log is never closed."""
+    return [(Partition, "forget_staged", lambda _: None)]

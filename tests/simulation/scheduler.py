@@ -171,6 +171,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.is_dead = False
         self.tasks: list[SimTask] = []
         self.before_run: Callable[[], None] = _nothing
+        self.after_run: Callable[[], None] = _nothing
+        """What must hold whenever the process waits for something to come in."""
         self._base_us = base_us
         """Each process's monotonic clock begins somewhere else."""
         self._on_error = on_error
@@ -288,6 +290,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             _set_running_loop(previous)
             self._turn = None
             self.scheduler.events += count
+        if not self.is_dead:
+            self.after_run()
 
     # --- futures and tasks
 

@@ -43,6 +43,7 @@ class Partition:
         "_manager",
         "_reads_out",
         "_retry_at_ms",
+        "_share",
         "_start_change",
         "_swapping",
         "closed",
@@ -67,6 +68,7 @@ class Partition:
         """Followers' sessions while this node leads."""
         self.closed = False
         self._manager = manager
+        self._share = manager.budget.share(lambda: log.staged_bytes, lambda: self._exclusive_out)
         self._job_out = False
         self._flush_out = False
         self._flush_begun_ms = 0
@@ -95,15 +97,22 @@ class Partition:
             leadership = replica.leadership
             if leadership is not None:
                 leadership.on_append(old_end, now_ms)
-            size = result.size_bytes
-            self._manager.staged_bytes += size
+            self._share.update()
             if self.sessions:
                 for session in self.sessions:
                     session.sender.on_append(
-                        session, result.base_offset, result.last_offset + 1, result.data, size
+                        session, result.base_offset, result.last_offset + 1, result.data, result.size_bytes
                     )
             self._manager.touch(self)
         return result
+
+    def count_staged(self) -> None:
+        """The log was appended to by another way than `append`."""
+        self._share.update()
+
+    def forget_staged(self) -> None:
+        """The log is deleted: nothing of it will be written any more."""
+        self._share.close()
 
     def kick(self) -> None:
         """Start whatever may start now."""
@@ -131,8 +140,9 @@ class Partition:
         now_ms = self._manager.clock_ms()
         if error is None:
             self.log.complete(job)
+            self._share.update()
             self._manager.metrics.observe_write_job(perf_counter() - started_s)
-            self._manager.on_written(self, job, now_ms)
+            self._manager.on_written(self, now_ms)
             if not job.fsync:
                 self._flush_if_many()
         else:
@@ -212,6 +222,7 @@ class Partition:
                 apply(result)
             self.log.is_swapping = False
             self._exclusive_out = False
+            self._share.update()
             if error is None:
                 if not future.done():
                     future.set_result(result)

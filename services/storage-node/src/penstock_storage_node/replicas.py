@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
@@ -23,18 +23,14 @@ from penstock_storage_node.damage import DamageWatch
 from penstock_storage_node.disk import DiskPool
 from penstock_storage_node.disk_health import DiskHealth, is_full, is_unreadable
 from penstock_storage_node.live_settings import LiveSettings
-from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog, WriteJob
+from penstock_storage_node.log import LogDirectory, LogState, PartitionDirectory, PartitionLog
+from penstock_storage_node.memory_budget import MemoryBudget
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.partition import LeadershipWatcher, Partition
 from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.following import Truncation
 from penstock_storage_node.replication.replica import Change, PartitionReplica
 from penstock_storage_node.replication.sender import LeaderSender, SenderSession
-
-T = TypeVar("T")
-
-STAGED_BYTES_LOW = 8 * 1024 * 1024
-"""Whoever waits for the disk goes on when no more than that is staged."""
 
 FULL_RETRY_MS = 1000
 """How often what needs space tries again on a full disk."""
@@ -109,8 +105,7 @@ class ReplicaManager:
         self.health = DiskHealth(lifecycle, clock_ms)
         self.health.listeners.append(self._give_up_roles)
         self.damage = DamageWatch(self)
-        self.staged_bytes = 0
-        """Appended and not yet written, all logs together."""
+        self.budget = MemoryBudget()
         self._lag_max_ms = lag_max_ms
         self._found: dict[tuple[str, int], tuple[PartitionDirectory, PartitionLog]] = {}
         self._creating: dict[TopicPartition, asyncio.Future[None]] = {}
@@ -120,7 +115,6 @@ class ReplicaManager:
         self._loop = asyncio.get_running_loop()
         self._tick_count = 0
         self.settings = LiveSettings(self)
-        self._when_written: list[tuple[asyncio.Future[Any], Any]] = []
 
     # -- looking up ---------------------------------------------------------------
 
@@ -339,6 +333,7 @@ class ReplicaManager:
         self._deleting[name] = future
 
         def renamed(done: asyncio.Future[Callable[[], None]]) -> None:
+            partition.forget_staged()
             # The name is free now; the files go in their own time.
             self._deleting.pop(name, None)
             future.set_result(None)
@@ -423,7 +418,7 @@ class ReplicaManager:
         """Cut a follower's log as its leader asks, then open a session anew."""
         hit("replication.truncate.received")
         log = partition.log
-        before, staged = log.log_end_offset, log.staged_bytes
+        before = log.log_end_offset
 
         def run() -> None:
             if cut.start_over:
@@ -441,7 +436,6 @@ class ReplicaManager:
                     # Nothing was cut yet; the leader will ask for it again.
                     self.links.reopen(partition, pause=True)
                 return
-            self.staged_bytes += log.staged_bytes - staged
             partition.saved_log_start_offset = min(partition.saved_log_start_offset, log.log_start_offset)
             self.metrics.truncations += 1
             if partition.replica.on_truncated():
@@ -518,21 +512,9 @@ class ReplicaManager:
         for session in partition.sessions:
             self.streams.tell_later(session)
 
-    def on_written(self, partition: Partition, job: WriteJob, now_ms: int) -> None:
+    def on_written(self, partition: Partition, now_ms: int) -> None:
         """A write job of `partition` is done."""
-        self.staged_bytes -= job.size_bytes
-        if self._when_written and self.staged_bytes <= STAGED_BYTES_LOW:
-            waiting, self._when_written = self._when_written, []
-            for future, value in waiting:
-                if not future.done():
-                    future.set_result(value)
         self._on_progress(partition, now_ms)
-
-    def when_written(self, value: T) -> asyncio.Future[T]:
-        """`value`, once the disk has caught up with what is staged now."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._when_written.append((future, value))
-        return future
 
     def on_flushed(self, partition: Partition) -> None:
         """A flush of `partition` is done."""
@@ -568,8 +550,21 @@ class ReplicaManager:
         for partition in list(self.partitions.values()):
             self._stop_role(partition, "the disk under its leader failed")
             partition.replica.step_down()
+        self.budget.give_up()
         self.links.settle()
         self.schedule()
+
+    @property
+    def deleting(self) -> bool:
+        """Whether logs are being deleted whose names are not free yet."""
+        return bool(self._deleting)
+
+    def validate(self) -> None:
+        """For tests and the simulator: raises InvariantBroken when what is kept twice differs."""
+        self.budget.validate()
+        logs = len(self.partitions) + len(self._deleting)
+        if self.budget.share_count != logs:
+            raise InvariantBroken(f"{self.budget.share_count} logs count as staged to, there are {logs}")
 
     # -- time ---------------------------------------------------------------------
 

@@ -418,7 +418,7 @@ class StorageNode:
                     led.under_min_isr for p in manager.leading if (led := p.replica.leadership) is not None
                 ),
             ),
-            "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.staged_bytes),
+            "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.budget.staged_bytes),
             "waiting_produce_partitions": (
                 "Appends that wait for their acks.",
                 lambda: sum(

@@ -198,7 +198,6 @@ class ReplicaLink:
         following = replica.following
         if following is None:
             return False
-        staged = partition.log.staged_bytes
         hit("replication.append.before_stage")
         try:
             fits = following.on_batches(base_offset, records)
@@ -211,7 +210,7 @@ class ReplicaLink:
             self.receiver.reopen(replica, manager.clock_ms(), pause=True)
             return False
         finally:
-            manager.staged_bytes += partition.log.staged_bytes - staged
+            partition.count_staged()
         if not fits:
             self.receiver.reopen(replica, manager.clock_ms(), pause=True)
             return False

@@ -248,8 +248,8 @@ class ProduceHandler:
                 # For the gateway, which routes again what was refused.
                 return [encode_produce_response(header, results)]
             return CLOSE
-        if self._manager.staged_bytes > STAGED_BYTES_SOFT_MAX:
-            return self._manager.when_written(NO_RESPONSE)
+        if self._manager.budget.staged_bytes > STAGED_BYTES_SOFT_MAX:
+            return self._manager.budget.when_written(NO_RESPONSE)
         return NO_RESPONSE
 
 
