@@ -1,7 +1,7 @@
 # The targets that people use. Each one makes what it needs, and nothing twice.
 PYTHON ?= python3
 BIN := .venv/bin
-PACKAGES := proto libs/core libs/runtime services/controller services/storage-node services/gateway client spark
+PACKAGES := proto libs/core libs/kafka libs/runtime libs/frontend services/controller services/storage-node services/gateway client spark
 
 .PHONY: help setup
 

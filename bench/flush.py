@@ -29,12 +29,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import TopicId
-from penstock_core.records.build import NewRecord, build_batch
-from penstock_core.records.check import accept_produced
-from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.disk import DiskPool
-from penstock_storage_node.group_commit import FlushCosts, open_group_flush
+from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.records.check import accept_produced
+from penstock_storage_node.disk.group_flush import FlushCosts, open_group_flush
+from penstock_storage_node.disk.pool import DiskPool
 from penstock_storage_node.log import Appended, FileSystem, PartitionLog, WriteJob
 from penstock_storage_node.log.fs import write_fully
 
@@ -64,8 +64,8 @@ class JournalPool(DiskPool):
         buffers = [buffer for commit in commits for step in commit.steps for buffer in step.buffers]
         self.position = write_fully(fs, fd, buffers, self.position)
         fs.fdatasync(fd)
-        self._gathering.note(time.perf_counter() - started_s, grouped=True)
-        self._gathering.on_flushed()
+        self._batcher.note(time.perf_counter() - started_s, grouped=True)
+        self._batcher.on_flushed()
         for commit in commits:
             commit.release()
         self._settle(commits, None)
@@ -111,14 +111,14 @@ async def one_slice(
     pool = (JournalPool if way == "journal" else DiskPool)(THREADS)
     place = folder / f"{way}-{partitions}"
     place.mkdir()
-    settings = TopicSettings()
+    settings = TopicConfig()
     if way != "files":
         group, why_not = open_group_flush(fs, str(folder))
         if group is None:
             raise SystemExit(f"{folder}: {why_not}")
         pool.use_group_flush(group)
     if way in ("syncfs", "journal"):
-        pool._gathering.costs = Always(THREADS)
+        pool._batcher.costs = Always(THREADS)
     if isinstance(pool, JournalPool):
         pool.journal = (fs, fs.create(str(place / "journal")))
     accepted, info = accept_produced(memoryview(batch), settings, time.time_ns() // 1_000_000)

@@ -94,7 +94,7 @@ def requirements(package: str, extra: str) -> str:
     own = {table["name"][0] for table in project_tables().values()}
     needed = closure(package, extra) - {canonicalize_name(name) for name in own}
     # setuptools builds our own packages where they are installed from source.
-    needed |= {"setuptools", "wheel"}
+    needed |= closure("setuptools", "") | closure("wheel", "")
     blocks = pinned_blocks()
     return HEADER + "".join(blocks[name] for name in sorted(needed))
 

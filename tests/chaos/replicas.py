@@ -12,8 +12,8 @@ from pathlib import Path
 from chaos.history import UNREADABLE, Polls
 from chaos.load import number_of
 from penstock_core.errors import PenstockError
-from penstock_core.records.crc import crc32c
-from penstock_core.records.read import read_records
+from penstock_kafka.records.crc import crc32c
+from penstock_kafka.records.read import read_records
 
 HEADER_BYTES = 61
 LENGTH_OVERHEAD_BYTES = 12

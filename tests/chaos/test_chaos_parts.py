@@ -23,8 +23,8 @@ from chaos.report import one_line, table
 from chaos.run import Result
 from chaos.scenario import SCENARIOS
 from penstock.local.processes import ProcessState, identity, process_state
-from penstock_core.records.batch import stamp
-from penstock_core.records.build import NewRecord, build_batch
+from penstock_kafka.records.batch import stamp
+from penstock_kafka.records.build import NewRecord, build_batch
 from support.waiting import wait_for
 
 

@@ -20,15 +20,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock_core.errors import ErrorCode
-from penstock_core.kafka.apis import ApiKey
-from penstock_core.kafka.produce import (
+from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.produce import (
     ProducePartition,
     ProduceResult,
     ProduceSkim,
     decode_produce_response,
     encode_produce_request,
 )
-from penstock_core.records.build import NewRecord, build_batch
 from support.cluster import running_cluster
 from support.kafka import check_nothing_lost, client_config, create_topic, produce, read_all
 

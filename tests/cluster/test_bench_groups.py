@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bench.group_cost import KINDS, MEMBERS_PER_GROUP, CostPlan, measure_costs
-from bench.group_live import LivePlan, measure_live
-from bench.group_rebalance import RebalancePlan, measure_rebalance
-from bench.group_systems import System, create_topic
+from bench.groups.cost import KINDS, MEMBERS_PER_GROUP, CostPlan, measure_costs
+from bench.groups.live import LivePlan, measure_live
+from bench.groups.rebalance import RebalancePlan, measure_rebalance
+from bench.groups.systems import System, create_topic
 
 from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster

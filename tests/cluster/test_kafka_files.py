@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock_core.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
-from penstock_core.records.read import Record, read_all, read_records
-from penstock_core.topic_settings import TopicSettings
+from penstock_core.config.topic import TopicConfig
+from penstock_kafka.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
+from penstock_kafka.records.read import Record, read_all, read_records
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionLog, ReadJob
 from support.cluster import running_cluster
 from support.kafka import (
@@ -142,7 +142,7 @@ def open_logs(data: Path, *, compacted: str = "") -> tuple[LogDirectory, dict[st
     logs = {}
     for found in directory.scan():
         policy = frozenset({"compact" if found.topic == compacted else "delete"})
-        settings = TopicSettings(cleanup_policy=policy)
+        settings = TopicConfig(cleanup_policy=policy)
         logs[f"{found.topic}-{found.partition}"] = directory.open_log(found, settings)
     return directory, logs
 

@@ -156,7 +156,7 @@ def test_an_unarmed_call_costs_little() -> None:
     code = """
 import timeit
 from penstock_core.failpoints import hit
-from penstock_core.records.batch import read_header
+from penstock_kafka.records.batch import read_header
 header = bytes(8) + (80).to_bytes(4, "big") + bytes(4) + b"\\x02" + bytes(60)
 call = min(timeit.repeat(lambda: hit("log.append.before_write"), number=20_000, repeat=9))
 read = min(timeit.repeat(lambda: read_header(header), number=20_000, repeat=9))

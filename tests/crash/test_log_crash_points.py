@@ -3,7 +3,7 @@
 At each call the unsynced writes are cut short, zeroed, dropped one by one or kept one by
 one (so in any order), and names too; the log that opens then is an exact prefix with all
 that was promised, again after a second cut, and takes appends.
-`tests/unit/storage_node/test_log_recovery.py` has the same for appends at every byte.
+`tests/unit/storage_node/log/test_recovery.py` has the same for appends at every byte.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock_core.topic_settings import TopicSettings
+from penstock_core.config.topic import TopicConfig
 from penstock_storage_node.log import Appended, PartitionLog
-from penstock_storage_node.log.simulated_fs import (
+from support.simulated_fs import (
     Content,
     SimulatedCrash,
     SimulatedDirectory,
@@ -26,7 +26,7 @@ from penstock_storage_node.log.simulated_fs import (
     keep_all,
     keep_synced,
 )
-from unit.storage_node.log_model import (
+from unit.storage_node.log.log_model import (
     NOW_MS,
     Model,
     append,
@@ -39,7 +39,7 @@ from unit.storage_node.log_model import (
     run_job,
 )
 
-SMALL = TopicSettings(segment_bytes=700, index_interval_bytes=150, retention_bytes=3000, retention_ms=-1)
+SMALL = TopicConfig(segment_bytes=700, index_interval_bytes=150, retention_bytes=3000, retention_ms=-1)
 
 
 @dataclass

@@ -42,7 +42,7 @@ CRASHED: Final = "crash-input"
 with atheris.instrument_imports(include=list(PACKAGES), enable_loader_override=False):
     from fuzz.target import Target
     from fuzz.targets import TARGETS
-    from penstock_core.kafka import codec
+    from penstock_kafka.wire import codec
 
     codec.preload()
 

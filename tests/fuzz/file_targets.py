@@ -19,8 +19,8 @@ from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.identity import PEERS_FILE, PeerMemory
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata import MetadataImage
-from penstock_core.records.batch import read_header
-from penstock_core.records.crc import crc32c
+from penstock_kafka.records.batch import read_header
+from penstock_kafka.records.crc import crc32c
 from penstock_storage_node.log import checkpoints, index
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState

@@ -10,18 +10,18 @@ from fuzz.kafka_targets import VERSIONS, chosen, request_body
 from fuzz.target import Target, expect
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicId
-from penstock_core.kafka import codec
-from penstock_core.kafka.frames import parse_request_header, request_header
-from penstock_core.kafka.groups import group_partition
-from penstock_core.kafka.wire import INT16, INT32, Malformed, put_string
-from penstock_runtime.authorizer import AllowAll
-from penstock_storage_node.api.caller import Caller
-from penstock_storage_node.api.groups import GroupHandler
-from penstock_storage_node.coordinator import embedded
-from penstock_storage_node.coordinator import records as rec
-from penstock_storage_node.coordinator.regex import BadRegex, TopicRegex
-from penstock_storage_node.coordinator.shard import Shard
-from unit.storage_node.group_rig import Rig
+from penstock_frontend.authorizer import AllowAll
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import parse_request_header, request_header
+from penstock_kafka.wire.groups import group_partition
+from penstock_kafka.wire.primitives import INT16, INT32, Malformed, put_string
+from penstock_storage_node.groups import records as rec
+from penstock_storage_node.groups.consumer import subscription
+from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
+from penstock_storage_node.groups.shard import Shard
+from penstock_storage_node.kafka.groups import GroupHandler
+from penstock_storage_node.kafka.request_context import RequestContext
+from unit.storage_node.groups.group_rig import Rig
 
 _GROUP_KEYS: Final = frozenset({8, 9, 11, 12, 13, 14, 15, 16, 42, 47, 68, 69})
 
@@ -127,7 +127,7 @@ def _replay_seeds() -> Iterator[bytes]:
 
 
 def _subscription(data: bytes) -> None:
-    found = embedded.read_subscription(data)
+    found = subscription.read_subscription(data)
     topics = rec.subscribed_topics(data)
     if found is not None:
         expect(topics == frozenset(found.topics), "both readers find the same topics")
@@ -145,17 +145,17 @@ def _subscription_seeds() -> Iterator[bytes]:
 
 
 def _assignment(data: bytes) -> None:
-    found = embedded.read_assignment(data)
+    found = subscription.read_assignment(data)
     if found:
         partitions: dict[str, list[int]] = {}
         for topic, partition in found:
             partitions.setdefault(topic, []).append(partition)
-        expect(embedded.read_assignment(embedded.put_assignment(1, partitions)) == found, "read back")
+        expect(subscription.read_assignment(subscription.put_assignment(1, partitions)) == found, "read back")
 
 
 def _assignment_seeds() -> Iterator[bytes]:
-    yield embedded.put_assignment(0, {"a": (0, 1)})
-    yield embedded.put_assignment(3, {"a": (0, 1), "topic": (7,)})
+    yield subscription.put_assignment(0, {"a": (0, 1)})
+    yield subscription.put_assignment(3, {"a": (0, 1), "topic": (7,)})
 
 
 _TEXTS: Final = ("", "a", "a" * 249, "orders.eu-1", "aaab" * 60, "A_9", "topic\n")
@@ -245,7 +245,7 @@ def _requests(data: bytes) -> None:
 
 async def _request(rig: Rig, handler: GroupHandler, key: int, version: int, body: bytes) -> None:
     frame = request_header(key, version, 9, "client") + body
-    caller = Caller(peer="1.2.3.4:5", client_id="client", host="1.2.3.4")
+    caller = RequestContext(peer="1.2.3.4:5", client_id="client", host="1.2.3.4")
     try:
         answer: Any = handler.handle(caller, parse_request_header(frame), frame)
     except Malformed:

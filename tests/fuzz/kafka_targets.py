@@ -9,10 +9,15 @@ from typing import Any, Final, get_args, get_origin
 
 from fuzz.target import Target, expect
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.kafka import codec
-from penstock_core.kafka.api_versions import decode_api_versions, encode_api_versions_response
-from penstock_core.kafka.apis import SUPPORTED, ApiKey, is_supported
-from penstock_core.kafka.fetch import (
+from penstock_core.metadata import MetadataImage
+from penstock_core.topics import OFFSETS_TOPIC
+from penstock_gateway.relay import groups, queries, requests
+from penstock_gateway.relay.requests import Relayed
+from penstock_gateway.relay.session import _part
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.api_versions import decode_api_versions, encode_api_versions_response
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey, is_supported
+from penstock_kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResult,
@@ -21,10 +26,10 @@ from penstock_core.kafka.fetch import (
     encode_fetch_request,
     encode_fetch_response,
 )
-from penstock_core.kafka.frames import RequestHeader, parse_request_header, request_header
-from penstock_core.kafka.groups import OFFSETS_TOPIC
-from penstock_core.kafka.metadata import decode_metadata, encode_metadata_response
-from penstock_core.kafka.produce import (
+from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
+from penstock_kafka.wire.metadata import decode_metadata, encode_metadata_response
+from penstock_kafka.wire.primitives import Malformed
+from penstock_kafka.wire.produce import (
     ProducePartition,
     ProduceResult,
     ProduceSkim,
@@ -34,11 +39,6 @@ from penstock_core.kafka.produce import (
     encode_produce_response,
     skim_produce,
 )
-from penstock_core.kafka.wire import Malformed
-from penstock_core.metadata import MetadataImage
-from penstock_gateway.kafka import group_calls, queries, requests
-from penstock_gateway.kafka.relay import _part
-from penstock_gateway.kafka.requests import Relayed
 from penstock_proto.v1 import metadata_pb2
 
 VERSIONS: Final = [
@@ -281,7 +281,7 @@ _RELAYED: Final[dict[int, Callable[..., Relayed]]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: queries.LeaderEpochQuery,
     ApiKey.DELETE_RECORDS: queries.DeleteRecordsQuery,
     ApiKey.DESCRIBE_PRODUCERS: queries.ProducersQuery,
-    **group_calls.GROUP_CALLS,
+    **groups.GROUP_CALLS,
 }
 """What a gateway relays, and the class that takes it apart."""
 

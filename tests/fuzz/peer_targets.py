@@ -11,12 +11,12 @@ from fuzz.target import Target, expect
 from penstock_controller.quorum import messages
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.metadata import MetadataImage
-from penstock_gateway.kafka import forward_wire
-from penstock_gateway.native import range_wire
+from penstock_frontend.listener.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
+from penstock_gateway.relay import forward_wire
+from penstock_gateway.rpc import range_wire
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
-from penstock_runtime.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
-from penstock_storage_node.api import wire
 from penstock_storage_node.replication.sender import DataFrame
+from penstock_storage_node.rpc import codec
 
 # -- between gateways and nodes ------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ def _forward_response(data: bytes) -> None:
 def _forward_response_seeds() -> Iterator[bytes]:
     parts: list[bytes] = []
     for index, chunk in enumerate((b"", b"response", b"x" * 300)):
-        buffers = wire.forward_response_frame(
+        buffers = codec.forward_response_frame(
             index + 200 * index,
             [chunk] if chunk else [],
             len(chunk),
@@ -52,7 +52,7 @@ def _forward_response_seeds() -> Iterator[bytes]:
 
 
 def _forward_request(data: bytes) -> None:
-    frames = wire.decode_forward_request(data)
+    frames = codec.decode_forward_request(data)
     expect(sum(len(frame.chunk) for frame in frames.frames) <= len(data), "chunks lie in the message")
     try:
         generated = storage_pb2.ForwardRequest.FromString(data)
@@ -74,7 +74,7 @@ def _forward_request_seeds() -> Iterator[bytes]:
 
 
 def _replica_data(data: bytes) -> None:
-    frames = list(wire.decode_replica_data(data))
+    frames = list(codec.decode_replica_data(data))
     expect(sum(len(frame.records or b"") for frame in frames) <= len(data), "records lie in the message")
     try:
         generated = storage_pb2.ReplicateResponse.FromString(data)
@@ -93,8 +93,8 @@ def _replica_data_seeds() -> Iterator[bytes]:
         DataFrame(6, 1 << 40, 1 << 39),
     ]
     for frame in frames:
-        yield wire.encode_replica_data([frame])
-    yield wire.encode_replica_data(frames)
+        yield codec.encode_replica_data([frame])
+    yield codec.encode_replica_data(frames)
 
 
 def _fetch_range(data: bytes) -> None:
@@ -109,7 +109,7 @@ def _fetch_range(data: bytes) -> None:
 
 def _fetch_range_seeds() -> Iterator[bytes]:
     for records in (b"", b"records" * 30):
-        yield wire.encode_fetch_range_response(
+        yield codec.encode_fetch_range_response(
             [records],
             len(records),
             next_offset=70,

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from fuzz.target import MIB, Target, expect
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.limits import DECOMPRESSED_BATCH_BYTES_MAX
-from penstock_core.records import compression
-from penstock_core.records.batch import (
+from penstock_kafka.records import compression
+from penstock_kafka.records.batch import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
     BatchInfo,
@@ -18,12 +19,11 @@ from penstock_core.records.batch import (
     iter_batches,
     read_header,
 )
-from penstock_core.records.build import NewRecord, build_batch, with_crc
-from penstock_core.records.check import accept_produced
-from penstock_core.records.read import find_timestamp, read_all, read_records
-from penstock_core.records.recompress import recompress
-from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log.record_filter import filter_batch
+from penstock_kafka.records.build import NewRecord, build_batch, with_crc
+from penstock_kafka.records.check import accept_produced
+from penstock_kafka.records.read import find_timestamp, read_all, read_records
+from penstock_kafka.records.recompress import recompress
+from penstock_storage_node.log.compaction.record_filter import filter_batch
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.errors import CorruptRecordsError
 from pyspark_penstock.schema import arrow_schema, spark_schema
@@ -31,9 +31,9 @@ from pyspark_penstock.schema import arrow_schema, spark_schema
 NOW_MS: Final = 1_700_000_000_000
 _CODECS: Final = tuple(compression.CODEC_NAMES)
 _SETTINGS: Final = (
-    TopicSettings(),
-    TopicSettings(cleanup_policy=frozenset({"compact"}), message_timestamp_before_max_ms=1000),
-    TopicSettings(message_timestamp_type="LogAppendTime", max_message_bytes=8 * MIB),
+    TopicConfig(),
+    TopicConfig(cleanup_policy=frozenset({"compact"}), message_timestamp_before_max_ms=1000),
+    TopicConfig(message_timestamp_type="LogAppendTime", max_message_bytes=8 * MIB),
 )
 _ALL_COLUMNS: Final = arrow_schema(spark_schema(include_headers=True), include_headers=True)
 _FEW_COLUMNS: Final = arrow_schema(spark_schema(include_headers=False), include_headers=False)

@@ -6,7 +6,7 @@ from typing import Final
 
 from fuzz.kafka_targets import chosen
 from fuzz.record_targets import batches, bombs
-from penstock_core.kafka.apis import ApiKey
+from penstock_kafka.wire.apis import ApiKey
 
 
 def _hex(text: str) -> bytes:

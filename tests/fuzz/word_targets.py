@@ -8,11 +8,11 @@ from typing import Final
 
 from fuzz.target import Target, expect
 from penstock_controller.state import configs
-from penstock_core import config_catalog
+from penstock_core.config import catalog
+from penstock_core.config.topic import TOPIC_CONFIG_DEFAULTS, TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.failpoints import FAILPOINTS
 from penstock_core.metadata import MetadataImage
-from penstock_core.topic_settings import TOPIC_CONFIG_DEFAULTS, TopicSettings
 from penstock_core.topics import check_topic_name
 from penstock_runtime import failpoints
 from penstock_runtime.addresses import StartupError, parse_address, parse_member
@@ -21,7 +21,7 @@ from penstock_storage_node.settings import StorageNodeSettings
 from pyspark_penstock.errors import OptionError
 from pyspark_penstock.options import parse_options
 
-_KINDS: Final = (config_catalog.TOPIC, config_catalog.NODE, config_catalog.CLUSTER, config_catalog.GROUP)
+_KINDS: Final = (catalog.TOPIC, catalog.NODE, catalog.CLUSTER, catalog.GROUP)
 
 
 def _text(data: bytes) -> str:
@@ -35,10 +35,10 @@ def _setting(data: bytes) -> None:
     kind = _KINDS[data[0] % len(_KINDS)]
     key, _, value = _text(data[1:]).partition("=")
     # Roles read settings that a newer version may have checked.
-    settings = TopicSettings.from_config({key: value}, 3)
+    settings = TopicConfig.from_config({key: value}, 3)
     expect(1 <= settings.min_insync_replicas <= 3, "as many as there are replicas")
-    config_catalog.validate(kind, key, value)
-    config_catalog.validate_together(kind, {key: value})
+    catalog.validate(kind, key, value)
+    catalog.validate_together(kind, {key: value})
 
 
 def _resource(data: bytes) -> None:
@@ -50,11 +50,11 @@ def _resource(data: bytes) -> None:
 def _setting_seeds() -> Iterator[bytes]:
     for key, value in TOPIC_CONFIG_DEFAULTS.items():
         yield b"\x00" + f"{key}={value}".encode()
-    for key in config_catalog.NODE_DYNAMIC:
+    for key in catalog.NODE_DYNAMIC:
         yield b"\x01" + f"{key}=100".encode()
-    for key in config_catalog.TOPIC_NAMES:
+    for key in catalog.TOPIC_NAMES:
         yield b"\x02" + f"{key}=1".encode()
-    for key in config_catalog.GROUP_SETTINGS:
+    for key in catalog.GROUP_SETTINGS:
         yield b"\x03" + f"{key}=45000".encode()
 
 

@@ -16,7 +16,7 @@ from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    *("proto", "libs/core", "libs/runtime", "client"),
+    *("proto", "libs/core", "libs/kafka", "libs/runtime", "libs/frontend", "client"),
     *("services/controller", "services/storage-node", "services/gateway"),
 )
 

@@ -31,7 +31,8 @@ def install(service: str, folder: Path) -> Path:
     pip = [str(bin_folder / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     requirements = ROOT / "services" / service / "requirements.txt"
     subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(requirements)], check=True)
-    packages = ["proto", "libs/core", "libs/runtime", f"services/{service}"]
+    kafka = [] if service == "controller" else ["libs/kafka", "libs/frontend"]
+    packages = ["proto", "libs/core", "libs/runtime", *kafka, f"services/{service}"]
     subprocess.run(
         [*pip, "--no-deps", "--no-build-isolation", *(f"{ROOT / package}" for package in packages)],
         check=True,
@@ -60,6 +61,11 @@ def arguments(service: str, folder: Path, http_port: int) -> list[str]:
 @pytest.mark.parametrize("service", ["controller", "storage-node", "gateway"])
 def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None:
     bin_folder = install(service, tmp_path / "env")
+    if service == "controller":
+        listed = [*(str(bin_folder / "python"), "-m", "pip", "list", "--format", "freeze")]
+        installed = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.lower()
+        assert "pysyncobj==" in installed
+        assert [name for name in ("aiokafka", "kio", "cramjam", "crc32c") if f"{name}==" in installed] == []
     command = str(bin_folder / f"penstock-{service}")
     shown = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     assert "--http-bind" in shown.stdout

@@ -8,6 +8,6 @@ Everything that decides is the code that ships. What stands in for the outside w
 | gRPC channels and servers | `rpc`: bytes over `network` |
 | sockets of the Raft port | `raft_net`: frames over `network` |
 | threads (disk pool, Raft tick, snapshot writer) | `disk_pool`, `controller_host`, `patches` |
-| files | `penstock_storage_node.log.simulated_fs`, also under the controllers (`sim_os`) |
+| files | `support.simulated_fs`, also under the controllers (`sim_os`) |
 | clients | `producer`, `consumer`: models of librdkafka's idempotent producer and of a reader |
 """

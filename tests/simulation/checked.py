@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from zlib import crc32
 
-from penstock_controller.api.worker import CommandWorker
+from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.quorum.events import Outcome
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.state.generation import Context, Generated
 from penstock_core.metadata import MetadataImage, PartitionImage
-from penstock_core.records.batch import BatchInfo, Buffer, iter_batches
+from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
-from penstock_storage_node.contact import Contact
+from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
+from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.partition_log import Appended, PartitionLog
-from penstock_storage_node.membership import Membership
 from penstock_storage_node.replication.replica import PartitionReplica
 from simulation.invariants import Checker, Entry
 
@@ -154,7 +154,7 @@ class CheckedReplica(PartitionReplica):
             self.is_cut = False
 
 
-class _CheckedContact(Contact):
+class _CheckedFreshness(HeartbeatFreshness):
     """Told of every answer that counts, one that says no included."""
 
     def __init__(self, on_answer: Callable[[], None]) -> None:
@@ -176,12 +176,12 @@ def listening(note_term: Callable[[Any, int], bool]) -> Callable[[Any, int], boo
     return note
 
 
-class CheckedMembership(Membership):
+class CheckedRegistration(Registration):
     """A node's session, whose orders must not come from controllers that are known to be deposed."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._contact = _CheckedContact(self._on_answer)
+        self._freshness = _CheckedFreshness(self._on_answer)
         self.reply_term = 0
 
     async def _reply(self, stream: Any) -> api.NodeHeartbeatReply:
@@ -215,7 +215,7 @@ class CheckedMachine(Machine):
         super().reset(image)
 
 
-class CheckedWorker(CommandWorker):
+class CheckedCommandQueue(CommandQueue):
     """A worker whose answers are checked for linearizability."""
 
     checker: Checker

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_core.errors import PenstockError
-from penstock_core.kafka.apis import ApiKey
-from penstock_core.kafka.frames import parse_request_header
-from penstock_gateway.kafka.relay import ClientInfo, Session
-from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce
-from penstock_runtime.authorizer import ANONYMOUS
-from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE
-from penstock_storage_node.api.caller import Caller
+from penstock_frontend.authorizer import ANONYMOUS
+from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE
+from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce
+from penstock_gateway.relay.session import ClientInfo, RelaySession
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import parse_request_header
+from penstock_storage_node.kafka.request_context import RequestContext
 from simulation.process import Process
 
 _REQUESTS = {int(ApiKey.PRODUCE): Produce, int(ApiKey.FETCH): Fetch}
@@ -103,7 +103,7 @@ class KafkaConnection:
 class GatewayConnection(KafkaConnection):
     """Through a gateway's relay."""
 
-    _session: Session | None = None
+    _session: RelaySession | None = None
 
     def handle(self, frame: bytearray, finish: Callable[[Outcome], None]) -> None:
         if self._session is None:
@@ -130,7 +130,7 @@ class DirectConnection(KafkaConnection):
         header = parse_request_header(frame)
         data = self.process.role._data  # type: ignore[attr-defined]
         try:
-            response = data.handle(Caller(), header, frame)
+            response = data.handle(RequestContext(), header, frame)
         except PenstockError:
             finish(Ending.CLOSE)
             return

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicPartition
-from penstock_core.kafka.fetch import (
+from penstock_kafka.records.batch import is_crc_valid, iter_batches
+from penstock_kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
     decode_fetch_response,
     encode_fetch_request,
 )
-from penstock_core.records.batch import is_crc_valid, iter_batches
 from simulation.checked import entry_of
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock_controller.api.core import ControllerCore, CoreSettings
-from penstock_controller.api.service import ControllerService
+from penstock_controller.active.controller import Controller, CoreSettings
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent, QuorumMeters
+from penstock_controller.rpc.service import ControllerService
 from penstock_controller.state.generation import Defaults
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2_grpc
-from simulation.checked import CheckedWorker
+from simulation.checked import CheckedCommandQueue
 from simulation.ordered import OrderedSet
 from simulation.process import Process
-from simulation.raft_net import RAFT_PORT, SimLink, SimPoller, address_of
+from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of
 from simulation.rpc import SimServer
 from simulation.scheduler import Timer
 
@@ -60,7 +60,7 @@ class ControllerProcess(Process):
         super().__init__(world, f"c{controller_id}")
         self.controller_id = controller_id
         self.poller = SimPoller(self)
-        self.raft_links: dict[SimLink, None] = {}
+        self.raft_links: dict[SimPeerConnection, None] = {}
         self.seen_commit = 1
         self.seen_term = 0
         self._tick_timer: Timer | None = None
@@ -83,7 +83,7 @@ class ControllerProcess(Process):
             leader_fallback_s=settings.silence_s * settings.fallback_silences,
             snapshot_every_count=settings.snapshot_every,
         )
-        self.core = ControllerCore(
+        self.core = Controller(
             CoreSettings(
                 controller_id,
                 settings.session_timeout_ms,
@@ -101,7 +101,7 @@ class ControllerProcess(Process):
         world = self.world
         world.current = self
         self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None)
-        self.worker = CheckedWorker(
+        self.worker = CheckedCommandQueue(
             self.quorum,
             self.controller_id,
             Defaults(1, 3),

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock_storage_node.disk import FlushDone
-from penstock_storage_node.group_commit import Gathering, GroupFlush
+from penstock_storage_node.disk.group_flush import FlushBatcher, GroupFlush
+from penstock_storage_node.disk.pool import FlushDone
 from penstock_storage_node.log import WriteJob
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SimDiskPool:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._rng = process.world.rng
-        self._gathering = Gathering(THREADS)
+        self._batcher = FlushBatcher(THREADS)
         self._waiting: dict[int, Done] = {}
         self.on_flush: Callable[[FlushDone], None] | None = None
         self.jobs_done = 0
@@ -43,15 +43,15 @@ class SimDiskPool:
     # --- the interface of DiskPool
 
     def use_group_flush(self, group: GroupFlush | None) -> None:
-        self._gathering.group = group
+        self._batcher.group = group
 
     @property
     def unflushed_jobs(self) -> int:
-        return self._gathering.unflushed_count
+        return self._batcher.unflushed_count
 
     def commit(self, job: WriteJob, done: Done) -> None:
         self.jobs_waiting += 1
-        self._gathering.on_handed_in()
+        self._batcher.on_handed_in()
         self._after(self._rng.random() * WRITE_US_MAX, self._write_commit, job, done)
 
     def write(self, run: Callable[[], Any], done: Done) -> None:
@@ -116,18 +116,18 @@ class SimDiskPool:
         try:
             job.write()
         except Exception as e:
-            self._gathering.on_not_written()
+            self._batcher.on_not_written()
             self._take()
             self._finish(done, None, e)
             return
         self._waiting[id(job)] = done
-        if self._gathering.on_written(job):
+        if self._batcher.on_written(job):
             delay_us = self._sync_us()
             self._after(delay_us, self._flush_alone, job, delay_us)
         self._take()
 
     def _take(self) -> None:
-        jobs = self._gathering.take()
+        jobs = self._batcher.take()
         if jobs:
             delay_us = self._sync_us() * 1.5
             self._after(delay_us, self._flush_together, jobs, delay_us)
@@ -139,20 +139,20 @@ class SimDiskPool:
         except Exception as e:
             error = e
         if job.fsync:
-            self._gathering.note(took_us / 1e6, grouped=False)
+            self._batcher.note(took_us / 1e6, grouped=False)
         self._take()
         self._finish(self._waiting.pop(id(job)), None, error)
 
     def _flush_together(self, jobs: Sequence[WriteJob], took_us: float) -> None:
         error: BaseException | None = None
-        group = self._gathering.group
+        group = self._batcher.group
         assert group is not None
         try:
             group.sync()
         except Exception as e:
             error = e
-        self._gathering.note(took_us / 1e6, grouped=True)
-        self._gathering.on_flushed()
+        self._batcher.note(took_us / 1e6, grouped=True)
+        self._batcher.on_flushed()
         self._take()
         for job in jobs:
             job.release()

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.metadata.image import Endpoint
-from penstock_gateway.kafka.relay import Relay
+from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.registration import Registration
+from penstock_gateway.relay.session import Relay
 from penstock_proto.v1 import controller_pb2 as pb
-from penstock_runtime.authorizer import AllowAll
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_runtime.metadata_client import MetadataClient
-from penstock_runtime.producer_ids import ProducerIdAllocator
 from simulation.controller_host import GRPC_PORT
 from simulation.process import Process
 from simulation.rpc import SimChannelPool, SimServer

@@ -6,16 +6,11 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from penstock_controller.quorum.files import DamagedFile
-from penstock_storage_node.log.simulated_fs import (
-    SimulatedFile,
-    SimulatedFileSystem,
-    keep_random,
-    keep_synced,
-)
 from simulation.controller_host import ControllerProcess
 from simulation.gateway_host import GatewayProcess
 from simulation.node_host import NodeProcess
 from simulation.process import Process
+from support.simulated_fs import SimulatedFile, SimulatedFileSystem, keep_random, keep_synced
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
-from penstock_core.topic_settings import TopicSettings
 from penstock_proto.v1 import metadata_pb2 as pb
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Checker:
         topic = image.topics.get(key.topic_id)
         if topic is None:
             return True
-        return TopicSettings.from_config(image.config("topic", topic.name), 3).is_fsync
+        return TopicConfig.from_config(image.config("topic", topic.name), 3).is_fsync
 
     def on_log(self, log: CheckedLog) -> None:
         """Offsets of a log changed."""

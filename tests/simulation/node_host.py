@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import InvariantBroken
-from penstock_storage_node.log.simulated_fs import SimulatedFileSystem
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
 from simulation.controller_host import GRPC_PORT
 from simulation.disk_pool import SimDiskPool
 from simulation.process import Process
+from support.simulated_fs import SimulatedFileSystem
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -21,34 +21,34 @@ import pysyncobj.journal
 import pysyncobj.pickle
 import pysyncobj.syncobj
 
-import penstock_controller.api.core
-import penstock_controller.api.watchers
-import penstock_controller.api.worker
+import penstock_controller.active.command_queue
+import penstock_controller.active.controller
+import penstock_controller.active.metadata_stream
 import penstock_controller.quorum.files
 import penstock_controller.quorum.journal
 import penstock_controller.quorum.quorum
 import penstock_controller.quorum.raft
 import penstock_controller.quorum.snapshot
 import penstock_controller.quorum.transport
-import penstock_gateway.kafka.relay
+import penstock_gateway.relay.session
 import penstock_runtime.controller_client
 import penstock_runtime.metadata_client
-import penstock_storage_node.api.forward
-import penstock_storage_node.coordinator.host
-import penstock_storage_node.housekeeping
+import penstock_storage_node.groups.host
 import penstock_storage_node.log.directory
-import penstock_storage_node.partition
-import penstock_storage_node.replicas
+import penstock_storage_node.replica.background
+import penstock_storage_node.replica.manager
+import penstock_storage_node.replica.partition
 import penstock_storage_node.role
+import penstock_storage_node.rpc.forward
 from penstock_core.metadata.image import Endpoint
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
-from penstock_storage_node.group_commit import GroupFlush
-from simulation.checked import CheckedLog, CheckedMachine, CheckedMembership, CheckedReplica, listening
+from penstock_storage_node.disk.group_flush import GroupFlush
+from simulation.checked import CheckedLog, CheckedMachine, CheckedRegistration, CheckedReplica, listening
 from simulation.disk_pool import SimDiskPool
 from simulation.ordered import OrderedSet
-from simulation.raft_net import SimLink, SimPipeNotifier, SimSocketModule
+from simulation.raft_net import SimPeerConnection, SimPipeNotifier, SimSocketModule
 from simulation.rpc import SimChannelPool, SimServer, probe
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (pysyncobj.journal, "loads", pysyncobj.journal.loads),
         (quorum.raft, "monotonic", _monotonic),
         (quorum.transport, "socket", SimSocketModule(the_world)),
-        (quorum.transport, "Link", SimLink),
+        (quorum.transport, "PeerConnection", SimPeerConnection),
         (quorum.snapshot, "os", sim_os),
         (quorum.snapshot, "start_thread", _spawn),
         (quorum.snapshot, "Slicer", _NoSlices),
@@ -249,24 +249,24 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (quorum.quorum, "Machine", CheckedMachine),
         # A weak reference to every task, for `all_tasks`, which nobody calls: it takes as long as the rest.
         (asyncio.tasks._all_tasks, "add", lambda _: None),  # type: ignore[attr-defined]
-        (penstock_controller.api.core, "probe", _probe),
-        (penstock_controller.api.core, "gc", _NoGc()),
+        (penstock_controller.active.controller, "probe", _probe),
+        (penstock_controller.active.controller, "gc", _NoGc()),
         (penstock_runtime.metadata_client, "gc", _NoGc()),
         (penstock_runtime.controller_client, "controller_pb2_grpc", _Stubs()),
         # Looks at nothing that is due, many thousand times a run. No groups are simulated; the
         # others are still short beside what they look after (sessions, lags, requests' deadlines).
-        (penstock_storage_node.coordinator.host, "TICK_MS", 2_000),
-        (penstock_storage_node.housekeeping, "TICK_MS", 200),
-        (penstock_controller.api.core, "TICK_MS", 200),
-        (penstock_controller.api.worker, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
-        (penstock_controller.api.watchers, "KEEPALIVE_S", 0.9),
-        (penstock_gateway.kafka.relay, "TICK_MS", 100),
+        (penstock_storage_node.groups.host, "TICK_MS", 2_000),
+        (penstock_storage_node.replica.background, "TICK_MS", 200),
+        (penstock_controller.active.controller, "TICK_MS", 200),
+        (penstock_controller.active.command_queue, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
+        (penstock_controller.active.metadata_stream, "KEEPALIVE_S", 0.9),
+        (penstock_gateway.relay.session, "TICK_MS", 100),
         (penstock_storage_node.log.directory, "PartitionLog", CheckedLog),
-        (penstock_storage_node.replicas, "PartitionReplica", CheckedReplica),
-        (penstock_storage_node.partition, "set", OrderedSet),
-        (penstock_storage_node.api.forward, "set", OrderedSet),
-        (penstock_gateway.kafka.relay, "set", OrderedSet),
-        (role, "Membership", CheckedMembership),
+        (penstock_storage_node.replica.manager, "PartitionReplica", CheckedReplica),
+        (penstock_storage_node.replica.partition, "set", OrderedSet),
+        (penstock_storage_node.rpc.forward, "set", OrderedSet),
+        (penstock_gateway.relay.session, "set", OrderedSet),
+        (role, "Registration", CheckedRegistration),
         (ControllerClient, "note_term", listening(ControllerClient.note_term)),
         (role, "DiskPool", lambda _threads: _make_pool()),
         (role, "ChannelPool", lambda *_: SimChannelPool(_running())),

@@ -30,11 +30,11 @@ from penstock_controller.quorum.quorum import Quorum
 from penstock_controller.quorum.raft import RaftNode
 from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.ids import NO_NODE
-from penstock_gateway.routing.fences import Fences
+from penstock_gateway.routing.retry_gate import RetryGate
+from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.jobs import WriteJob
 from penstock_storage_node.log.log_core import LogCore
-from penstock_storage_node.membership import Membership
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
@@ -330,13 +330,13 @@ def _checkpoint_too_high() -> list[Patch]:
 
 def _late_batch_overtakes() -> list[Patch]:
     return [
-        (Fences, "turns_away", lambda *_: False),
-        (Fences, "holds_back", lambda *_: False),
+        (RetryGate, "turns_away", lambda *_: False),
+        (RetryGate, "holds_back", lambda *_: False),
     ]
 
 
 def _gap_of_a_deposed_leader() -> list[Patch]:
-    return [(Membership, "in_touch", lambda _: True)]
+    return [(Registration, "in_touch", lambda _: True)]
 
 
 def _hopping(settings: Settings) -> None:

@@ -15,12 +15,12 @@ from penstock_controller.quorum import journal_format, snapshot_format
 from penstock_controller.quorum.machine import Machine
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
-from penstock_storage_node import damage as damage_module
-from penstock_storage_node.group_commit import GroupFlush
+from penstock_storage_node.disk.group_flush import GroupFlush
 from penstock_storage_node.log import reading as reading_module
 from penstock_storage_node.log import recovery as recovery_module
 from penstock_storage_node.log.jobs import FlushJob, WriteJob
-from penstock_storage_node.partition import Partition
+from penstock_storage_node.replica import corruption as damage_module
+from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
 

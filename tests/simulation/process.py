@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
-from penstock_storage_node.log.simulated_fs import SimulatedCrash
 from simulation.scheduler import SimLoop, Timer, start
+from support.simulated_fs import SimulatedCrash
 
 if TYPE_CHECKING:
     from simulation.world import World

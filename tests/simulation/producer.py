@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, TopicPartition
-from penstock_core.kafka.produce import (
+from penstock_kafka.records.batch import read_header
+from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.wire.produce import (
     ProducePartition,
     ProduceSkim,
     decode_produce_response,
     encode_produce_request,
 )
-from penstock_core.records.batch import read_header
-from penstock_core.records.build import NewRecord, build_batch
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock_controller.quorum.link import HELLO_BYTES_MAX
+from penstock_controller.quorum.peer_connection import HELLO_BYTES_MAX
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -132,7 +132,7 @@ class Connection:
     def __init__(self, world: World, client: str, server: str) -> None:
         self.world = world
         self.hosts = (client, server)
-        self.links: list[SimLink | None] = [None, None]
+        self.links: list[SimPeerConnection | None] = [None, None]
         self._arrival_us = [0, 0]
         network = world.network
         if not (self._blocked(0) or self._blocked(1)):
@@ -191,7 +191,7 @@ class Connection:
             link.run(link.close, "peer closed the connection")
 
 
-class SimLink:
+class SimPeerConnection:
     """Stands in for `quorum.link.Link`."""
 
     def __init__(
@@ -220,7 +220,7 @@ class SimLink:
         self.connection = sock.connection
         self._end = sock.end
         self.connection.links[sock.end] = self
-        self._links: dict[SimLink, None] = process.raft_links
+        self._links: dict[SimPeerConnection, None] = process.raft_links
         self._links[self] = None
 
     def __hash__(self) -> int:

@@ -6,7 +6,8 @@ afterwards comes from its disk. From then on somebody reads the batch from time 
 has found out and mended itself.
 
 Only bytes of records flip. The checker reads headers to know what a log holds; that no bit of a header goes
-unnoticed is shown by `test_log_bit_rot.py`. Draws from a generator of its own: other seeds stay what they were.
+unnoticed is shown by `tests/unit/storage_node/log/test_bit_rot.py`.
+Draws from a generator of its own: other seeds stay what they were.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicPartition
-from penstock_core.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, iter_batches
-from penstock_core.topic_settings import TopicSettings
+from penstock_kafka.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, iter_batches
 from penstock_storage_node.log import ReadData, ReadJob
 from penstock_storage_node.log.fs import read_file
-from penstock_storage_node.log.simulated_fs import SimulatedFile
 from simulation.hosts import Host
 from simulation.settings import RUN_US
+from support.simulated_fs import SimulatedFile
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -95,7 +96,7 @@ class LogRot:
             truth = checker.truths.get(key)
             if topic is None or truth is None or truth.excused or not truth.is_fsync:
                 continue
-            if TopicSettings.from_config(image.config("topic", topic.name), 3).min_insync_replicas < 2:
+            if TopicConfig.from_config(image.config("topic", topic.name), 3).min_insync_replicas < 2:
                 continue
             checkpointed = manager.directory._recovery_points.get((topic.name, key.partition), 0)
             end = min(truth.end, checkpointed)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from penstock_storage_node.log.fs import read_file
-from penstock_storage_node.log.simulated_fs import SimulatedFileSystem
+from support.simulated_fs import SimulatedFileSystem
 
 
 class Disks:

@@ -19,7 +19,6 @@ from penstock_core.metadata.image import PartitionImage
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import Probe
 from penstock_storage_node.log import ReadJob
-from penstock_storage_node.log.simulated_fs import SimulatedCrash
 from simulation import checked, patches
 from simulation.connections import DirectConnection, GatewayConnection
 from simulation.consumer import Consumer
@@ -36,6 +35,7 @@ from simulation.scheduler import Scheduler
 from simulation.settings import HEAL_US, RUN_US, Settings
 from simulation.sim_os import Disks, SimOs, SimPath
 from simulation.workload import Workload
+from support.simulated_fs import SimulatedCrash
 
 WALL_MS = 1_700_000_000_000
 
@@ -388,7 +388,7 @@ class World:
                 self._compare(log, truth.entries, f"{partition.name} on {host.name}")
 
     def _compare(self, log: Any, entries: list[Any], name: str) -> None:
-        from penstock_core.records.batch import is_crc_valid, iter_batches
+        from penstock_kafka.records.batch import is_crc_valid, iter_batches
 
         offset, found = log.log_start_offset, []
         while offset < log.log_end_offset:

@@ -54,7 +54,7 @@ def produce_with_receipts(
     try:
         import grpc
 
-        from penstock_core.records.build import NewRecord, build_batch
+        from penstock_kafka.records.build import NewRecord, build_batch
         from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
     except ImportError as error:
         raise CommandError(

@@ -9,7 +9,7 @@ from conformance import build
 from conformance.client import Client
 from conformance.frame import Case, Outcome, scenario
 from conformance.wire import Closed, Wire, frame_of, leader_of, reaction
-from penstock_core.records.build import NewRecord, build_batch
+from penstock_kafka.records.build import NewRecord, build_batch
 
 SECTION = "The wire: bad input"
 RAW = ("raw",)
@@ -346,7 +346,7 @@ def _without_acks(address: str, values: dict[str, Any]) -> str:
 
 
 def _sequence(batch: bytes, producer_id: int, epoch: int, sequence: int) -> bytes:
-    from penstock_core.records.crc import crc32c
+    from penstock_kafka.records.crc import crc32c
 
     body = batch[21:43] + struct.pack(">qhi", producer_id, epoch, sequence) + batch[57:]
     return batch[:17] + struct.pack(">I", crc32c(body)) + body

@@ -11,7 +11,7 @@ from conformance.client import Client
 from conformance.frame import Case, Outcome, Play, scenario
 from conformance.scenarios.raw import RAW, _good, produce_values
 from conformance.wire import Closed, Wire, coordinator_of, leader_of, topic_id_of
-from penstock_core.kafka.apis import SUPPORTED
+from penstock_kafka.wire.apis import SUPPORTED
 
 SECTION = "The wire: every version"
 NEVER_BEFORE = 4

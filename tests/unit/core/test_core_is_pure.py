@@ -25,7 +25,7 @@ def test_importing_every_module_loads_no_loop_and_no_transport() -> None:
 
 def test_kio_comes_without_hypothesis() -> None:
     code = (
-        "import sys; from penstock_core.kafka import codec; codec.preload()\n"
+        "import sys; from penstock_kafka.wire import codec; codec.preload()\n"
         "assert 'kio.serial' in sys.modules and 'hypothesis' not in sys.modules\n"
         "import hypothesis.strategies\n"
     )

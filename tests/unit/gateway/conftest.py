@@ -16,14 +16,16 @@ import pytest
 import pytest_asyncio
 
 from penstock_core.errors import ErrorCode
-from penstock_core.kafka.apis import ApiKey
-from penstock_core.kafka.fetch import FetchResult, decode_fetch, encode_fetch_response
-from penstock_core.kafka.frames import RequestHeader, parse_request_header
-from penstock_core.kafka.produce import ProduceResult, Receipt, encode_produce_response, skim_produce
-from penstock_gateway.kafka.queries import ListOffsetsQuery
-from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
-from penstock_gateway.kafka.requests import Outcome, Relayed
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll
+from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.relay.queries import ListOffsetsQuery
+from penstock_gateway.relay.requests import Outcome, Relayed
+from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response
+from penstock_kafka.wire.frames import RequestHeader, parse_request_header
+from penstock_kafka.wire.produce import ProduceResult, Receipt, encode_produce_response, skim_produce
 from penstock_proto.v1 import (
     common_pb2,
     controller_pb2,
@@ -32,10 +34,8 @@ from penstock_proto.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
-from penstock_runtime.authorizer import ANONYMOUS, AllowAll
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool, serve
-from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 
@@ -238,7 +238,7 @@ class RelayRig:
         await self.channels.close()
         assert not self.lifecycle.failed.is_set()
 
-    def session(self) -> Session:
+    def session(self) -> RelaySession:
         return self.relay.open(ClientInfo(ANONYMOUS, "127.0.0.1", "PROXY"))
 
     def move(self, partition: int, leader: int) -> None:
@@ -277,7 +277,7 @@ class RelayRig:
         )
         assert not self.metadata._take(controller_pb2.WatchMetadataResponse(snapshot=chunk))
 
-    def submit(self, session: Session, kind: type[Relayed], frame: bytes) -> asyncio.Future[Outcome]:
+    def submit(self, session: RelaySession, kind: type[Relayed], frame: bytes) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         session.submit(kind(parse_request_header(frame), frame, future.set_result))
         return future

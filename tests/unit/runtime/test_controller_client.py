@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime import controller_client
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
-from penstock_runtime.producer_ids import ProducerIdAllocator
 from support.waiting import eventually
 from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 

@@ -30,7 +30,7 @@ from penstock.local.processes import child_environment, spawn
 
 PRELOADED = (
     *("grpc.aio", "uvloop", "pydantic_settings", "structlog", "prometheus_client"),
-    *("google.protobuf.message", "penstock_core.kafka.codec", "penstock_core.metadata.image"),
+    *("google.protobuf.message", "penstock_kafka.wire.codec", "penstock_core.metadata.image"),
     *("penstock_runtime.roles", "penstock_runtime.http", "penstock_runtime.grpc_tools"),
     *("penstock_runtime.controller_client", "penstock_runtime.metadata_client"),
 )

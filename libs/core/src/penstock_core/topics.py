@@ -6,9 +6,13 @@ Source: org.apache.kafka.common.internals.Topic and LogConfig of Kafka 4.3.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import TOPIC_NAME_LENGTH_MAX
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+"""Where consumer groups are kept; Kafka's name for it."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 

@@ -6,15 +6,15 @@ import asyncio
 import random
 import time
 
-from penstock_controller.api.core import ControllerCore, CoreSettings
-from penstock_controller.api.metrics import ControllerMetrics
-from penstock_controller.api.service import ControllerService
-from penstock_controller.api.worker import CommandWorker
+from penstock_controller.active.command_queue import CommandQueue
+from penstock_controller.active.controller import Controller, CoreSettings
 from penstock_controller.directory import DataDirectory
+from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
-from penstock_controller.quorum.pins import WrongLibrary
+from penstock_controller.quorum.library_pins import WrongLibrary
+from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults
 from penstock_core.errors import PenstockError
@@ -44,7 +44,7 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
 
 async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: DataDirectory) -> None:
     metrics = ControllerMetrics(lifecycle.registry)
-    core = ControllerCore(
+    core = Controller(
         CoreSettings(
             settings.controller_id,
             settings.node_session_timeout_ms,
@@ -61,7 +61,7 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
     quorum = _open_quorum(config, core, lifecycle, metrics)
     # The system's randomness: cluster and topic ids must not repeat.
     rng = random.SystemRandom()
-    worker = CommandWorker(
+    worker = CommandQueue(
         quorum,
         settings.controller_id,
         Defaults(
@@ -101,7 +101,7 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
         await http.stop()
 
 
-def _alive(core: ControllerCore, node_id: NodeId) -> bool:
+def _alive(core: Controller, node_id: NodeId) -> bool:
     return core.sessions.alive(node_id, core.clock_ms())
 
 
@@ -128,7 +128,7 @@ def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> Quo
 
 
 def _open_quorum(
-    config: QuorumConfig, core: ControllerCore, lifecycle: Lifecycle, metrics: ControllerMetrics
+    config: QuorumConfig, core: Controller, lifecycle: Lifecycle, metrics: ControllerMetrics
 ) -> Quorum:
     loop = asyncio.get_running_loop()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_runtime.kafka_metrics import KafkaMetrics, api_name
+from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 
 
 class GatewayMetrics(Collector):

@@ -22,19 +22,26 @@ from pathlib import Path
 from typing import Final
 
 from penstock_core.errors import PenstockError
-from penstock_core.kafka import codec
-from penstock_core.kafka.apis import ROUTES, SUPPORTED, Route, intersect
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
+from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.listener import KafkaListener
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
-from penstock_gateway.kafka.relay import Relay
 from penstock_gateway.metrics import GatewayMetrics
-from penstock_gateway.native.service import GatewayService
 from penstock_gateway.registration import Registration
+from penstock_gateway.relay.session import Relay
 from penstock_gateway.routing.addresses import AddressBook, Arrival, OwnListener
-from penstock_gateway.routing.networks import default_gateways, for_registration, rules_of
-from penstock_gateway.routing.spread import pick
+from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
+from penstock_gateway.routing.node_spread import pick
+from penstock_gateway.rpc.service import GatewayService
 from penstock_gateway.settings import GatewaySettings
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import ROUTES, SUPPORTED, Route, intersect
 from penstock_proto.v1 import controller_pb2, metadata_pb2
 from penstock_runtime.addresses import (
     StartupError,
@@ -43,20 +50,13 @@ from penstock_runtime.addresses import (
     check_free,
     parse_address,
 )
-from penstock_runtime.authorizer import AllowAll
-from penstock_runtime.cluster_apis import ClusterApis
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool, serve
 from penstock_runtime.http import HttpServer
-from penstock_runtime.kafka_connection import Connection
-from penstock_runtime.kafka_listener import KafkaListener
-from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
-from penstock_runtime.producer_ids import ProducerIdAllocator
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
-from penstock_runtime.suspicions import Suspicions
 
 _WATCH_S: Final = 0.5
 _WAIT_METADATA_MS: Final = 1_000
@@ -145,8 +145,8 @@ class Gateway:
             lifecycle,
             monotonic_ms,
         )
-        suspicions = Suspicions(self._metadata, monotonic_ms)
-        self._relay.on_stream_lost = suspicions.suspect
+        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
+        self._relay.on_stream_lost = suspected_leaders.suspect
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
         book = AddressBook(settings.gateway_id, self._own, _host_gateways())
         self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
@@ -161,7 +161,7 @@ class Gateway:
                 authorizer,
                 kafka_metrics,
                 controller_id=_named_controller,
-                suspicions=suspicions,
+                suspected_leaders=suspected_leaders,
                 auto_create=settings.auto_create_topics,
             )
             for addresses in (self._addresses, apart)

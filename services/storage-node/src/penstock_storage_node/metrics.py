@@ -9,7 +9,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from penstock_storage_node.disk import FlushDone
+from penstock_storage_node.disk.pool import FlushDone
 
 FLUSH_BYTES_BOUNDS = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""

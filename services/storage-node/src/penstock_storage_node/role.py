@@ -13,44 +13,44 @@ from typing import TypeVar
 
 import grpc.aio
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
-from penstock_core.kafka import codec
 from penstock_core.metadata.image import Endpoint
-from penstock_core.topic_settings import TopicSettings
+from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_frontend.suspected_leaders import SuspectedLeaders
+from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
-from penstock_runtime.authorizer import AllowAll
-from penstock_runtime.cluster_apis import ClusterApis
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool, serve
 from penstock_runtime.http import HttpServer
-from penstock_runtime.kafka_listener import KafkaListener, ListenerLimits
-from penstock_runtime.kafka_metrics import KafkaMetrics
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
-from penstock_runtime.producer_ids import ProducerIdAllocator
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
-from penstock_runtime.suspicions import Suspicions
-from penstock_storage_node.api.fetch_range import FetchRangeService
-from penstock_storage_node.api.forward import ForwardService
-from penstock_storage_node.api.kafka import DataApis, DirectAddresses, DirectHandler
-from penstock_storage_node.api.lanes import LaneLimits
-from penstock_storage_node.api.link import REPLICA_CHANNEL_OPTIONS, ReplicaLinks
-from penstock_storage_node.api.positions import PositionsService
-from penstock_storage_node.api.replicate import ReplicaStreams
-from penstock_storage_node.api.service import add_storage_service
-from penstock_storage_node.compaction import Compaction
-from penstock_storage_node.coordinator.host import GroupHost
-from penstock_storage_node.disk import DiskPool
-from penstock_storage_node.group_commit import open_group_flush
-from penstock_storage_node.housekeeping import Housekeeping
-from penstock_storage_node.lag import LagWatch
+from penstock_storage_node.cluster.isr_proposer import IsrProposer
+from penstock_storage_node.cluster.registration import Announcement, Registration
+from penstock_storage_node.disk.group_flush import open_group_flush
+from penstock_storage_node.disk.pool import DiskPool
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
 from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
-from penstock_storage_node.membership import Announcement, Membership
 from penstock_storage_node.metrics import NodeMetrics
-from penstock_storage_node.proposals import IsrProposer
-from penstock_storage_node.replicas import ReplicaManager
+from penstock_storage_node.replica.background import BackgroundJobs
+from penstock_storage_node.replica.compactor import Compactor
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.reporting.group_lag import LagExporter
+from penstock_storage_node.rpc.fetch_range import FetchRangeService
+from penstock_storage_node.rpc.forward import ForwardService
+from penstock_storage_node.rpc.log_ends import LogEndsService
+from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_OPTIONS, FollowerStreams
+from penstock_storage_node.rpc.replicate_leader import LeaderStreams
+from penstock_storage_node.rpc.replication_lanes import LaneLimits
+from penstock_storage_node.rpc.service import add_storage_service
 from penstock_storage_node.settings import StorageNodeSettings
 
 T = TypeVar("T")
@@ -88,9 +88,9 @@ class StorageNode:
         self._server: grpc.aio.Server | None = None
         self._directory: LogDirectory
         self._manager: ReplicaManager
-        self._links: ReplicaLinks
-        self._housekeeping: Housekeeping
-        self._membership: Membership
+        self._links: FollowerStreams
+        self._background: BackgroundJobs
+        self._registration: Registration
         self._metadata: MetadataClient
 
     async def run(self) -> None:
@@ -170,7 +170,7 @@ class StorageNode:
         found = await self._pool.run(directory.scan)
         if directory.leftovers:  # beside the opening: a full disk needs the space, nobody waits for it
             self._pool.write(directory.remove_leftovers, self._on_leftovers_removed)
-        defaults = TopicSettings()
+        defaults = TopicConfig()
 
         def open_one(each: PartitionDirectory) -> PartitionLog:
             return directory.open_log(each, defaults)
@@ -215,12 +215,12 @@ class StorageNode:
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes, bytes_per_s=settings.catch_up_bytes_per_s_max
         )
-        self._links = manager.links = ReplicaLinks(manager, self._replica_channels, limits)
-        self._streams = manager.streams = ReplicaStreams(manager, limits)
+        self._links = manager.links = FollowerStreams(manager, self._replica_channels, limits)
+        self._streams = manager.streams = LeaderStreams(manager, limits)
         self._proposer = IsrProposer(manager, controllers)
         manager.propose = self._proposer.propose
-        self._housekeeping = Housekeeping(manager, self._directory, settings)
-        self._compaction = Compaction(manager, self._directory, settings, wall_ms)
+        self._background = BackgroundJobs(manager, self._directory, settings)
+        self._compaction = Compactor(manager, self._directory, settings, wall_ms)
         authorizer = AllowAll()
         self._groups = GroupHost(
             manager,
@@ -230,16 +230,16 @@ class StorageNode:
             wall_ms=wall_ms,
         )
         manager.watchers.append(self._groups)
-        self._positions = PositionsService(manager)
-        self._lag = LagWatch(
+        self._positions = LogEndsService(manager)
+        self._lag = LagExporter(
             manager, self._groups, self._positions, self._channels, settings.lag_interval_ms, monotonic_ms
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
         self._data = DataApis(manager, authorizer, self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
         kafka_metrics = KafkaMetrics.of(lifecycle)
-        suspicions = Suspicions(self._metadata, monotonic_ms)
-        manager.on_link_lost = suspicions.suspect
+        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
+        manager.on_link_lost = suspected_leaders.suspect
         cluster = ClusterApis(
             self._metadata,
             controllers,
@@ -247,7 +247,7 @@ class StorageNode:
             DirectAddresses(),
             authorizer,
             kafka_metrics,
-            suspicions=suspicions,
+            suspected_leaders=suspected_leaders,
             own_node=lambda: manager.node_id,
             auto_create=settings.auto_create_topics,
         )
@@ -291,7 +291,7 @@ class StorageNode:
             **{e.listener: e.address for e in endpoints},
         )
         manager = self._manager
-        self._membership = Membership(
+        self._registration = Registration(
             lifecycle,
             self._controllers,
             self._metadata,
@@ -301,24 +301,24 @@ class StorageNode:
             self._on_epoch,
             lambda: manager.disk_failed,
         )
-        manager.in_touch = self._membership.in_touch
-        manager.health.listeners.append(self._membership.wake)
+        manager.in_touch = self._registration.in_touch
+        manager.health.listeners.append(self._registration.wake)
         lifecycle.create_task(self._metadata.run(), "metadata")
-        await self._unless_stopping(self._membership.register())
+        await self._unless_stopping(self._registration.register())
         manager.set_aside_strays()
         lifecycle.create_task(self._proposer.run(), "isr proposals")
-        self._housekeeping.start()
+        self._background.start()
         self._compaction.start()
         self._groups.start()
         lifecycle.registry.register(self._lag)
         lifecycle.create_task(self._lag.run(), "lag")
-        lifecycle.create_task(self._membership.run(), "session")
+        lifecycle.create_task(self._registration.run(), "session")
         self._metadata.on_change(lambda *_: self._hasten())
 
     def _hasten(self) -> None:
         # The controller waits for this node's version before it lets it serve or go.
-        if self._membership.fenced or self._membership.want_shutdown:
-            self._membership.wake()
+        if self._registration.fenced or self._registration.want_shutdown:
+            self._registration.wake()
 
     def _on_epoch(self, node_id: NodeId, node_epoch: int) -> None:
         self._lifecycle.bind_identity(str(node_id))
@@ -343,7 +343,7 @@ class StorageNode:
 
     async def _drain(self) -> None:
         """Have leadership moved away, within a bound."""
-        membership, bound_ms = self._membership, self._settings.controlled_shutdown_max_ms
+        membership, bound_ms = self._registration, self._settings.controlled_shutdown_max_ms
         membership.leave()
         deadline_s = time.monotonic() + bound_ms / 1000
         while not membership.may_shutdown.is_set():
@@ -390,7 +390,7 @@ class StorageNode:
         for error in failed:
             self._lifecycle.log.error("log not closed cleanly", reason=str(error))
         try:
-            await self._housekeeping.write_checkpoints()
+            await self._background.write_checkpoints()
         except (OSError, PenstockError) as e:
             self._lifecycle.log.error("checkpoints not written", reason=str(e))
             return False

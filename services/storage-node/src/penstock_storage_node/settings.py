@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from penstock_core.config_catalog import NODE_STATIC
+from penstock_core.config.catalog import NODE_STATIC
 from penstock_runtime.settings import ListenerSettings, RoleSettings
-from penstock_storage_node.coordinator.base import GroupSettings
+from penstock_storage_node.groups.store import GroupSettings
 
 
 class StorageNodeSettings(RoleSettings):

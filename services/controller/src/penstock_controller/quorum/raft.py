@@ -35,7 +35,7 @@ from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.monotonic import monotonic
 from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 
-from penstock_controller.quorum import pins
+from penstock_controller.quorum import library_pins
 from penstock_controller.quorum.events import (
     Outcome,
     PeerSaid,
@@ -132,7 +132,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             _syncobj_conf(config, journal, store, self._on_state),
             transportClass=make_transport,
         )
-        pins.check_instance(self)
+        library_pins.check_instance(self)
         store.connect(
             may_begin=lambda: not machine.is_between_parts,
             may_send=self.transport.is_idle,

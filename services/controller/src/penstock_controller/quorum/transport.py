@@ -28,8 +28,8 @@ from pysyncobj.transport import Transport
 
 from penstock_controller.quorum.append_filter import bare, filter_append
 from penstock_controller.quorum.events import QuorumConfig, RaftPeer
-from penstock_controller.quorum.link import FRAME_BYTES_MAX, Link
 from penstock_controller.quorum.messages import BadMessage, Message, decode, encode
+from penstock_controller.quorum.peer_connection import FRAME_BYTES_MAX, PeerConnection
 from penstock_core.errors import ErrorCode, PenstockError
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._config = config
         self._nodes = nodes
         self._on_bad_frame = on_bad_frame
-        self._links: dict[int, Link] = {}
-        self._dialling: dict[int, Link] = {}
-        self._unknown: set[Link] = set()
+        self._links: dict[int, PeerConnection] = {}
+        self._dialling: dict[int, PeerConnection] = {}
+        self._unknown: set[PeerConnection] = set()
         self._dialled_at: dict[int, float] = {}
         self._addresses: dict[str, str] = {}
         self._resolving: set[str] = set()
@@ -250,14 +250,14 @@ class PeerTransport(Transport):  # type: ignore[misc]
         finally:
             self._resolving.discard(host)
 
-    def _open(self, sock: socket.socket, *, connecting: bool) -> Link:
+    def _open(self, sock: socket.socket, *, connecting: bool) -> PeerConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Link(
+        return PeerConnection(
             self._raft._poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
         )
 
-    def _on_closed(self, link: Link, reason: str) -> None:
+    def _on_closed(self, link: PeerConnection, reason: str) -> None:
         self._unknown.discard(link)
         for controller_id, dialled in list(self._dialling.items()):
             if dialled is link:
@@ -290,7 +290,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
 
     # --- messages ------------------------------------------------------------------------
 
-    def _on_frame(self, link: Link, payload: memoryview) -> None:
+    def _on_frame(self, link: PeerConnection, payload: memoryview) -> None:
         try:
             message = decode(payload)
         except BadMessage as error:
@@ -303,7 +303,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         else:
             self._on_message(self._nodes[link.peer_id], message)
 
-    def _on_hello(self, link: Link, message: Message) -> None:
+    def _on_hello(self, link: PeerConnection, message: Message) -> None:
         if message["type"] != "hello":
             link.close("bad frame: spoke before its hello")
             return

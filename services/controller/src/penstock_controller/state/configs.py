@@ -22,7 +22,7 @@ from penstock_controller.state.generation import (
 )
 from penstock_controller.state.nodes import SCAN_COUNT, Records, rules_for
 from penstock_controller.state.partitions import change_partition
-from penstock_core import config_catalog as catalog
+from penstock_core.config import catalog as catalog
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage, TopicImage

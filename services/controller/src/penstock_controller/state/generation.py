@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from penstock_core.config_catalog import topic_config
+from penstock_core.config.catalog import topic_config
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topic_settings import TopicSettings
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -102,11 +102,11 @@ def config_record(kind: str, name: str, key: str, value: str | None) -> pb.Metad
     return pb.MetadataRecord(config=record)
 
 
-def topic_settings(image: MetadataImage, topic: TopicImage) -> TopicSettings:
+def topic_settings(image: MetadataImage, topic: TopicImage) -> TopicConfig:
     """Settings of a topic; min.insync.replicas is effective for its first partition's replication factor."""
     first = topic.partitions.get(0)
     factor = first.factor if first is not None else 1
-    return TopicSettings.from_config(topic_config(image, topic.name), factor)
+    return TopicConfig.from_config(topic_config(image, topic.name), factor)
 
 
 def merged(old: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from penstock_controller.state.generation import (
     topic_settings,
 )
 from penstock_controller.state.partitions import Rules, change_partition
-from penstock_core.config_catalog import topic_config
+from penstock_core.config.catalog import topic_config
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, NodeImage, PartitionImage, TopicImage

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from penstock_core.config.topic import default_min_insync_replicas
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId
 from penstock_core.metadata import PartitionImage
-from penstock_core.topic_settings import default_min_insync_replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import controller_pb2 as api
 
 
-class Wish(Enum):
+class RequestedTransition(Enum):
     """What a heartbeat asks for, given the image."""
 
     NOTHING = "nothing"
@@ -85,7 +85,9 @@ class Sessions:
     def gateway_registered(self, gateway_id: str, epoch: int, now_ms: int) -> None:
         self._gateways[gateway_id] = _Session(epoch, now_ms)
 
-    def node_heartbeat(self, beat: api.NodeHeartbeat, image: MetadataImage, now_ms: int) -> Wish | None:
+    def node_heartbeat(
+        self, beat: api.NodeHeartbeat, image: MetadataImage, now_ms: int
+    ) -> RequestedTransition | None:
         """Note a heartbeat; None when it is not of the node's current registration."""
         node_id = NodeId(beat.node_id)
         node = image.nodes.get(node_id)
@@ -106,14 +108,20 @@ class Sessions:
             session.active_since_ms = None
             caught_up = beat.metadata_version >= node.node_epoch
             hung = self._disk_hung(session, now_ms)
-            return Wish.UNFENCE if caught_up and not leaves and not hung else Wish.NOTHING
+            return (
+                RequestedTransition.UNFENCE
+                if caught_up and not leaves and not hung
+                else RequestedTransition.NOTHING
+            )
         if leaves:
-            return Wish.NOTHING if node.in_controlled_shutdown else Wish.DRAIN
+            return RequestedTransition.NOTHING if node.in_controlled_shutdown else RequestedTransition.DRAIN
         if session.active_since_ms is None:
             session.active_since_ms = now_ms
-        return Wish.UNFENCE if node.in_controlled_shutdown else Wish.NOTHING
+        return RequestedTransition.UNFENCE if node.in_controlled_shutdown else RequestedTransition.NOTHING
 
-    def gateway_heartbeat(self, beat: api.GatewayHeartbeat, image: MetadataImage, now_ms: int) -> Wish | None:
+    def gateway_heartbeat(
+        self, beat: api.GatewayHeartbeat, image: MetadataImage, now_ms: int
+    ) -> RequestedTransition | None:
         """Note a heartbeat; None when the gateway is not registered so. FENCE: it wants to go."""
         gateway = image.gateways.get(beat.gateway_id)
         if gateway is None or gateway.gateway_epoch != beat.gateway_epoch:
@@ -123,7 +131,7 @@ class Sessions:
             session = self._gateways[beat.gateway_id] = _Session(beat.gateway_epoch, now_ms)
         session.heard_ms = now_ms
         session.metadata_version = max(session.metadata_version, beat.metadata_version)
-        return Wish.FENCE if beat.want_shutdown else Wish.NOTHING
+        return RequestedTransition.FENCE if beat.want_shutdown else RequestedTransition.NOTHING
 
     def tick(self, image: MetadataImage, now_ms: int) -> list[Expired]:
         """Nodes and gateways whose session is over and that the image still counts as up."""

@@ -19,13 +19,12 @@ from penstock_controller.state.generation import (
 )
 from penstock_controller.state.nodes import is_active
 from penstock_controller.state.placement import Load, place
+from penstock_core.config.topic import validate_topic_config, validate_topic_configs
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
-from penstock_core.kafka.groups import OFFSETS_TOPIC
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topic_settings import validate_topic_config, validate_topic_configs
-from penstock_core.topics import check_topic_name, collision_key
+from penstock_core.topics import OFFSETS_TOPIC, check_topic_name, collision_key
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 

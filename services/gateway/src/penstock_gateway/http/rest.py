@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_core.errors import PenstockError
-from penstock_core.kafka.metadata import cluster_id_text
 from penstock_core.metadata.image import Endpoint, MetadataImage, PartitionImage, TopicImage
 from penstock_core.topics import check_topic_name
+from penstock_kafka.wire.metadata import cluster_id_text
 from penstock_runtime.http import web
 
 Json = dict[str, Any]

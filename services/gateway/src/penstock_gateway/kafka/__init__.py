@@ -1,1 +1,4 @@
-"""Kafka clients: their connections, and the relay of their requests to leaders."""
+"""Kafka clients' connections.
+
+`handler`  What becomes of a Kafka frame at the gateway
+"""

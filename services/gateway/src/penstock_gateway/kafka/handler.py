@@ -1,6 +1,6 @@
 """What becomes of a Kafka frame at the gateway: answered here, or relayed.
 
-The route of every API stands in `penstock_core.kafka.apis.ROUTES` (rule 3). Cluster
+The route of every API stands in `penstock_kafka.wire.apis.ROUTES` (rule 3). Cluster
 APIs are answered from metadata or handed to the controller by the runtime's
 `ClusterApis`; requests for partition leaders and group coordinators go through this
 connection's relay session. APIs for single nodes are not advertised; who sends one
@@ -13,22 +13,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from penstock_core.kafka.apis import ApiKey
-from penstock_core.kafka.frames import RequestHeader
-from penstock_core.kafka.metadata import decode_metadata
-from penstock_core.kafka.wire import Malformed
-from penstock_gateway.kafka.group_calls import GROUP_CALLS
-from penstock_gateway.kafka.queries import (
+from penstock_frontend.cluster.apis import ClusterApis, admit
+from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
+from penstock_gateway.relay.groups import GROUP_CALLS
+from penstock_gateway.relay.queries import (
     DeleteRecordsQuery,
     LeaderEpochQuery,
     ListOffsetsQuery,
     ProducersQuery,
 )
-from penstock_gateway.kafka.relay import ClientInfo, Relay, Session
-from penstock_gateway.kafka.requests import Ending, Fetch, Outcome, Produce, Relayed
-from penstock_gateway.routing.spelling import needs_distinct_names
-from penstock_runtime.cluster_apis import ClusterApis, admit
-from penstock_runtime.kafka_listener import CLOSE, NO_RESPONSE, Connection, Response
+from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
+from penstock_gateway.routing.address_aliases import needs_distinct_names
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.metadata import decode_metadata
+from penstock_kafka.wire.primitives import Malformed
 
 _RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed]
 
@@ -75,7 +75,7 @@ class GatewayHandler:
         self, connection: Connection, header: RequestHeader, frame: bytearray, kind: _RelayedMaker
     ) -> Response | Awaitable[Response]:
         session = self._session(connection)
-        waiting = Waiting(session)
+        waiting = DeferredReply(session)
         session.submit(kind(header, frame, waiting.finish))
         return waiting.result()
 
@@ -94,8 +94,8 @@ class GatewayHandler:
         plain = asked is None and _NAMED_TOPICS not in state
         return self._cluster if plain else self._cluster_apart
 
-    def _session(self, connection: Connection) -> Session:
-        session: Session | None = connection.state.get(_SESSION)
+    def _session(self, connection: Connection) -> RelaySession:
+        session: RelaySession | None = connection.state.get(_SESSION)
         if session is None:
             client = ClientInfo(connection.principal, connection.peer_host, connection.listener)
             session = connection.state[_SESSION] = self._relay.open(client)
@@ -103,12 +103,12 @@ class GatewayHandler:
         return session
 
 
-class Waiting:
+class DeferredReply:
     """The outcome of a relayed request, as the listener wants it: at once, or a future."""
 
     __slots__ = ("_future", "_outcome", "_session")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RelaySession) -> None:
         self._session = session
         self._outcome: Response | None = None
         self._future: asyncio.Future[Response] | None = None

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
-from penstock_gateway.routing.networks import AdvertisedRule, first_match
-from penstock_gateway.routing.spelling import spelled_apart
-from penstock_gateway.routing.spread import Address, spread
+from penstock_gateway.routing.address_aliases import with_distinct_aliases
+from penstock_gateway.routing.client_networks import AdvertisedRule, first_match
+from penstock_gateway.routing.node_spread import Address, spread
 from penstock_runtime.addresses import is_loopback
 
 VIEWS_MAX = 1024
@@ -97,7 +97,7 @@ class AddressBook:
         places = self.gateway_addresses(image, arrival)
         # Fenced nodes keep their place, so that a node that dies moves no other one.
         addresses = spread(image.nodes, places)
-        return AddressView((MODE_PROXY, *places), addresses, spelled_apart(addresses))
+        return AddressView((MODE_PROXY, *places), addresses, with_distinct_aliases(addresses))
 
     def gateway_addresses(self, image: MetadataImage, arrival: Arrival) -> list[Address]:
         """Distinct addresses of live gateways for that client on its proxy listener, sorted.

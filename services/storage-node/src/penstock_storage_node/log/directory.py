@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
-from penstock_core.topic_settings import TopicSettings
 from penstock_core.topics import check_topic_name
 from penstock_storage_node.log import checkpoints
 from penstock_storage_node.log.fs import (
@@ -271,7 +271,7 @@ class LogDirectory:
             self._log_starts.get(key),
         )
 
-    def open_log(self, found: PartitionDirectory, settings: TopicSettings) -> PartitionLog:
+    def open_log(self, found: PartitionDirectory, settings: TopicConfig) -> PartitionLog:
         """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
         key = (found.topic, found.partition)
         try:
@@ -333,7 +333,7 @@ class LogDirectory:
         self._ends_of_damaged.clear()
 
     def create_log(
-        self, topic: str, partition: int, topic_id: TopicId, settings: TopicSettings
+        self, topic: str, partition: int, topic_id: TopicId, settings: TopicConfig
     ) -> PartitionLog:
         """A new, empty log. A directory of that name is in the way only if it's another topic's: set aside."""
         check_topic_name(topic)

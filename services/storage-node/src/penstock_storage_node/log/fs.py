@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock_core.failpoints import hit
-from penstock_core.records.batch import Buffer
+from penstock_kafka.records.batch import Buffer
 from penstock_storage_node.log.index import IndexHeads
 
 IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -180,7 +180,7 @@ class FileSystem:
         """Flush everything dirty on the filesystem of `fd`, directories included (syncfs(2)).
 
         Reports what went wrong since the last call on this very descriptor, or since it was
-        opened. See `penstock_storage_node.group_commit` for where that may be relied on.
+        opened. See `penstock_storage_node.disk.group_flush` for where that may be relied on.
         """
         if _LIBC.syncfs(fd) != 0:
             number = ctypes.get_errno()

@@ -9,7 +9,7 @@ flush: data, indexes of closed segments, the directory. `run` returns only after
 of them, so what it promises is on disk.
 
 `run` is `write`, then `sync`. A pool may do the second half in its own way, one flush for
-many jobs; then it calls `release` in place of `sync` (see `penstock_storage_node.group_commit`).
+many jobs; then it calls `release` in place of `sync` (see `penstock_storage_node.disk.group_flush`).
 
 Full disk: a `write` that gets ENOSPC cuts back all that it wrote (`ftruncate`, unlink of new
 files) before it raises, so that the file ends where the log's known data end. Should the
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock_core.failpoints import hit, torn
-from penstock_core.records.batch import Buffer
+from penstock_kafka.records.batch import Buffer
 from penstock_storage_node.log.fs import (
     FileSystem,
     OpenFile,

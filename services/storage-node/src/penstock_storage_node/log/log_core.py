@@ -13,9 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_core.records.batch import (
+from penstock_kafka.records.batch import (
     CRC_START,
     LOG_APPEND_TIME_BIT,
     PREFIX_BYTES,
@@ -24,8 +25,7 @@ from penstock_core.records.batch import (
     iter_batches,
     stamp,
 )
-from penstock_core.records.crc import crc32c
-from penstock_core.topic_settings import TopicSettings
+from penstock_kafka.records.crc import crc32c
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.producer_state import ProducerEntry, ProducerState, coordinator_epoch
@@ -111,7 +111,7 @@ class LogCore:
         self,
         fs: FileSystem,
         directory: str,
-        settings: TopicSettings,
+        settings: TopicConfig,
         *,
         topic: str,
         partition: int,

@@ -28,14 +28,16 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
-from penstock_core.records.batch import Buffer
-from penstock_core.topic_settings import TopicSettings
-from penstock_storage_node.log import cleaning, reading, recovery, retention, swapping, timestamps
-from penstock_storage_node.log.cleaner import CleanedGroup, CleanRequest
-from penstock_storage_node.log.cleaning import CleaningPlan
+from penstock_kafka.records.batch import Buffer
+from penstock_storage_node.log import reading, recovery, retention, timestamps
+from penstock_storage_node.log.compaction import plan as cleaning_plan
+from penstock_storage_node.log.compaction import swap
+from penstock_storage_node.log.compaction.plan import CleaningPlan
+from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import NotLoaded
 from penstock_storage_node.log.job_order import JobOrder
@@ -74,7 +76,7 @@ class PartitionLog(JobOrder):
         cls,
         fs: FileSystem,
         directory: Path,
-        settings: TopicSettings,
+        settings: TopicConfig,
         *,
         topic: str,
         partition: int,
@@ -126,7 +128,7 @@ class PartitionLog(JobOrder):
         cls,
         fs: FileSystem,
         directory: Path,
-        settings: TopicSettings,
+        settings: TopicConfig,
         *,
         topic: str,
         partition: int,
@@ -345,7 +347,7 @@ class PartitionLog(JobOrder):
         """
         cut_count = self.cut_count
         for _ in range(READ_TRIES_MAX):
-            found = cleaning.plan(
+            found = cleaning_plan.plan(
                 self._segments,
                 self.settings,
                 cleaned_until=cleaned_until,
@@ -355,7 +357,7 @@ class PartitionLog(JobOrder):
                 now_ms=now_ms,
                 cut_count=cut_count,
             )
-            if not isinstance(found, cleaning.Unknown):
+            if not isinstance(found, cleaning_plan.Unknown):
                 return found
             timestamps.load_timestamps(self._fs, found.segments)
         return None
@@ -363,13 +365,13 @@ class PartitionLog(JobOrder):
     def cleaning_request(self, plan: CleaningPlan, now_ms: int, map_bytes: int) -> CleanRequest:
         """What the cleaner needs to know for a plan (loop)."""
         producers = self._producers.last_data_offsets()
-        return cleaning.request(plan, self.settings, self._directory, producers, now_ms, map_bytes)
+        return cleaning_plan.request(plan, self.settings, self._directory, producers, now_ms, map_bytes)
 
     def can_swap(self, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
         """Whether these sources of a plan stand in the log as they did then (loop, or alone in the pool)."""
         if self.state is not LogState.OK or self.cut_count != plan.cut_count:
             return False
-        return cleaning.still_stand(plan, sources, self._segments)
+        return cleaning_plan.still_stand(plan, sources, self._segments)
 
     def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
         """Exchange the files of `sources` for a compacted segment's; `adopt_swapped` has to follow.
@@ -380,7 +382,7 @@ class PartitionLog(JobOrder):
         if not self.can_swap(sources, plan):
             return False
         try:
-            swapping.swap_in(self._fs, self._directory, group, sources)
+            swap.swap_in(self._fs, self._directory, group, sources)
         except OSError:
             self.state = LogState.FAILED
             raise
@@ -390,12 +392,12 @@ class PartitionLog(JobOrder):
         """Use the new segment from now on (loop); what it returns removes the old files (pool)."""
         segments = self._segments
         first = segments.index(sources[0])
-        new = swapping.new_segment(self._directory, group, self._fs, sources[-1])
+        new = swap.new_segment(self._directory, group, self._fs, sources[-1])
         self._segments = (*segments[:first], new, *segments[first + len(sources) :])
         self._hints = {}
-        return lambda: swapping.sweep(self._fs, sources)
+        return lambda: swap.sweep(self._fs, sources)
 
-    def update_settings(self, settings: TopicSettings) -> None:
+    def update_settings(self, settings: TopicConfig) -> None:
         """Take changed topic settings; durability counts from the next job on."""
         self.settings = settings
 

@@ -27,8 +27,8 @@ from collections.abc import Iterable, Iterator
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import PRODUCER_BATCHES_KEPT_MAX
-from penstock_core.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchInfo, Buffer
-from penstock_core.records.crc import crc32c
+from penstock_kafka.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchInfo, Buffer
+from penstock_kafka.records.crc import crc32c
 
 PRODUCER_IDLE_MAX_MS = 86_400_000
 """A producer that wrote nothing for a day is forgotten (Kafka: producer.id.expiration.ms)."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import BATCH_BYTES_MAX
-from penstock_core.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, Buffer, is_crc_valid
+from penstock_kafka.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, Buffer, is_crc_valid
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import IndexEntry, NotLoaded
 from penstock_storage_node.log.jobs import ReadData

@@ -24,11 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.failpoints import hit
-from penstock_core.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
-from penstock_core.topic_settings import TopicSettings
+from penstock_kafka.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
+from penstock_storage_node.log.compaction.swap import complete_swaps
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists, write_file_atomically
 from penstock_storage_node.log.index import (
@@ -57,7 +58,6 @@ from penstock_storage_node.log.segment import (
     load_times,
     walk_file,
 )
-from penstock_storage_node.log.swapping import complete_swaps
 
 LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 """Files of work that was not finished; nothing of the log is in them."""
@@ -85,7 +85,7 @@ class Recovered:
 def recover(
     fs: FileSystem,
     directory: str,
-    settings: TopicSettings,
+    settings: TopicConfig,
     *,
     now_ms: int,
     recovery_point: int | None,
@@ -154,7 +154,7 @@ def _damaged_from(fs: FileSystem, directory: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _find_segments(fs: FileSystem, directory: str, settings: TopicSettings, now_ms: int) -> list[Segment]:
+def _find_segments(fs: FileSystem, directory: str, settings: TopicConfig, now_ms: int) -> list[Segment]:
     complete_swaps(fs, directory)
     names = fs.list_directory(directory)
     stems = {name[:-4] for name in names if name.endswith(".log") and len(name) == 24 and name[:-4].isdigit()}
@@ -182,7 +182,7 @@ def _find_segments(fs: FileSystem, directory: str, settings: TopicSettings, now_
     return segments
 
 
-def rebuild_indexes(fs: FileSystem, segment: Segment, settings: TopicSettings) -> None:
+def rebuild_indexes(fs: FileSystem, segment: Segment, settings: TopicConfig) -> None:
     """Make both index files of a closed segment anew from its batches; not flushed."""
     size = segment.size
     adopt_entries(fs, segment, SEGMENT_START, 0)
@@ -266,7 +266,7 @@ def adopt_entries(fs: FileSystem, segment: Segment, entry: IndexEntry, count: in
     segment.adopt_index(count, kept)
 
 
-def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicSettings) -> int:
+def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicConfig) -> int:
     """Cut off a segment's batches that have `offset` in them or lie behind it; durable on return.
 
     Returns where it ends now: after its last batch, which is below `offset` where compaction left a
@@ -320,7 +320,7 @@ def cut_file(fs: FileSystem, path: str, size: int) -> bool:
         fs.files.unpin(file)
 
 
-def _trust_last(fs: FileSystem, segment: Segment, settings: TopicSettings) -> int:
+def _trust_last(fs: FileSystem, segment: Segment, settings: TopicConfig) -> int:
     """End offset of the active segment after a clean shutdown, -1 when its files don't fit together."""
     entry, count = usable_entry(fs, segment, 1 << 62)
     size, end_offset = segment.size, segment.base_offset
@@ -364,7 +364,7 @@ class _Scan:
         self,
         fs: FileSystem,
         directory: str,
-        settings: TopicSettings,
+        settings: TopicConfig,
         epochs: LeaderEpochs | None,
         recovery_point: int,
         scan_from: int,

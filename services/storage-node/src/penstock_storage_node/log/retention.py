@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.failpoints import hit
-from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists
 from penstock_storage_node.log.jobs import segment_paths
 from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
@@ -33,7 +33,7 @@ class Verdict:
 
 def decide(
     segments: Sequence[Segment],
-    settings: TopicSettings,
+    settings: TopicConfig,
     high_watermark: int,
     log_start_offset: int,
     now_ms: int,
@@ -65,7 +65,7 @@ def decide(
     return Verdict(count, roll_active=roll)
 
 
-def is_expired(segment: Segment, settings: TopicSettings, now_ms: int) -> bool:
+def is_expired(segment: Segment, settings: TopicConfig, now_ms: int) -> bool:
     if settings.retention_ms < 0:
         return False
     latest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.closed_ms

@@ -11,16 +11,9 @@ import struct
 from binascii import crc32
 from collections.abc import Iterator
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.limits import BATCH_BYTES_MAX
-from penstock_core.records.batch import (
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_OVERHEAD_BYTES,
-    MAGIC,
-    BatchInfo,
-    Buffer,
-)
-from penstock_core.topic_settings import TopicSettings
+from penstock_kafka.records.batch import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, BatchInfo, Buffer
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import (
     RELATIVE_OFFSET_MAX,
@@ -130,7 +123,7 @@ class Segment:
             and self.offset_index.count < max(index_bytes // TIME_ENTRY_BYTES, 1)
         )
 
-    def jitter_ms(self, settings: TopicSettings) -> int:
+    def jitter_ms(self, settings: TopicConfig) -> int:
         """How much earlier than segment.ms this one is closed (segment.jitter.ms): by chance, but always the same."""
         bound = min(settings.segment_jitter_ms, settings.roll_ms)
         return crc32(self.path.encode()) % (bound + 1) if bound > 0 else 0

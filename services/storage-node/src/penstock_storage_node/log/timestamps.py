@@ -12,8 +12,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock_core.records.batch import BatchInfo, Buffer, iter_batches
-from penstock_core.records.read import find_timestamp, read_records
+from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
+from penstock_kafka.records.read import find_timestamp, read_records
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import Head, TimeIndex
 from penstock_storage_node.log.reading import DamagedData

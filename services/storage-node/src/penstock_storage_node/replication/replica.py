@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicPartition
 from penstock_core.metadata.image import PartitionImage
-from penstock_core.topic_settings import TopicSettings
 from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.following import Following, OpenRequest, Truncation
 from penstock_storage_node.replication.leadership import Leadership
@@ -91,7 +91,7 @@ class PartitionReplica:
         topic: str,
         node_id: NodeId,
         log: ReplicaLog,
-        settings: TopicSettings,
+        settings: TopicConfig,
         *,
         high_watermark: int,
         lag_max_ms: int,
@@ -174,7 +174,7 @@ class PartitionReplica:
         self.following = None
         self.fsync = self.wants_fsync
 
-    def update_settings(self, settings: TopicSettings, now_ms: int) -> None:
+    def update_settings(self, settings: TopicConfig, now_ms: int) -> None:
         """New topic settings. They count from here on, but for a leader's switch to fsync,
         which takes effect once every ISR member has flushed past the high watermark."""
         self.settings = settings

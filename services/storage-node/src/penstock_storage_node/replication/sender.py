@@ -266,7 +266,7 @@ class LeaderSender:
             room = self._read_credit_bytes - self._outstanding_bytes
             if room <= 0:
                 return
-            # Turn: this one goes to the end of the line.
+            # DeferredAppend: this one goes to the end of the line.
             del self._behind[number]
             self._behind[number] = session
             session.reading = True

@@ -1,1 +1,0 @@
-"""Kafka's RecordBatch v2: header access, checks, building and reading."""

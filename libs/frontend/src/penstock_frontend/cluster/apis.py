@@ -1,0 +1,350 @@
+"""Kafka APIs that any process with metadata answers: gateway and storage node alike.
+
+Reads come from the metadata image, changes go to the active controller; CreateTopics,
+DeleteTopics and CreatePartitions answer once this process has applied them, so that the
+client's next Metadata request here shows them.
+
+Every item of a request is asked of the authorizer; what may not be described looks as
+if it were not there. A request that cannot be read ends its connection (Malformed is
+left to the listener); any other failure is answered in the right shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
+from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
+from penstock_frontend.cluster import describe as cluster_describe
+from penstock_frontend.cluster import topics as cluster_topics
+from penstock_frontend.cluster.auto_create import AutoCreate
+from penstock_frontend.cluster.configs import Configs
+from penstock_frontend.cluster.controller_calls import ControllerCalls
+from penstock_frontend.cluster.find_coordinator import Coordinators
+from penstock_frontend.cluster.quorum import QuorumApis
+from penstock_frontend.cluster.reassignments import Reassignments
+from penstock_frontend.listener.connection import CLOSE, Connection, Response
+from penstock_frontend.listener.metrics import KafkaMetrics, api_name
+from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_frontend.suspected_leaders import SuspectedLeaders
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.api_versions import (
+    decode_api_versions,
+    encode_api_versions_response,
+    is_software_word,
+)
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey, is_supported
+from penstock_kafka.wire.frames import RequestHeader, parse_request_header
+from penstock_kafka.wire.metadata import MetadataRequest, decode_metadata, encode_metadata_response
+from penstock_kafka.wire.primitives import Malformed
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.metadata_client import MetadataClient
+
+_CACHE_ENTRIES_MAX = 64
+_CACHE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class AddressView(Protocol):
+    """What clients of this process are told of where nodes are."""
+
+    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        """Host and port for that client; None leaves the node out.
+
+        May depend on the image, the connection's listener, its local and peer host, and
+        nothing else: answers are kept by those.
+        """
+        ...
+
+    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
+        """Version ranges to advertise."""
+        ...
+
+
+def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> RequestHeader | Response:
+    """The header of a request that can be answered, else what to give the listener.
+
+    An unknown version of ApiVersions is answered in version 0 with the supported range
+    (KIP-511), Produce below 3 with UNSUPPORTED_VERSION since it is advertised; anything
+    else that is not supported closes the connection, as Kafka does.
+    """
+    try:
+        header = parse_request_header(frame)
+    except Malformed as e:
+        return connection.refuse("header", str(e))
+    connection.client_id = header.client_id
+    if is_supported(header.api_key, header.api_version):
+        return header
+    if header.api_key == ApiKey.API_VERSIONS:
+        metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
+        return encode_api_versions_response(header, {})
+    if header.api_key == ApiKey.PRODUCE and 0 <= header.api_version <= SUPPORTED[ApiKey.PRODUCE][1]:
+        metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
+        try:
+            refusal = codec.error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION)
+        except Malformed as e:
+            return connection.refuse("body", str(e))
+        return CLOSE if refusal is None else refusal
+    return connection.refuse(
+        "version",
+        f"{api_name(header.api_key)} (api key {header.api_key}) version {header.api_version}"
+        " is not supported",
+    )
+
+
+class ClusterApis:
+    """Answers the APIs of `handles`."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        controllers: ControllerClient,
+        producer_ids: ProducerIdAllocator,
+        addresses: AddressView,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+        *,
+        controller_id: Callable[[MetadataImage], int] | None = None,
+        suspected_leaders: SuspectedLeaders | None = None,
+        own_node: Callable[[], NodeId | None] = lambda: None,
+        auto_create: bool = False,
+    ) -> None:
+        """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
+        that a Metadata request names."""
+        self._metadata = metadata
+        self._suspected_leaders = suspected_leaders
+        self._producer_ids = producer_ids
+        self._addresses = addresses
+        self._authorizer = authorizer
+        self._metrics = metrics
+        self._controller_id = controller_id or lowest_live_node
+        self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
+        calls = ControllerCalls(metadata, controllers)
+        self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
+        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics)
+        configs = Configs(calls, authorizer, metrics, own_node)
+        moves = Reassignments(calls, authorizer, metrics)
+        quorum = QuorumApis(calls, authorizer, metrics)
+        self._handlers: dict[
+            int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
+        ] = {
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.METADATA: self._metadata_request,
+            ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
+            ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs,
+            ApiKey.FIND_COORDINATOR: self._coordinators.find,
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.CREATE_TOPICS: self._admin.create_topics,
+            ApiKey.DELETE_TOPICS: self._admin.delete_topics,
+            ApiKey.CREATE_PARTITIONS: self._admin.create_partitions,
+            ApiKey.DESCRIBE_CONFIGS: configs.describe,
+            ApiKey.ALTER_CONFIGS: configs.alter,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.alter_incrementally,
+            ApiKey.LIST_CONFIG_RESOURCES: configs.list_resources,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS: moves.alter,
+            ApiKey.LIST_PARTITION_REASSIGNMENTS: moves.list_ongoing,
+            ApiKey.ELECT_LEADERS: moves.elect,
+            ApiKey.UNREGISTER_BROKER: moves.unregister,
+            ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
+            ApiKey.UPDATE_FEATURES: quorum.update_features,
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: quorum.describe_quotas,
+            ApiKey.ALTER_CLIENT_QUOTAS: quorum.alter_quotas,
+        }
+        self._cache: dict[tuple[object, ...], bytes] = {}
+        self._cache_version = -1
+        self._cache_bytes = 0
+
+    def handles(self, api_key: int) -> bool:
+        """Whether `answer` and `handle` know the API."""
+        return api_key in self._handlers
+
+    def answer(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """The response, at once where it needs nobody else. Raises Malformed."""
+        try:
+            result = self._handlers[header.api_key](connection, header, frame)
+        except Malformed:
+            raise
+        except PenstockError as e:
+            return self._failure(header, frame, e)
+        if isinstance(result, bytes):
+            return result
+        return self._guard(result, header, frame)
+
+    async def handle(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response, without length prefix. Raises Malformed when the request cannot be read."""
+        result = self.answer(connection, header, frame)
+        return result if isinstance(result, bytes) else await result
+
+    async def _guard(self, response: Awaitable[bytes], header: RequestHeader, frame: bytearray) -> bytes:
+        try:
+            return await response
+        except Malformed:
+            raise
+        except PenstockError as e:
+            return self._failure(header, frame, e)
+
+    def _failure(self, header: RequestHeader, frame: bytearray, error: PenstockError) -> bytes:
+        self._metrics.count_error(header.api_key, error.code)
+        failure = codec.error_response(header, frame, error.code, error.message)
+        if failure is None:
+            raise error
+        return failure
+
+    # Reads
+
+    def _api_versions(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        software, version = decode_api_versions(frame, header)
+        if header.flexible:
+            if not (is_software_word(software) and is_software_word(version)):
+                self._metrics.count_error(header.api_key, ErrorCode.INVALID_REQUEST)
+                return encode_api_versions_response(header, {}, ErrorCode.INVALID_REQUEST)
+            connection.state["client_software"] = f"{software} {version}"[:200]
+        return encode_api_versions_response(header, self._addresses.apis(self._metadata.image))
+
+    def _metadata_request(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        if self._auto_create is not None:
+            request = decode_metadata(frame, header)
+            names = self._auto_create.missing(connection, request, self._metadata.image)
+            if names:
+                return self._created_metadata(self._auto_create, names, connection, header, frame)
+        if self._suspected_leaders is not None and self._suspected_leaders.any:
+            return self._settled_metadata(self._suspected_leaders, connection, header, frame)
+        return self._metadata_now(connection, header, frame)
+
+    async def _created_metadata(
+        self,
+        auto_create: AutoCreate,
+        names: list[str],
+        connection: Connection,
+        header: RequestHeader,
+        frame: bytearray,
+    ) -> bytes:
+        await auto_create.create(connection, names)
+        return self._metadata_now(connection, header, frame)
+
+    async def _settled_metadata(
+        self,
+        suspected_leaders: SuspectedLeaders,
+        connection: Connection,
+        header: RequestHeader,
+        frame: bytearray,
+    ) -> bytes:
+        await suspected_leaders.settled()
+        return self._metadata_now(connection, header, frame)
+
+    def _metadata_now(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        image = self._metadata.image
+        if self._cache_version != image.version:
+            self._cache.clear()
+            self._cache_bytes = 0
+            self._cache_version = image.version
+        key = (
+            *(connection.listener, connection.principal, connection.peer_host),
+            *(
+                connection.local_host,
+                connection.local_port,
+                bytes(frame[:4]),
+                bytes(frame[header.body_offset :]),
+            ),
+        )
+        kept = self._cache.get(key)
+        if kept is not None:
+            return header.correlation_id.to_bytes(4, "big", signed=True) + kept
+        request = decode_metadata(frame, header)
+        visible, hidden = self._visible(connection, request, image)
+        response = encode_metadata_response(
+            header,
+            visible,
+            hidden,
+            lambda node: self._addresses.node_address(connection, node),
+            self._controller_id(image),
+        )
+        if len(self._cache) < _CACHE_ENTRIES_MAX and self._cache_bytes + len(response) <= _CACHE_BYTES_MAX:
+            self._cache[key] = response[4:]
+            self._cache_bytes += len(response)
+        return response
+
+    def _visible(
+        self, connection: Connection, request: MetadataRequest, image: MetadataImage
+    ) -> tuple[MetadataRequest, MetadataImage]:
+        """Request and image without the topics that the principal may not describe."""
+        if request.topics is None:
+            asked = list(image.topics.values())
+        else:
+            found = (
+                image.topics.get(topic_id) if topic_id is not None else image.topic(name or "")
+                for name, topic_id in request.topics
+            )
+            asked = [topic for topic in found if topic is not None]
+        refused = {
+            topic.topic_id
+            for topic in asked
+            if not self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        }
+        if not refused:
+            return request, image
+        return request, cluster_describe.without_topics(image, refused)
+
+    def _describe_cluster(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        image = self._metadata.image
+        return cluster_describe.describe_cluster(
+            header,
+            frame,
+            image,
+            lambda node: self._addresses.node_address(connection, node),
+            self._controller_id(image),
+        )
+
+    def _describe_topic_partitions(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        return cluster_describe.describe_topic_partitions(
+            header,
+            frame,
+            self._metadata.image,
+            lambda topic: self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic),
+        )
+
+    def _describe_log_dirs(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        return cluster_describe.describe_log_dirs(header, frame)
+
+    # Producer ids
+
+    async def _init_producer_id(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        request = codec.decode_request(header, frame)
+        if request.transactional_id == "":
+            raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
+        if request.transactional_id is not None:
+            raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
+        if not self._may(connection, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to idempotent writes")
+        # An id and epoch in the request belong to transactions; without one a new id is
+        # given each time (Kafka: TransactionCoordinator.handleInitProducerId).
+        producer_id = await self._producer_ids.allocate()
+        response = codec.build(
+            codec.response_type(header.api_key, header.api_version),
+            error_code=0,
+            producer_id=producer_id,
+            producer_epoch=0,
+        )
+        return codec.encode_response(header, response)
+
+    def _may(
+        self, connection: Connection, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return self._authorizer.authorize(connection.principal, operation, resource_type, name)
+
+
+def lowest_live_node(image: MetadataImage) -> int:
+    """The node that clients are told is the controller: any that they can reach will do."""
+    return min((n.node_id for n in image.nodes.values() if n.active), default=-1)

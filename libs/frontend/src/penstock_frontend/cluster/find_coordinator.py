@@ -1,0 +1,153 @@
+"""FindCoordinator: the leader of a group's partition, from metadata.
+
+The topic of offsets is made when the first group is looked for; that request waits for it a while, so
+that a first consumer is not sent away. Addresses are those of the listener that the client came in by:
+through a proxy it is a gateway, which routes by group again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.topics import OFFSETS_TOPIC
+from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.cluster.describe import items
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.groups import group_partition
+from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.lifecycle import monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+
+if TYPE_CHECKING:
+    from penstock_frontend.cluster.apis import AddressView
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+_CODE_IS_SHOWN_SINCE: Final = 3
+"""Version of FindCoordinator that only clients use which show a code that they do not expect."""
+_CREATE_TIMEOUT_MS: Final = 5_000
+
+_Found = tuple[int, str, int, ErrorCode, str | None]
+"""Node id, host, port, code, message."""
+
+
+def _nowhere(code: ErrorCode, message: str) -> _Found:
+    return -1, "", -1, code, message
+
+
+class Coordinators:
+    """Answers FindCoordinator 0-6."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        controllers: ControllerClient,
+        addresses: AddressView,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+    ) -> None:
+        self._metadata = metadata
+        self._controllers = controllers
+        self._addresses = addresses
+        self._authorizer = authorizer
+        self._metrics = metrics
+        self._creation: asyncio.Task[str] | None = None
+
+    def find(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """The response; a coroutine when the topic has to be made first."""
+        request = codec.decode_request(header, frame)
+        key_type = getattr(request, "key_type", GROUP)
+        keys = items(request.coordinator_keys) if header.api_version >= 4 else (request.key,)
+        if key_type == GROUP and keys and self._metadata.image.topic(OFFSETS_TOPIC) is None:
+            return self._create_first(connection, header, key_type, keys)
+        return self._answer(connection, header, key_type, keys, "")
+
+    async def _create_first(
+        self, connection: Connection, header: RequestHeader, key_type: int, keys: Sequence[str]
+    ) -> bytes:
+        """Have the topic made; many may ask for it at once."""
+        if self._creation is None or self._creation.done():
+            self._creation = asyncio.create_task(self._create(), name=f"create {OFFSETS_TOPIC}")
+        problem = await asyncio.shield(self._creation)
+        return self._answer(connection, header, key_type, keys, problem)
+
+    async def _create(self) -> str:
+        """Why the topic is not there now; "" when it is."""
+        deadline_ms = monotonic_ms() + _CREATE_TIMEOUT_MS
+        topic = pb.NewTopic(name=OFFSETS_TOPIC, partition_count=-1, replication_factor=-1)
+        call = pb.CreateTopicsRequest(topics=[topic])
+        try:
+            response = await self._controllers.call("CreateTopics", call, _CREATE_TIMEOUT_MS)
+        except PenstockError as e:
+            return e.message
+        error = response.error if response.error.code else response.topics[0].error
+        if error.code and error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+            return str(error.message)
+        if response.version:
+            await self._metadata.wait_for_version(response.version, deadline_ms - monotonic_ms())
+        return ""
+
+    def _answer(
+        self, connection: Connection, header: RequestHeader, key_type: int, keys: Sequence[str], problem: str
+    ) -> bytes:
+        found = [self._locate(connection, header.api_version, key_type, key, problem) for key in keys]
+        for one in found:
+            self._metrics.count_error(header.api_key, one[3])
+        schema = codec.response_type(header.api_key, header.api_version)
+        if header.api_version < 4:
+            response = codec.build(schema, **_fields(found[0]))
+        else:
+            item_type = codec.entity_type(header.api_key, header.api_version, "Coordinator")
+            coordinators = tuple(
+                codec.build(item_type, key=key, **_fields(one)) for key, one in zip(keys, found, strict=True)
+            )
+            response = codec.build(schema, coordinators=coordinators)
+        return codec.encode_response(header, response)
+
+    def _locate(self, connection: Connection, version: int, key_type: int, key: str, problem: str) -> _Found:
+        if key_type == TRANSACTION:
+            return self._no_transactions(connection, version)
+        if key_type != GROUP:
+            return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
+        if not self._authorizer.authorize(connection.principal, Operation.DESCRIBE, ResourceType.GROUP, key):
+            return _nowhere(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"no right to describe group {key}")
+        image = self._metadata.image
+        topic = image.topic(OFFSETS_TOPIC)
+        if topic is None:
+            why = problem or "it is being made"
+            return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {OFFSETS_TOPIC} is not there: {why}")
+        partition = topic.partitions.get(group_partition(key, len(topic.partitions)))
+        node = None if partition is None else image.nodes.get(partition.leader)
+        address = None if node is None or node.fenced else self._addresses.node_address(connection, node)
+        if node is None or address is None:
+            return _nowhere(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the partition of group {key} has no leader"
+            )
+        return node.node_id, address[0], address[1], ErrorCode.NONE, None
+
+    def _no_transactions(self, connection: Connection, version: int) -> _Found:
+        """What makes each client say at once that there are no transactions.
+
+        The Java client and kafka-python show the code and message of this answer. librdkafka and aiokafka (which
+        know versions to 2) would ask again for ever, whatever the code: they are sent to a node, where
+        InitProducerId answers UNSUPPORTED_VERSION, and that they show.
+        """
+        if version < _CODE_IS_SHOWN_SINCE:
+            for node in self._metadata.image.nodes.values():
+                address = None if node.fenced else self._addresses.node_address(connection, node)
+                if address is not None:
+                    return node.node_id, address[0], address[1], ErrorCode.NONE, None
+        return _nowhere(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
+
+
+def _fields(found: _Found) -> dict[str, Any]:
+    return dict(zip(("node_id", "host", "port", "error_code", "error_message"), found, strict=True))

@@ -1,0 +1,193 @@
+"""DescribeQuorum, UpdateFeatures, and client quotas, of which there are none.
+
+The metadata quorum is the controllers'. Kafka's tools want to know how far each voter's log
+reaches, so each controller is asked for itself; one that does not answer in time has -1.
+
+There are no features that clients could change: UpdateFeatures is answered so that
+`kafka-features` says why. DescribeClientQuotas finds nothing, as in a Kafka cluster where
+nobody set any; AlterClientQuotas refuses rather than take what nothing would act on.
+
+Sources: KIP-595, KIP-853, KIP-584, KIP-546.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+import grpc.aio
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
+from penstock_frontend.cluster.controller_calls import ControllerCalls
+from penstock_frontend.cluster.describe import items
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_proto.v1 import controller_pb2 as pb
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+_ASK_TIMEOUT_S: Final = 1.0
+_LISTENER: Final = "CONTROLLER"
+_NO_QUOTAS: Final = "client quotas are not supported: nothing would act on them"
+
+
+class QuorumApis:
+    """Answers about controllers, features and quotas."""
+
+    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+        self._calls = calls
+        self._authorizer = authorizer
+        self._metrics = metrics
+
+    # DescribeQuorum
+
+    async def describe_quorum(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to DescribeQuorum."""
+        request = codec.decode_request(header, frame)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        seen = await self._ask_all()
+        if not seen:
+            raise PenstockError(ErrorCode.REQUEST_TIMED_OUT, "no controller answers")
+        best = max(seen.values(), key=lambda q: (q.active_controller_id == q.controller_id, q.term))
+        version = (header.api_key, header.api_version)
+        topic_type = codec.entity_type(*version, "TopicData")
+        topics = []
+        for topic in items(request.topics):
+            partitions = tuple(
+                self._partition(header, best, seen)
+                if (topic.topic_name, p.partition_index) == (METADATA_TOPIC, 0)
+                else self._unknown(header, p.partition_index)
+                for p in items(topic.partitions)
+            )
+            topics.append(codec.build(topic_type, topic_name=topic.topic_name, partitions=partitions))
+        nodes = self._nodes(header, best) if header.api_version >= 2 else ()
+        return codec.respond(header, error_code=0, error_message=None, topics=tuple(topics), nodes=nodes)
+
+    async def _ask_all(self) -> dict[int, pb.DescribeQuorumResponse]:
+        """What each controller that answers says of the quorum, by its id."""
+
+        async def ask(address: str) -> pb.DescribeQuorumResponse | None:
+            stub = self._calls.controllers.stub(address)
+            try:
+                answer: pb.DescribeQuorumResponse = await stub.DescribeQuorum(
+                    pb.DescribeQuorumRequest(), timeout=_ASK_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError:
+                return None
+            return answer
+
+        answers = await asyncio.gather(*(ask(a) for a in self._calls.controllers.addresses))
+        return {a.controller_id: a for a in answers if a is not None}
+
+    def _partition(
+        self,
+        header: RequestHeader,
+        best: pb.DescribeQuorumResponse,
+        seen: dict[int, pb.DescribeQuorumResponse],
+    ) -> Any:
+        version = (header.api_key, header.api_version)
+        voter_type = codec.entity_type(*version, "ReplicaState")
+        now_ms = time.time_ns() // 1_000_000
+        voters = []
+        for member in best.members:
+            said = seen.get(member.controller_id)
+            log_end = -1 if said is None else said.last_log_index + 1
+            caught_up = said is not None and said.last_log_index >= best.commit_index
+            voters.append(
+                codec.build(
+                    voter_type,
+                    replica_id=member.controller_id,
+                    replica_directory_id=member.directory_id or None,
+                    log_end_offset=log_end,
+                    last_fetch_timestamp=-1 if said is None else now_ms,
+                    last_caught_up_timestamp=now_ms if caught_up else -1,
+                )
+            )
+        return codec.build(
+            codec.entity_type(*version, "PartitionData"),
+            partition_index=0,
+            error_code=0,
+            error_message=None,
+            leader_id=best.active_controller_id,
+            leader_epoch=best.term & 0x7FFFFFFF,
+            high_watermark=best.commit_index + 1,
+            current_voters=tuple(voters),
+            observers=(),
+        )
+
+    def _unknown(self, header: RequestHeader, index: int) -> Any:
+        self._metrics.count_error(header.api_key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return codec.build(
+            codec.entity_type(header.api_key, header.api_version, "PartitionData"),
+            partition_index=index,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=f"only {METADATA_TOPIC}-0 has a quorum of controllers",
+            leader_id=-1,
+            leader_epoch=-1,
+            high_watermark=-1,
+            current_voters=(),
+            observers=(),
+        )
+
+    def _nodes(self, header: RequestHeader, best: pb.DescribeQuorumResponse) -> tuple[Any, ...]:
+        version = (header.api_key, header.api_version)
+        node_type = codec.entity_type(*version, "Node")
+        listener_type = codec.entity_type(*version, "Listener")
+        nodes = []
+        for member in best.members:
+            host, _, port = (member.grpc_address or member.address).rpartition(":")
+            listener = codec.build(
+                listener_type,
+                name=_LISTENER,
+                host=host.strip("[]"),
+                port=int(port) if port.isdecimal() else 0,
+            )
+            nodes.append(codec.build(node_type, node_id=member.controller_id, listeners=(listener,)))
+        return tuple(nodes)
+
+    # UpdateFeatures
+
+    def update_features(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to UpdateFeatures: there is no feature that a client could change."""
+        request = codec.decode_request(header, frame)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        updates = items(request.feature_updates)
+        names = ", ".join(u.feature for u in updates)
+        message = f"the controller does not support the given feature: {names}"
+        results: tuple[Any, ...] = ()
+        if header.api_version < 2:
+            item_type = codec.entity_type(header.api_key, header.api_version, "UpdatableFeatureResult")
+            results = tuple(
+                codec.build(
+                    item_type,
+                    feature=u.feature,
+                    error_code=ErrorCode.INVALID_UPDATE_VERSION,
+                    error_message=message,
+                )
+                for u in updates
+            )
+        code = ErrorCode.INVALID_UPDATE_VERSION if updates and header.api_version >= 2 else ErrorCode.NONE
+        self._metrics.count_error(header.api_key, ErrorCode.INVALID_UPDATE_VERSION if updates else code)
+        return codec.respond(
+            header, error_code=code, error_message=message if code else None, results=results
+        )
+
+    # Client quotas
+
+    def describe_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to DescribeClientQuotas: none."""
+        codec.decode_request(header, frame)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
+        return codec.respond(header, error_code=0, error_message=None, entries=())
+
+    def alter_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to AlterClientQuotas: refused, each entry."""
+        del connection
+        self._metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
+        refusal = codec.error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
+        if refusal is None:
+            raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
+        return refusal

@@ -1,0 +1,273 @@
+"""CreateTopics, DeleteTopics and CreatePartitions: checked here, done by the controller.
+
+Checks that need only the request are Kafka's (ControllerApis, ReplicationControlManager):
+doubled names are INVALID_REQUEST, counts beside an assignment too. The rest is the
+controller's to judge. The answer waits until this process has applied the change or the
+client's own timeout has passed, whichever is first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock_core.config.catalog import describe_configs
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.metadata.image import MetadataImage
+from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_frontend.cluster.controller_calls import ControllerCalls
+from penstock_frontend.cluster.describe import items
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.primitives import Malformed
+from penstock_proto.v1 import common_pb2
+from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.metadata_client import MetadataClient
+
+_Failure = tuple[int, str]
+
+
+class Admin:
+    """Turns the admin requests of Kafka clients into calls to the active controller."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        calls: ControllerCalls,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+    ) -> None:
+        self._metadata = metadata
+        self._calls = calls
+        self._authorizer = authorizer
+        self._metrics = metrics
+
+    # CreateTopics
+
+    async def create_topics(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to CreateTopics."""
+        request = codec.decode_request(header, frame)
+        doubled = _doubled(t.name for t in items(request.topics))
+        failures: dict[str, _Failure] = {}
+        wanted: list[pb.NewTopic] = []
+        for topic in request.topics:
+            if topic.name in doubled:
+                failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
+            elif not self._may_create(connection, topic.name):
+                failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to create it")
+            else:
+                try:
+                    wanted.append(_new_topic(topic))
+                except Malformed:
+                    raise
+                except PenstockError as e:
+                    failures[topic.name] = (e.code, e.message)
+        done: dict[str, pb.CreatedTopic] = {}
+        if wanted:
+            call = pb.CreateTopicsRequest(
+                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+            )
+            response = await self._calls.call(
+                "CreateTopics", call, request.timeout, wait=not request.validate_only
+            )
+            done = {t.name: t for t in response.topics}
+        own = {topic.name: topic.configs for topic in wanted}
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
+        results = []
+        for name in dict.fromkeys(t.name for t in request.topics):
+            code, message = failures.get(name) or _outcome(done.get(name))
+            self._metrics.count_error(header.api_key, code)
+            created = done.get(name) if code == 0 else None
+            results.append(
+                codec.build(
+                    item_type,
+                    name=name,
+                    topic_id=created.topic_id or None if created else None,
+                    error_code=code,
+                    error_message=message or None,
+                    num_partitions=created.partition_count if created else -1,
+                    replication_factor=created.replication_factor if created else -1,
+                    configs=self._configs(header, own[name], created.replication_factor) if created else None,
+                )
+            )
+        return codec.respond(header, topics=tuple(results))
+
+    def _may_create(self, connection: Connection, topic: str) -> bool:
+        may = self._authorizer.authorize
+        who = connection.principal
+        return may(who, Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or may(
+            who, Operation.CREATE, ResourceType.TOPIC, topic
+        )
+
+    def _configs(
+        self, header: RequestHeader, own: Mapping[str, str], replication_factor: int
+    ) -> tuple[Any, ...]:
+        """Settings of a topic just made, or only validated, the defaults too (version 5 on; KIP-525)."""
+        if header.api_version < 5:
+            return ()
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicConfigs")
+        return tuple(
+            codec.build(
+                item_type,
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.read_only,
+                config_source=int(entry.source),
+                is_sensitive=False,
+            )
+            for entry in describe_configs(self._metadata.image, own, replication_factor)
+        )
+
+    # DeleteTopics
+
+    async def delete_topics(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to DeleteTopics: by name, from version 6 by id too."""
+        request = codec.decode_request(header, frame)
+        if header.api_version >= 6:
+            asked = [(t.name, codec.topic_id(t.topic_id) or b"") for t in items(request.topics)]
+        else:
+            asked = [(name, b"") for name in items(request.topic_names)]
+        image = self._metadata.image
+        doubled = _doubled(asked)
+        outcomes: dict[tuple[str | None, bytes], _Failure] = {}
+        wanted: dict[tuple[str | None, bytes], pb.TopicRef] = {}
+        for key in dict.fromkeys(asked):
+            refusal = self._refuse_delete(connection, image, key, doubled=key in doubled)
+            if refusal is None:
+                wanted[key] = pb.TopicRef(name=key[0] or "", topic_id=key[1])
+            else:
+                outcomes[key] = refusal
+        if wanted:
+            call = pb.DeleteTopicsRequest(topics=wanted.values(), principal=str(connection.principal))
+            response = await self._calls.call("DeleteTopics", call, request.timeout)
+            by_name = {t.name: t for t in response.topics if t.name}
+            by_id = {t.topic_id: t for t in response.topics if t.topic_id}
+            for key in wanted:
+                outcomes[key] = _outcome(by_name.get(key[0]) if key[0] else by_id.get(key[1]))
+        item_type = codec.entity_type(header.api_key, header.api_version, "DeletableTopicResult")
+        results = []
+        for key, (code, message) in outcomes.items():
+            self._metrics.count_error(header.api_key, code)
+            name, topic_id = _full_reference(image, key)
+            results.append(
+                codec.build(
+                    item_type,
+                    name=name,
+                    topic_id=topic_id or None,
+                    error_code=code,
+                    error_message=message or None,
+                )
+            )
+        return codec.respond(header, responses=tuple(results))
+
+    def _refuse_delete(
+        self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes], *, doubled: bool
+    ) -> _Failure | None:
+        name, topic_id = key
+        if doubled:
+            return ErrorCode.INVALID_REQUEST, "the topic is in the request twice"
+        if name is None and not topic_id:
+            return ErrorCode.INVALID_REQUEST, "neither name nor id is given"
+        if name is not None and topic_id:
+            return ErrorCode.INVALID_REQUEST, "give either the name or the id"
+        shown, _ = _full_reference(image, key)
+        if shown is not None and not self._authorizer.authorize(
+            connection.principal, Operation.DELETE, ResourceType.TOPIC, shown
+        ):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to delete it"
+        return None
+
+    # CreatePartitions
+
+    async def create_partitions(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes:
+        """The response to CreatePartitions."""
+        request = codec.decode_request(header, frame)
+        doubled = _doubled(t.name for t in items(request.topics))
+        failures: dict[str, _Failure] = {}
+        wanted: list[pb.NewPartitions] = []
+        for topic in request.topics:
+            if topic.name in doubled:
+                failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
+            elif not self._authorizer.authorize(
+                connection.principal, Operation.ALTER, ResourceType.TOPIC, topic.name
+            ):
+                failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to alter it")
+            else:
+                wanted.append(
+                    pb.NewPartitions(
+                        name=topic.name,
+                        total_count=topic.count,
+                        assignments=[
+                            pb.ReplicaList(node_ids=items(a.broker_ids)) for a in topic.assignments or ()
+                        ],
+                    )
+                )
+        done: dict[str, pb.CreatedTopic] = {}
+        if wanted:
+            call = pb.CreatePartitionsRequest(
+                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+            )
+            response = await self._calls.call(
+                "CreatePartitions", call, request.timeout, wait=not request.validate_only
+            )
+            done = {t.name: t for t in response.topics}
+        item_type = codec.entity_type(header.api_key, header.api_version, "CreatePartitionsTopicResult")
+        results = []
+        for name in dict.fromkeys(t.name for t in request.topics):
+            code, message = failures.get(name) or _outcome(done.get(name))
+            self._metrics.count_error(header.api_key, code)
+            results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
+        return codec.respond(header, results=tuple(results))
+
+
+def _new_topic(topic: Any) -> pb.NewTopic:
+    """The controller's form of a CreatableTopic. Raises PenstockError on what it cannot say."""
+    assignments = {a.partition_index: list(items(a.broker_ids)) for a in items(topic.assignments)}
+    if topic.assignments:
+        if topic.num_partitions != -1 or topic.replication_factor != -1:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                "give either an assignment or counts of partitions and replicas, not both",
+            )
+        if sorted(assignments) != list(range(len(topic.assignments))):
+            raise PenstockError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"an assignment must name the partitions 0 to {len(topic.assignments) - 1}, each once",
+            )
+    for config in items(topic.configs):
+        if config.value is None:
+            raise PenstockError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value; leave it out")
+    return pb.NewTopic(
+        name=topic.name,
+        partition_count=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments=[pb.ReplicaList(node_ids=assignments[i]) for i in sorted(assignments)],
+        configs={c.name: c.value for c in topic.configs},
+    )
+
+
+def _doubled(keys: Iterable[Any]) -> set[Any]:
+    return {key for key, count in Counter(keys).items() if count > 1}
+
+
+def _outcome(result: pb.CreatedTopic | pb.DeletedTopic | None) -> _Failure:
+    if result is None:
+        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller left it out of its answer"
+    error: common_pb2.Error = result.error
+    return error.code, error.message
+
+
+def _full_reference(image: MetadataImage, key: tuple[str | None, bytes]) -> tuple[str | None, bytes]:
+    """Name and id of a topic that was given by one of them, as far as they are known."""
+    name, topic_id = key
+    if topic_id:
+        topic = image.topics.get(TopicId(topic_id))
+        return (name if topic is None else topic.name), topic_id
+    topic = image.topic(name or "")
+    return name, b"" if topic is None else topic.topic_id

@@ -1,0 +1,137 @@
+"""Counters of the Kafka side of a process.
+
+Plain integers that the hot path adds to, turned into Prometheus samples only when
+somebody scrapes; a labelled prometheus_client counter costs several times as much.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock_core.errors import ErrorCode
+from penstock_kafka.wire.apis import ApiKey
+from penstock_runtime.lifecycle import Lifecycle
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+_REGISTERED = "penstock_kafka_metrics"
+
+
+def api_name(api_key: int) -> str:
+    """`Produce` for 0; a number for what no client should send."""
+    try:
+        return "".join(word.capitalize() for word in ApiKey(api_key).name.split("_"))
+    except ValueError:
+        return "unknown"
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error code."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
+
+
+class ApiStats:
+    """Requests of one API."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one request that took so long from frame to response."""
+        self.buckets[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+
+
+class KafkaMetrics(Collector):
+    """One per process role; `of(lifecycle)` finds or makes it."""
+
+    def __init__(self) -> None:
+        self.apis: dict[int, ApiStats] = {}
+        self.errors: Counter[tuple[int, int]] = Counter()
+        self.bad_frames: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.connections: Counter[str] = Counter()
+        self.received_bytes: Counter[str] = Counter()
+        self.sent_bytes: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, lifecycle: Lifecycle) -> KafkaMetrics:
+        """The counters of that role, registered on first use."""
+        found = lifecycle.shared.get(_REGISTERED)
+        if not isinstance(found, KafkaMetrics):
+            found = lifecycle.shared[_REGISTERED] = cls()
+            lifecycle.registry.register(found)
+        return found
+
+    def api(self, api_key: int) -> ApiStats:
+        """Counters of one API; keys that no client should send share one."""
+        stats = self.apis.get(api_key)
+        if stats is None:
+            known = api_key if api_key in ApiKey._value2member_map_ else -1
+            stats = self.apis.get(known)
+            if stats is None:
+                stats = self.apis[known] = ApiStats()
+        return stats
+
+    def count_error(self, api_key: int, code: int) -> None:
+        """A response, or an item of one, carried `code`; 0 is not counted."""
+        if code:
+            self.errors[api_key, code] += 1
+
+    def collect(self) -> Iterable[Metric]:
+        """Samples for Prometheus."""
+        seconds = HistogramMetricFamily(
+            "penstock_kafka_request_seconds",
+            "Time from a whole request to its response, by API.",
+            labels=["api"],
+        )
+        for key, stats in self.apis.items():
+            total = 0
+            buckets = []
+            for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), stats.buckets, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            seconds.add_metric([api_name(key)], buckets, stats.seconds)
+        yield seconds
+        errors = CounterMetricFamily(
+            "penstock_kafka_errors", "Errors in responses, by API and code.", labels=["api", "code"]
+        )
+        for (key, code), count in self.errors.items():
+            errors.add_metric([api_name(key), error_name(code)], count)
+        yield errors
+        yield _by_reason(
+            "penstock_kafka_bad_frames", "Connections closed for what they sent.", self.bad_frames
+        )
+        yield _by_reason("penstock_kafka_connections_refused", "Connections not taken.", self.refused)
+        connections = GaugeMetricFamily(
+            "penstock_kafka_connections", "Open connections.", labels=["listener"]
+        )
+        for listener, count in self.connections.items():
+            connections.add_metric([listener], count)
+        yield connections
+        for name, text, counts in (
+            ("penstock_kafka_received_bytes", "Bytes of requests.", self.received_bytes),
+            ("penstock_kafka_sent_bytes", "Bytes of responses.", self.sent_bytes),
+        ):
+            family = CounterMetricFamily(name, text, labels=["listener"])
+            for listener, count in counts.items():
+                family.add_metric([listener], count)
+            yield family
+
+
+def _by_reason(name: str, text: str, counts: Counter[tuple[str, str]]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=["listener", "reason"])
+    for (listener, reason), count in counts.items():
+        family.add_metric([listener, reason], count)
+    return family

@@ -1,0 +1,69 @@
+"""ApiVersions, the first request on every connection, by hand.
+
+A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the
+range of ApiVersions alone (KIP-511); the response header never has tagged fields.
+No features are named: without `transaction.version` clients keep to the transactions
+of before KIP-890.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from penstock_core.errors import ErrorCode
+from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey
+from penstock_kafka.wire.frames import RequestHeader, response_header
+from penstock_kafka.wire.primitives import INT16, INT32, Buffer, Reader, put_count
+
+_RANGE: Final = struct.Struct(">hhh")
+_SOFTWARE_WORD: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_TAGGED_RANGE: Final = struct.Struct(">hhhb")
+
+
+def decode_api_versions(frame: Buffer, header: RequestHeader) -> tuple[str, str]:
+    """Name and version of the client's software, "" below version 3; raises Malformed."""
+    if header.api_version < FLEXIBLE_SINCE[ApiKey.API_VERSIONS]:
+        return "", ""
+    reader = Reader(frame, header.body_offset, flexible=True)
+    software = reader.string()
+    version = reader.string()
+    reader.skip_tags()
+    return software, version
+
+
+def is_software_word(word: str) -> bool:
+    """Whether KIP-511 allows this as name or version of a client's software (Kafka: ApiVersionsRequest.isValid)."""
+    return _SOFTWARE_WORD.fullmatch(word) is not None
+
+
+def encode_api_versions_response(
+    header: RequestHeader, ranges: Mapping[int, tuple[int, int]], error: int = ErrorCode.NONE
+) -> bytes:
+    """The response that advertises `ranges`, without length prefix.
+
+    For a request version that this build does not know it is the version 0 form with
+    UNSUPPORTED_VERSION, whatever the other arguments say.
+    """
+    version = header.api_version
+    low, high = SUPPORTED[ApiKey.API_VERSIONS]
+    if not low <= version <= high:
+        version = 0
+        error = ErrorCode.UNSUPPORTED_VERSION
+        ranges = {int(ApiKey.API_VERSIONS): (low, high)}
+    flexible = version >= FLEXIBLE_SINCE[ApiKey.API_VERSIONS]
+    out = [
+        response_header(ApiKey.API_VERSIONS, version, header.correlation_id),
+        INT16.pack(error),
+        put_count(len(ranges), flexible),
+    ]
+    for key in sorted(ranges):
+        first, last = ranges[key]
+        out.append(_TAGGED_RANGE.pack(key, first, last, 0) if flexible else _RANGE.pack(key, first, last))
+    if version >= 1:
+        out.append(INT32.pack(0))
+    if flexible:
+        out.append(b"\x00")
+    return b"".join(out)

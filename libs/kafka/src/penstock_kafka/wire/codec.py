@@ -1,0 +1,265 @@
+"""Every message that isn't written by hand, through kio; nobody else imports kio.
+
+kio's classes are one module per (API, version), loaded when first used: most of a
+process's life is Produce, Fetch and Metadata, which do not come here. The first use
+takes about 30 ms and 5 MB; `preload` moves it to the start.
+
+Requests go through `sanitize` first. Any failure of decoding leaves as Malformed
+(INVALID_REQUEST).
+
+Callers see kio's frozen dataclasses ("entities"): durations are
+`timedelta`, topic ids `uuid.UUID` or None, arrays tuples. `build` makes one and leaves
+out fields that the request's version does not have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import timedelta
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any, Final
+from uuid import UUID
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import NO_TOPIC_ID, TopicId
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import RequestHeader, response_header
+from penstock_kafka.wire.primitives import Buffer, Malformed, check_decoded_size
+from penstock_kafka.wire.sanitize import sanitize
+
+_NAMES: Final = {
+    ApiKey.PRODUCE: "Produce",
+    ApiKey.FETCH: "Fetch",
+    ApiKey.LIST_OFFSETS: "ListOffsets",
+    ApiKey.METADATA: "Metadata",
+    ApiKey.FIND_COORDINATOR: "FindCoordinator",
+    ApiKey.API_VERSIONS: "ApiVersions",
+    ApiKey.CREATE_TOPICS: "CreateTopics",
+    ApiKey.DELETE_TOPICS: "DeleteTopics",
+    ApiKey.DELETE_RECORDS: "DeleteRecords",
+    ApiKey.INIT_PRODUCER_ID: "InitProducerId",
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: "OffsetForLeaderEpoch",
+    ApiKey.CREATE_PARTITIONS: "CreatePartitions",
+    ApiKey.DESCRIBE_CLUSTER: "DescribeCluster",
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: "DescribeTopicPartitions",
+    ApiKey.OFFSET_COMMIT: "OffsetCommit",
+    ApiKey.OFFSET_FETCH: "OffsetFetch",
+    ApiKey.JOIN_GROUP: "JoinGroup",
+    ApiKey.HEARTBEAT: "Heartbeat",
+    ApiKey.LEAVE_GROUP: "LeaveGroup",
+    ApiKey.SYNC_GROUP: "SyncGroup",
+    ApiKey.DESCRIBE_GROUPS: "DescribeGroups",
+    ApiKey.LIST_GROUPS: "ListGroups",
+    ApiKey.DELETE_GROUPS: "DeleteGroups",
+    ApiKey.OFFSET_DELETE: "OffsetDelete",
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: "ConsumerGroupHeartbeat",
+    ApiKey.CONSUMER_GROUP_DESCRIBE: "ConsumerGroupDescribe",
+    ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
+    ApiKey.ALTER_CONFIGS: "AlterConfigs",
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: "IncrementalAlterConfigs",
+    ApiKey.LIST_CONFIG_RESOURCES: "ListConfigResources",
+    ApiKey.DESCRIBE_LOG_DIRS: "DescribeLogDirs",
+    ApiKey.ALTER_REPLICA_LOG_DIRS: "AlterReplicaLogDirs",
+    ApiKey.DESCRIBE_PRODUCERS: "DescribeProducers",
+    ApiKey.ELECT_LEADERS: "ElectLeaders",
+    ApiKey.DESCRIBE_QUORUM: "DescribeQuorum",
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: "AlterPartitionReassignments",
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: "ListPartitionReassignments",
+    ApiKey.UPDATE_FEATURES: "UpdateFeatures",
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: "DescribeClientQuotas",
+    ApiKey.ALTER_CLIENT_QUOTAS: "AlterClientQuotas",
+    ApiKey.UNREGISTER_BROKER: "UnregisterBroker",
+}
+"""APIs that kio may be asked for; a new one needs its line here."""
+
+
+@contextmanager
+def _without_hypothesis() -> Iterator[None]:
+    """Keep kio from loading hypothesis.
+
+    It registers test strategies whenever hypothesis can be imported, which costs
+    100 ms and 10 MB wherever development tools are installed.
+    """
+    if "hypothesis" in sys.modules:
+        yield
+        return
+    sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["hypothesis"]
+
+
+@lru_cache(maxsize=1)
+def _kio() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """kio's makers of readers and writers."""
+    with _without_hypothesis():
+        serial = importlib.import_module("kio.serial")
+    return serial.entity_reader, serial.entity_writer
+
+
+def preload() -> None:
+    """Load kio itself now, so that no client's request waits for it."""
+    _kio()
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+@cache
+def _module(api_key: int, version: int, kind: str) -> ModuleType:
+    _kio()
+    try:
+        name = _NAMES[ApiKey(api_key)]
+        return importlib.import_module(f"kio.schema.{_snake(name)}.v{version}.{kind}")
+    except (KeyError, ValueError, ImportError):
+        raise Malformed(f"api key {api_key} version {version} is not known") from None
+
+
+@cache
+def request_type(api_key: int, version: int) -> Any:
+    """kio's class of the request of that version; raises Malformed for an unknown one."""
+    return getattr(_module(api_key, version, "request"), f"{_NAMES[ApiKey(api_key)]}Request")
+
+
+@cache
+def response_type(api_key: int, version: int) -> Any:
+    """kio's class of the response of that version; raises Malformed for an unknown one."""
+    return getattr(_module(api_key, version, "response"), f"{_NAMES[ApiKey(api_key)]}Response")
+
+
+@cache
+def entity_type(api_key: int, version: int, name: str, *, request: bool = False) -> Any:
+    """kio's class of a structure inside a message, e.g. "ListOffsetsTopicResponse"."""
+    return getattr(_module(api_key, version, "request" if request else "response"), name)
+
+
+@cache
+def _converters(schema: Any) -> dict[str, Callable[[Any], Any] | None]:
+    """How `build` takes each field of a class."""
+    return {f.name: _CONVERTERS.get(f.metadata.get("kafka_type", "")) for f in fields(schema)}
+
+
+def build(schema: Any, **values: Any) -> Any:
+    """An instance of `schema` from those of `values` that it has.
+
+    One call serves every version: fields of other versions are left out. Error codes
+    may be given as ints, durations as ms, topic ids as 16 bytes; `throttle_time` is 0
+    when it isn't given.
+    """
+    converters = _converters(schema)
+    if "throttle_time" in converters:
+        values.setdefault("throttle_time", 0)
+    taken: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in converters:
+            convert = converters[name]
+            taken[name] = value if convert is None else convert(value)
+    return schema(**taken)
+
+
+@cache
+def error_code(code: int) -> Any:
+    """kio's own enum value for a Kafka error code; UNKNOWN_SERVER_ERROR for one it lacks."""
+    _kio()
+    errors = importlib.import_module("kio.schema.errors").ErrorCode
+    try:
+        return errors(int(code))
+    except ValueError:
+        return errors(int(ErrorCode.UNKNOWN_SERVER_ERROR))
+
+
+def _duration(value: timedelta | int) -> timedelta:
+    return value if isinstance(value, timedelta) else timedelta(milliseconds=value)
+
+
+def _uuid(value: UUID | bytes | None) -> UUID | None:
+    """kio has None for the id of zeros."""
+    if value is None or isinstance(value, UUID):
+        return value
+    return None if value == NO_TOPIC_ID else UUID(bytes=value)
+
+
+def topic_id(value: UUID | None) -> TopicId | None:
+    """A topic id as kio gives it, in our form; None for the id of zeros."""
+    return None if value is None else TopicId(value.bytes)
+
+
+_CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "error_code": error_code,
+    "timedelta_i32": _duration,
+    "timedelta_i64": _duration,
+    "uuid": _uuid,
+}
+
+
+def decode_request(header: RequestHeader, frame: Buffer) -> Any:
+    """kio's entity of a request's body; raises Malformed (INVALID_REQUEST)."""
+    check_decoded_size(frame)
+    schema = request_type(header.api_key, header.api_version)
+    return _decode(schema, sanitize(schema, frame, header.body_offset))
+
+
+def _decode(schema: Any, body: bytes) -> Any:
+    entity_reader, _ = _kio()
+    try:
+        entity, _ = entity_reader(schema)(body, 0)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A panic of kio's parser is no Exception; a bad value is a bad request all the same.
+        raise Malformed(f"{schema.__name__}: {type(error).__name__} {error}") from None
+    return entity
+
+
+def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
+    """Correlation id and entity of a response (no length prefix); raises Malformed."""
+    head = len(response_header(api_key, version, 0))
+    schema = response_type(api_key, version)
+    if len(frame) < head:
+        raise Malformed(f"response of {len(frame)} bytes")
+    return int.from_bytes(frame[:4], "big", signed=True), _decode(schema, sanitize(schema, frame, head))
+
+
+def encode_body(entity: Any) -> bytes:
+    """A message's body."""
+    _, entity_writer = _kio()
+    with io.BytesIO() as buffer:
+        entity_writer(type(entity))(buffer, entity)
+        return buffer.getvalue()
+
+
+def encode_response(header: RequestHeader, entity: Any) -> bytes:
+    """The response to `header`, without length prefix."""
+    return response_header(header.api_key, header.api_version, header.correlation_id) + encode_body(entity)
+
+
+def respond(header: RequestHeader, **values: Any) -> bytes:
+    """The response to a request, with these fields."""
+    return encode_response(header, build(response_type(header.api_key, header.api_version), **values))
+
+
+def item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
+    """A structure inside that response, by kio's name of it."""
+    return build(entity_type(header.api_key, header.api_version, kind), **values)
+
+
+def error_response(
+    header: RequestHeader, frame: Buffer, code: int, message: str | None = None
+) -> bytes | None:
+    """A response to `frame` in which every item carries `code`, without length prefix.
+
+    What a broker sends when a request fails as a whole. None when the client awaits no
+    response (Produce with acks 0): the connection is to be closed. Raises Malformed
+    when the request itself can't be read.
+    """
+    from penstock_kafka.error_responses import data
+
+    return data.error_response(header, frame, code, message)

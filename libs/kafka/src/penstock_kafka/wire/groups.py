@@ -1,0 +1,30 @@
+"""Which partition of `__consumer_offsets` a group belongs to; its leader is the group's coordinator.
+
+Source: GroupCoordinatorService.partitionFor of Apache Kafka 4.3: `Utils.abs(groupId.hashCode()) %
+partitions`, with Java's hash over UTF-16 units. Clients never compute it, but records that Kafka wrote
+must be found where Kafka would look.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+_INT_MIN: Final = -(2**31)
+_CACHE_ENTRIES: Final = 4096
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode: a signed 32-bit number."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@lru_cache(maxsize=_CACHE_ENTRIES)
+def group_partition(group_id: str, partition_count: int) -> int:
+    """The partition of `OFFSETS_TOPIC` that keeps a group."""
+    value = java_hash(group_id)
+    return (0 if value == _INT_MIN else abs(value)) % partition_count

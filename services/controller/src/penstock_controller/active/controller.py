@@ -1,0 +1,363 @@
+"""The controller on the event loop: follows the quorum and acts while it is active.
+
+Events of the quorum arrive in order and set the image that requests are generated from.
+While active, a tick ends sessions, probes what broke and gives leadership back to
+preferred replicas; all of it goes through the same queue as everybody's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock_controller.active.command_queue import CommandQueue, NotActive
+from penstock_controller.active.metadata_stream import MetadataStreams
+from penstock_controller.metrics import ControllerMetrics
+from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
+from penstock_controller.quorum.events import QuorumEvent
+from penstock_controller.state import controllers, gateways, nodes
+from penstock_controller.state.controllers import Connected, QuorumView
+from penstock_controller.state.generation import Context, Generated
+from penstock_controller.state.sessions import Sessions
+from penstock_core.errors import PenstockError
+from penstock_core.failpoints import hit
+from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata import MetadataImage, PartitionImage
+from penstock_core.metadata.image import Endpoint
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_runtime.grpc_tools import Probe, probe
+from penstock_runtime.lifecycle import Lifecycle
+
+R = TypeVar("R")
+
+TICK_MS = 100
+PROBE_TIMEOUT_MS = 500
+PROBE_AGAIN_MS = 200
+SUSPECT_MS_MIN = 500
+REBALANCE_CHANGES_MAX = 500
+REBALANCE_SLICE_CHANGES = 20
+"""Leaders changed by one request: about a millisecond of deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the core needs of the role's settings."""
+
+    controller_id: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    rebalance_interval_ms: int
+    # Ids in raft_peers.
+    member_ids: frozenset[int] = frozenset()
+
+
+class Controller:
+    """State of one controller process on its event loop."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        lifecycle: Lifecycle,
+        clock_ms: Callable[[], int],
+        metrics: ControllerMetrics,
+        on_cluster_id: Callable[[bytes], None],
+    ) -> None:
+        self.settings = settings
+        self.status = QuorumStatus()
+        self.image = MetadataImage()
+        self.sessions = Sessions(settings.session_timeout_ms, TICK_MS)
+        self.clock_ms = clock_ms
+        self.worker: CommandQueue
+        self.watchers: MetadataStreams
+        self._quorum: Quorum
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._on_cluster_id = on_cluster_id
+        self._next_rebalance_ms = 0
+        self._rebalancing: asyncio.Task[None] | None = None
+        self._suspect_after_ms = max(SUSPECT_MS_MIN, 3 * settings.heartbeat_interval_ms)
+        self._suspects: set[tuple[NodeId | str, int]] = set()
+        # Node or gateway -> version whose arrival at the others lets it stop.
+        self._leaving: dict[NodeId | str, int] = {}
+        self._still_leads: dict[NodeId, tuple[int, bool]] = {}
+        self._in_hand: set[tuple[str, NodeId | str, int]] = set()
+        self.active_ended = asyncio.Event()
+
+    def connect(self, quorum: Quorum, worker: CommandQueue) -> None:
+        """Give the core its quorum (made after it, because the quorum reports to it)."""
+        self._quorum = quorum
+        self.worker = worker
+        self.watchers = MetadataStreams(quorum.leader_contact)
+
+    @property
+    def active(self) -> bool:
+        return self.worker.active
+
+    def leader_silence_ms(self) -> int:
+        """Time since the active controller was last heard of; on itself, since a majority was."""
+        return self._quorum.leader_contact()[0]
+
+    # --- events of the quorum -----------------------------------------------------------
+
+    def on_events(self, events: list[QuorumEvent]) -> None:
+        """In order, on the event loop."""
+        for event in events:
+            if isinstance(event, Applied):
+                self._metrics.applied(self.image, event)
+                self._take_image(event.image)
+                self.watchers.applied(event.image, event.records)
+            elif isinstance(event, Proposal):
+                self.worker.proposal_ended(event.token, event.outcome)
+            elif isinstance(event, QuorumStatus):
+                self._on_status(event)
+            elif isinstance(event, Reset):
+                self._take_image(event.image)
+                self.watchers.reset(event.image)
+                # A whole image came, and has no cycles: no collection needs to look at it.
+                gc.freeze()
+
+    def _take_image(self, image: MetadataImage) -> None:
+        if image.cluster_id and not self.image.cluster_id:
+            self._on_cluster_id(image.cluster_id)
+        self.image = self.worker.image = image
+
+    def _on_status(self, status: QuorumStatus) -> None:
+        old, self.status = self.status, status
+        if status.leader_id != old.leader_id or status.active != old.active:
+            self._lifecycle.log.info(
+                "quorum", leader=status.leader_id, term=status.term, active=status.active
+            )
+        # A change of term while active means that another leader was there in between.
+        if self.active and (not status.active or status.term != old.term):
+            self.worker.set_active(False)
+            self.active_ended.set()
+        if status.active and not self.active:
+            self._begin()
+        self._metrics.is_active.set(float(status.active))
+        if status.leader_id < 0:
+            self._lifecycle.set_not_ready("no active controller is known; a majority of raft_peers must run")
+        elif status.not_voting_reason:
+            self._lifecycle.set_not_ready(status.not_voting_reason)
+        elif self.image.cluster_id:
+            self._lifecycle.set_ready()
+
+    def _begin(self) -> None:
+        hit("controller.active.begin")
+        self.active_ended = asyncio.Event()
+        self._leaving.clear()
+        self._still_leads.clear()
+        now_ms = self.clock_ms()
+        self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
+        self.sessions.begin(self.image, now_ms)
+        self.worker.set_active(True)
+        if not self.image.cluster_id:
+            self.spawn(self._found_cluster(), "found cluster")
+
+    async def _found_cluster(self) -> None:
+        if await self.submit_quietly(lambda ctx: gateways.found_cluster(ctx, FEATURE_LEVEL)):
+            self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
+        self._lifecycle.set_ready()
+
+    # --- the controllers themselves ---------------------------------------------------------
+
+    def quorum_view(self) -> QuorumView:
+        """The members of the quorum, and which are there."""
+        connected = {p.controller_id: Connected(p.directory_id, p.joined) for p in self.status.peers}
+        return QuorumView(self.settings.controller_id, self.settings.member_ids, connected)
+
+    def log_replaced(
+        self, request: api.ReplaceControllerRequest, reply: api.ReplaceControllerResponse
+    ) -> None:
+        self._lifecycle.log.warning(
+            "controller replaced",
+            controller=request.controller_id,
+            old_directory=reply.old_directory_id.hex(),
+            new_directory=reply.new_directory_id.hex(),
+            by=request.principal,
+        )
+
+    def _record_controllers(self) -> None:
+        if all(p.controller_id in self.image.controllers for p in self.status.peers):
+            return
+        found = controllers.unrecorded(self.image, self.quorum_view())
+        if found and self.image.cluster_id:
+            names = ",".join(str(i) for i in sorted(found))
+            self.once("record controllers", names, 0, lambda ctx: controllers.record_controllers(ctx, found))
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def submit(self, generate: Callable[[Context], Generated[R]]) -> R:
+        """See CommandQueue.submit."""
+        return await self.worker.submit(generate)
+
+    async def submit_quietly(self, generate: Callable[[Context], Generated[R]]) -> R | None:
+        """For our own wishes: None when this controller is no longer active or overloaded.
+
+        Whoever is active then, or the next tick, comes to the same wish by itself.
+        """
+        try:
+            return await self.submit(generate)
+        except (NotActive, PenstockError):
+            return None
+
+    def spawn(self, coro: object, name: str) -> None:
+        self._lifecycle.create_task(coro, name)  # type: ignore[arg-type]
+
+    def once(
+        self, kind: str, name: NodeId | str, epoch: int, generate: Callable[[Context], Generated[bool]]
+    ) -> None:
+        """Submit a wish about a node or gateway unless the same one is in hand."""
+        key = (kind, name, epoch)
+        if key not in self._in_hand:
+            self._in_hand.add(key)
+            self.spawn(self._do_once(key, generate), f"{kind} {name}")
+
+    async def _do_once(
+        self, key: tuple[str, NodeId | str, int], generate: Callable[[Context], Generated[bool]]
+    ) -> None:
+        try:
+            if await self.submit_quietly(generate):
+                self._lifecycle.log.info(key[0], name=key[1], epoch=key[2], version=self.image.version)
+                if key[0] in ("drain", "remove"):
+                    self._leaving[key[1]] = self.image.version
+        finally:
+            self._in_hand.discard(key)
+
+    def registered(self, name: NodeId | str, epoch: int) -> None:
+        """A node or gateway has a new registration: its session begins."""
+        self._leaving.pop(name, None)
+        if isinstance(name, str):
+            self.sessions.gateway_registered(name, epoch, self.clock_ms())
+        else:
+            self.sessions.node_registered(name, epoch, self.clock_ms())
+
+    def fence(self, node_id: NodeId, epoch: int, reason: str) -> None:
+        node = self.image.nodes.get(node_id)
+        if node is not None and not node.fenced and node.node_epoch == epoch:
+            self._lifecycle.log.info("node lost", node=node_id, reason=reason)
+            hit("controller.fence.before")
+            self.once("fence", node_id, epoch, lambda ctx: nodes.fence_node(ctx, node_id, epoch))
+
+    def remove_gateway(self, gateway_id: str, epoch: int, reason: str) -> None:
+        gateway = self.image.gateways.get(gateway_id)
+        if gateway is not None and gateway.gateway_epoch == epoch:
+            self._lifecycle.log.info("gateway lost", gateway=gateway_id, reason=reason)
+            self.once(
+                "remove", gateway_id, epoch, lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch)
+            )
+
+    def may_leave(self, name: NodeId | str) -> bool:
+        """Whether everybody knows by now that the leaving node or gateway is out."""
+        # A controller that became active in between starts from what it knows now.
+        version = self._leaving.setdefault(name, self.image.version)
+        node_id = None if isinstance(name, str) else name
+        return self.sessions.seen_by_others(self.image, node_id, version)
+
+    def still_leads(self, node_id: NodeId) -> bool:
+        """Whether a draining node leads what others could lead; looked up once a version."""
+        known = self._still_leads.get(node_id)
+        if known is None or known[0] != self.image.version:
+            known = self._still_leads[node_id] = (
+                self.image.version,
+                nodes.still_leads(self.image, node_id),
+            )
+        return known[1]
+
+    # --- suspicion ------------------------------------------------------------------------
+
+    def suspect(self, name: NodeId | str, epoch: int) -> None:
+        """A session stream broke, or some heartbeats are missing: look whether the process is there.
+
+        A refused connection proves it dead; silence proves nothing, the session timeout decides.
+        """
+        key = (name, epoch)
+        if self.active and key not in self._suspects:
+            self._suspects.add(key)
+            self.spawn(self._probe(name, epoch), f"probe {name}")
+
+    async def _probe(self, name: NodeId | str, epoch: int) -> None:
+        try:
+            while self.active and (where := self._address_of(name, epoch)) is not None:
+                began_ms = self.clock_ms()
+                result = await probe(where.host, where.port, PROBE_TIMEOUT_MS)
+                if (self.sessions.heard_ms(name) or 0) > began_ms:
+                    return
+                if result is Probe.REFUSED:
+                    self._lost(name, epoch, "connection refused")
+                    return
+                await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+        finally:
+            self._suspects.discard((name, epoch))
+
+    def _address_of(self, name: NodeId | str, epoch: int) -> Endpoint | None:
+        """gRPC address of a node or gateway that counts as up in this registration."""
+        if isinstance(name, str):
+            gateway = self.image.gateways.get(name)
+            if gateway is None or gateway.gateway_epoch != epoch:
+                return None
+            return Endpoint.from_pb(gateway.record.grpc)
+        node = self.image.nodes.get(name)
+        return None if node is None or node.fenced or node.node_epoch != epoch else node.grpc
+
+    def _lost(self, name: NodeId | str, epoch: int, reason: str) -> None:
+        if isinstance(name, str):
+            self.remove_gateway(name, epoch, reason)
+        else:
+            self.fence(name, epoch, reason)
+
+    # --- the tick ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            if self.active:
+                self._tick(self.clock_ms())
+            self._metrics.image(self.image, self.watchers.count)
+
+    def _tick(self, now_ms: int) -> None:
+        for lost in self.sessions.tick(self.image, now_ms):
+            self._lost(lost.name, lost.epoch, lost.reason)
+        for silent in self.sessions.silent(self.image, self._suspect_after_ms, now_ms):
+            self.suspect(silent.name, silent.epoch)
+        self._record_controllers()
+        interval_ms = self.settings.rebalance_interval_ms
+        if interval_ms and now_ms >= self._next_rebalance_ms:
+            self._next_rebalance_ms = now_ms + interval_ms
+            if self._rebalancing is None or self._rebalancing.done():
+                self._rebalancing = self._lifecycle.create_task(self._rebalance(), "rebalance")
+
+    async def _rebalance(self) -> None:
+        """Give leadership back to preferred replicas; the look at all partitions is in slices."""
+        interval_ms = self.settings.rebalance_interval_ms
+
+        def steady(node_id: NodeId) -> bool:
+            return self.sessions.steady(node_id, interval_ms, self.clock_ms())
+
+        found: list[PartitionImage] = []
+        for partition in nodes.scan_not_preferred(self.image):
+            if partition is None:
+                await asyncio.sleep(0)
+            elif steady(partition.replicas[0]):
+                found.append(partition)
+            if len(found) >= REBALANCE_CHANGES_MAX:
+                break
+        # Decided on what was seen; a look with nothing to do commits no barrier.
+        while found and self.active:
+            some, found = found[:REBALANCE_SLICE_CHANGES], found[REBALANCE_SLICE_CHANGES:]
+            changed = await self.submit_quietly(_electing(some, steady))
+            if changed:
+                self._lifecycle.log.info("leaders rebalanced", partitions=changed)
+
+
+def _electing(
+    some: list[PartitionImage], may_lead: Callable[[NodeId], bool]
+) -> Callable[[Context], Generated[int]]:
+    return lambda ctx: nodes.elect_preferred_among(ctx, some, may_lead, len(some))
+
+
+__all__ = ["Controller", "CoreSettings"]

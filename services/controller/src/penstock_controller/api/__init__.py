@@ -1,1 +1,0 @@
-"""The gRPC side of the controller: thin asyncio shells around `state` and `quorum`."""

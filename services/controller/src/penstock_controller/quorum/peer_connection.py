@@ -1,0 +1,159 @@
+"""One TCP connection between two controllers: frames in, frames out, never blocking.
+
+    frame = length(u32) crc(u32) payload
+
+Lives on the tick thread and on PySyncObj's poller. Frames are bounded, before the
+hello far more tightly; what a slow peer does not take is bounded too.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from pysyncobj.poller import POLL_EVENT_TYPE
+
+_FRAME = struct.Struct("<II")
+FRAME_BYTES_MAX = 24 * 1024 * 1024
+HELLO_BYTES_MAX = 256
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class BadFrame(Exception):
+    """Bytes that are no frame of ours."""
+
+
+class PeerConnection:
+    """A connected or connecting socket."""
+
+    def __init__(
+        self,
+        poller: Any,
+        sock: socket.socket,
+        on_frame: Callable[[PeerConnection, memoryview], None],
+        on_closed: Callable[[PeerConnection, str], None],
+        now: Callable[[], float],
+        *,
+        connecting: bool,
+    ) -> None:
+        self.peer_id: int | None = None
+        self.frame_bytes_max = HELLO_BYTES_MAX
+        self.connecting = connecting
+        self.opened_at = self.last_read_at = self.last_sent_at = now()
+        self._now = now
+        self._poller = poller
+        self._socket = sock
+        self._fd = sock.fileno()
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._received = bytearray()
+        self._unsent: bytearray = bytearray()
+        self.closed = False
+        self._subscribe()
+
+    def send(self, payload: bytes) -> bool:
+        """Queue a frame and try to send; False when the link is gone."""
+        if self.closed:
+            return False
+        self.last_sent_at = self._now()
+        head = _FRAME.pack(len(payload), zlib.crc32(payload))
+        if len(self._unsent) + len(payload) > UNSENT_BYTES_MAX:
+            self.close("peer does not take its messages")
+            return False
+        idle = not self._unsent
+        self._unsent += head
+        self._unsent += payload
+        if idle and not self.connecting:
+            self._flush()
+            if self._unsent and not self.closed:
+                self._subscribe()
+        return not self.closed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._unsent
+
+    def close(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._poller.unsubscribe(self._fd)
+        self._socket.close()
+        self._on_closed(self, reason)
+
+    def _subscribe(self) -> None:
+        mask = POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.ERROR
+        if self._unsent or self.connecting:
+            mask |= POLL_EVENT_TYPE.WRITE
+        self._poller.subscribe(self._fd, self._on_event, mask)
+
+    def _on_event(self, _fd: int, mask: int) -> None:
+        if self.closed:
+            return
+        if self.connecting:
+            error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error or mask & POLL_EVENT_TYPE.ERROR:
+                self.close("connection refused")
+                return
+            self.connecting = False
+            self.last_read_at = self._now()
+            self._subscribe()
+        if mask & POLL_EVENT_TYPE.READ:
+            self._read()
+        if not self.closed and mask & POLL_EVENT_TYPE.ERROR:
+            self.close("connection lost")
+        if not self.closed and mask & POLL_EVENT_TYPE.WRITE and self._unsent:
+            self._flush()
+            if not self._unsent and not self.closed:
+                self._subscribe()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.close(error.strerror or "connection lost")
+
+    def _read(self) -> None:
+        """One read a turn: the poller is level-triggered, so a fast peer starves nobody."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.close(error.strerror or "connection lost")
+            return
+        if not data:
+            self.close("peer closed the connection")
+            return
+        self.last_read_at = self._now()
+        self._received += data
+        try:
+            self._take_frames()
+        except BadFrame as error:
+            self.close(str(error))
+
+    def _take_frames(self) -> None:
+        offset = 0
+        received = self._received
+        while not self.closed and len(received) - offset >= _FRAME.size:
+            length, crc = _FRAME.unpack_from(received, offset)
+            if not 0 < length <= self.frame_bytes_max:
+                raise BadFrame(f"bad frame: length {length}, the most is {self.frame_bytes_max}")
+            end = offset + _FRAME.size + length
+            if end > len(received):
+                break
+            payload = bytes(received[offset + _FRAME.size : end])
+            if zlib.crc32(payload) != crc:
+                raise BadFrame("bad frame: checksum does not match")
+            offset = end
+            self._on_frame(self, memoryview(payload))
+        del received[:offset]

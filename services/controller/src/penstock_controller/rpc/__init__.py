@@ -1,0 +1,4 @@
+"""The controller's gRPC service.
+
+`service`  The gRPC service of a controller
+"""

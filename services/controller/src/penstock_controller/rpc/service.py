@@ -1,0 +1,323 @@
+"""The gRPC service of a controller. Thin: parse, ask the core, answer.
+
+Another controller than the active one answers UNAVAILABLE and names the active one in
+trailing metadata.
+"""
+
+# ruff: noqa: N802 - names are those of the base class
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from penstock_controller.active.command_queue import NotActive
+from penstock_controller.active.controller import Controller
+from penstock_controller.active.metadata_stream import CutOff
+from penstock_controller.quorum import RaftPeer
+from penstock_controller.state import configs, controllers, gateways, isr, nodes, reassignments, topics
+from penstock_controller.state.generation import Context, Generated, make_error
+from penstock_controller.state.sessions import RequestedTransition
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
+from penstock_core.ids import NodeId
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import controller_pb2_grpc
+
+R = TypeVar("R")
+ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+ACTIVE_CONTROLLER_KEY = "penstock-active-controller"
+LEADER_SILENCE_MAX_MS = 5_000
+
+
+class ControllerService(controller_pb2_grpc.ControllerServicer):
+    """Answers nodes, gateways and tools."""
+
+    def __init__(self, core: Controller, peers: tuple[RaftPeer, ...], addresses: dict[int, str]) -> None:
+        self._core = core
+        self._peers = peers
+        self._addresses = addresses
+
+    # --- helpers ------------------------------------------------------------------------
+
+    async def _not_active(self, context: ServicerContext) -> NoReturn:
+        leader_id = self._core.status.leader_id
+        here = leader_id == self._core.settings.controller_id
+        address = "" if here else self._addresses.get(leader_id, "")
+        context.set_trailing_metadata(((ACTIVE_CONTROLLER_KEY, address),))
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"controller {self._core.settings.controller_id} is not the active one; that is "
+            + (f"controller {leader_id} at {address}" if address else "not known yet"),
+        )
+        raise AssertionError  # abort raises
+
+    async def _do(self, context: ServicerContext, generate: Callable[[Context], Generated[R]]) -> R:
+        try:
+            return await self._core.submit(generate)
+        except NotActive:
+            await self._not_active(context)
+        except PenstockError as error:
+            if error.code is ErrorCode.REQUEST_TIMED_OUT:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            raise AssertionError from None  # abort raises
+
+    # --- nodes ----------------------------------------------------------------------------
+
+    async def RegisterNode(
+        self, request: api.RegisterNodeRequest, context: ServicerContext
+    ) -> api.RegisterNodeResponse:
+        core = self._core
+        reply = await self._do(context, lambda ctx: nodes.register_node(ctx, request))
+        if not reply.error.code:
+            core.registered(NodeId(reply.node_id), reply.node_epoch)
+            reply.controller_term = core.status.term
+            reply.session_timeout_ms = core.settings.session_timeout_ms
+            reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
+        return reply
+
+    async def NodeSession(
+        self, requests: AsyncIterator[api.NodeHeartbeat], context: ServicerContext
+    ) -> AsyncIterator[api.NodeHeartbeatReply]:
+        core = self._core
+        if not core.active:
+            await self._not_active(context)
+        beat: api.NodeHeartbeat | None = None
+        ended = core.active_ended
+        try:
+            async for beat in _until(requests, ended):
+                yield self._node_beat(beat)
+        finally:
+            if beat is not None:
+                core.suspect(NodeId(beat.node_id), beat.node_epoch)
+        if ended.is_set():
+            await self._not_active(context)
+
+    def _node_beat(self, beat: api.NodeHeartbeat) -> api.NodeHeartbeatReply:
+        core = self._core
+        node_id, epoch = NodeId(beat.node_id), beat.node_epoch
+        term = core.status.term
+        wish = core.sessions.node_heartbeat(beat, core.image, core.clock_ms())
+        node = core.image.nodes.get(node_id)
+        if wish is None or node is None:
+            error = make_error(
+                ErrorCode.BROKER_ID_NOT_REGISTERED if node is None else ErrorCode.STALE_BROKER_EPOCH,
+                f"node {node_id} has no registration with epoch {epoch}; register again",
+            )
+            return api.NodeHeartbeatReply(error=error, fenced=True, controller_term=term)
+        if wish is RequestedTransition.UNFENCE:
+            core.once("unfence", node_id, epoch, lambda ctx: nodes.unfence_node(ctx, node_id, epoch))
+        elif wish is RequestedTransition.DRAIN:
+            core.once(
+                "drain",
+                node_id,
+                epoch,
+                lambda ctx: nodes.drain_node(ctx, node_id, epoch, disk_failed=beat.disk_failed),
+            )
+        may_shutdown = beat.want_shutdown and (
+            node.fenced
+            or (node.in_controlled_shutdown and core.may_leave(node_id) and not core.still_leads(node_id))
+        )
+        return api.NodeHeartbeatReply(
+            fenced=node.fenced,
+            may_shutdown=may_shutdown,
+            controller_term=term,
+            metadata_version=core.image.version,
+        )
+
+    async def AlterPartitions(
+        self, request: api.AlterPartitionsRequest, context: ServicerContext
+    ) -> api.AlterPartitionsResponse:
+        hit("controller.isr.before")
+        return await self._do(context, lambda ctx: isr.alter_partitions(ctx, request))
+
+    # --- gateways ----------------------------------------------------------------------------
+
+    async def RegisterGateway(
+        self, request: api.RegisterGatewayRequest, context: ServicerContext
+    ) -> api.RegisterGatewayResponse:
+        core = self._core
+        reply = await self._do(context, lambda ctx: gateways.register_gateway(ctx, request))
+        if not reply.error.code:
+            core.registered(request.gateway_id, reply.gateway_epoch)
+            reply.controller_term = core.status.term
+            reply.session_timeout_ms = core.settings.session_timeout_ms
+            reply.heartbeat_interval_ms = core.settings.heartbeat_interval_ms
+        return reply
+
+    async def GatewaySession(
+        self, requests: AsyncIterator[api.GatewayHeartbeat], context: ServicerContext
+    ) -> AsyncIterator[api.GatewayHeartbeatReply]:
+        core = self._core
+        if not core.active:
+            await self._not_active(context)
+        beat: api.GatewayHeartbeat | None = None
+        ended = core.active_ended
+        try:
+            async for beat in _until(requests, ended):
+                yield self._gateway_beat(beat)
+        finally:
+            if beat is not None:
+                core.suspect(beat.gateway_id, beat.gateway_epoch)
+        if ended.is_set():
+            await self._not_active(context)
+
+    def _gateway_beat(self, beat: api.GatewayHeartbeat) -> api.GatewayHeartbeatReply:
+        core = self._core
+        term = core.status.term
+        wish = core.sessions.gateway_heartbeat(beat, core.image, core.clock_ms())
+        if wish is RequestedTransition.FENCE:
+            core.remove_gateway(beat.gateway_id, beat.gateway_epoch, "it is stopping")
+            return api.GatewayHeartbeatReply(controller_term=term)
+        if wish is None:
+            if beat.want_shutdown:
+                return api.GatewayHeartbeatReply(
+                    controller_term=term, may_shutdown=core.may_leave(beat.gateway_id)
+                )
+            error = make_error(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"gateway {beat.gateway_id} has no registration with epoch {beat.gateway_epoch}; register again",
+            )
+            return api.GatewayHeartbeatReply(error=error, controller_term=term)
+        return api.GatewayHeartbeatReply(controller_term=term)
+
+    # --- topics and the rest -------------------------------------------------------------------
+
+    async def CreateTopics(
+        self, request: api.CreateTopicsRequest, context: ServicerContext
+    ) -> api.CreateTopicsResponse:
+        return await self._do(context, lambda ctx: topics.create_topics(ctx, request))
+
+    async def DeleteTopics(
+        self, request: api.DeleteTopicsRequest, context: ServicerContext
+    ) -> api.DeleteTopicsResponse:
+        return await self._do(context, lambda ctx: topics.delete_topics(ctx, request))
+
+    async def CreatePartitions(
+        self, request: api.CreatePartitionsRequest, context: ServicerContext
+    ) -> api.CreatePartitionsResponse:
+        return await self._do(context, lambda ctx: topics.create_partitions(ctx, request))
+
+    async def AlterConfigs(
+        self, request: api.AlterConfigsRequest, context: ServicerContext
+    ) -> api.AlterConfigsResponse:
+        return await self._do(context, lambda ctx: configs.alter_configs(ctx, request))
+
+    async def AllocateProducerIds(
+        self, request: api.AllocateProducerIdsRequest, context: ServicerContext
+    ) -> api.AllocateProducerIdsResponse:
+        return await self._do(context, lambda ctx: gateways.allocate_producer_ids(ctx, request))
+
+    async def ElectLeaders(
+        self, request: api.ElectLeadersRequest, context: ServicerContext
+    ) -> api.ElectLeadersResponse:
+        return await self._do(context, lambda ctx: reassignments.elect_leaders(ctx, request))
+
+    async def AlterReassignments(
+        self, request: api.AlterReassignmentsRequest, context: ServicerContext
+    ) -> api.AlterReassignmentsResponse:
+        return await self._do(context, lambda ctx: reassignments.alter_reassignments(ctx, request))
+
+    async def UnregisterNode(
+        self, request: api.UnregisterNodeRequest, context: ServicerContext
+    ) -> api.UnregisterNodeResponse:
+        return await self._do(context, lambda ctx: reassignments.unregister_node(ctx, request))
+
+    async def ReplaceController(
+        self, request: api.ReplaceControllerRequest, context: ServicerContext
+    ) -> api.ReplaceControllerResponse:
+        core = self._core
+        if core.active:
+            # Without them nothing is committed, not even what a refusal would have to wait for.
+            reason = controllers.absent_voters(core.image, request.controller_id, core.quorum_view())
+            if reason:
+                return api.ReplaceControllerResponse(error=make_error(ErrorCode.INVALID_REQUEST, reason))
+        reply = await self._do(
+            context, lambda ctx: controllers.replace_controller(ctx, request, core.quorum_view())
+        )
+        if not reply.error.code:
+            core.log_replaced(request, reply)
+        return reply
+
+    # --- answered by every controller --------------------------------------------------------------
+
+    async def WatchMetadata(
+        self, request: api.WatchMetadataRequest, context: ServicerContext
+    ) -> AsyncIterator[api.WatchMetadataResponse]:
+        core = self._core
+        if request.from_version > core.image.version:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"controller {core.settings.controller_id} is at version {core.image.version}, behind "
+                f"{request.from_version}; watch another one",
+            )
+        if core.leader_silence_ms() > LEADER_SILENCE_MAX_MS:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                f"controller {core.settings.controller_id} has no contact with an active one; watch another one",
+            )
+        try:
+            async for message in core.watchers.watch(request.from_version):
+                yield message
+                if core.leader_silence_ms() > LEADER_SILENCE_MAX_MS:
+                    raise CutOff("this controller lost contact with the active one; watch another one")
+        except CutOff as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def DescribeQuorum(
+        self, request: api.DescribeQuorumRequest, context: ServicerContext
+    ) -> api.DescribeQuorumResponse:
+        core = self._core
+        status = core.status
+        me = core.settings.controller_id
+        said = {p.controller_id: p.directory_id for p in status.peers}
+        # A leader that has not caught up with its own log yet is not active yet.
+        active_id = me if core.active else (-1 if status.leader_id == me else status.leader_id)
+        return api.DescribeQuorumResponse(
+            controller_id=me,
+            active_controller_id=active_id,
+            active_address=self._addresses.get(active_id, ""),
+            term=status.term,
+            commit_index=status.commit_index,
+            applied_index=status.applied_index,
+            version=core.image.version,
+            members=[
+                api.QuorumMember(
+                    controller_id=p.controller_id,
+                    address=p.address,
+                    reachable=p.controller_id == me or p.controller_id in status.reachable,
+                    directory_id=core.image.controllers.get(p.controller_id, b""),
+                    connected_directory_id=said.get(p.controller_id, b""),
+                    grpc_address=self._addresses.get(p.controller_id, ""),
+                )
+                for p in self._peers
+            ],
+            cluster_id=core.image.cluster_id,
+            last_log_index=max(status.last_log_index, status.applied_index),
+            directory_id=said.get(me, b""),
+            voter=not status.not_voting_reason,
+            not_voting_reason=status.not_voting_reason,
+        )
+
+
+async def _until(requests: AsyncIterator[R], ended: asyncio.Event) -> AsyncIterator[R]:
+    """Requests until the stream or this controller's activity ends."""
+    stop = asyncio.ensure_future(ended.wait())
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(requests, None))
+            await asyncio.wait((following, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                following.cancel()
+                return
+            request = following.result()
+            if request is None:
+                return
+            yield request
+    finally:
+        stop.cancel()

@@ -1,0 +1,264 @@
+"""Requests for group coordinators: routed by group id, to the leader of its partition.
+
+A request for one group is passed on as the bytes that it came in. Those for several
+(DescribeGroups, DeleteGroups, OffsetFetch from version 8) are taken apart only when their
+coordinators differ; ListGroups goes to every node that coordinates anything.
+
+Rule 6 of the design: whatever is under way when the coordinator moves or is lost is answered
+NOT_COORDINATOR, and the client asks again: group calls may be repeated. So they fly like Fetch.
+Who may do what is the coordinator's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.metadata.image import MetadataImage
+from penstock_core.topics import OFFSETS_TOPIC
+from penstock_frontend.authorizer import Operation
+from penstock_gateway.relay.requests import SLACK_MS, Outcome, Part, Relayed, Veto
+from penstock_gateway.routing.in_flight import InFlight, Kind
+from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import RequestHeader, request_header
+from penstock_kafka.wire.groups import group_partition
+from penstock_kafka.wire.primitives import Buffer, Malformed, Reader
+
+REBALANCE_MS_MAX: Final = 24 * 60 * 60 * 1000
+"""A client may ask for a longer rebalance; it then hears of it after that time."""
+
+SYNC_MS: Final = 30 * 60 * 1000
+"""How long a SyncGroup may take: the coordinator knows the group's timeout, we don't."""
+
+_MOVED: Final = frozenset(
+    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.LEADER_NOT_AVAILABLE}
+)
+_GONE: Final = "the coordinator moved or was lost: look for it again"
+_MISSING: Final = f"topic {OFFSETS_TOPIC} is not there yet: ask FindCoordinator"
+
+
+class GroupCall(Relayed):
+    """A request about one group, whose id is the first field of its body."""
+
+    kind = Kind.FETCH
+    operation = Operation.READ
+
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(header, frame, finish)
+        self._reader = Reader(frame, header.body_offset, header.flexible)
+        self.groups: Sequence[str] = self.read_groups()
+
+    def read_groups(self) -> Sequence[str]:
+        """The groups that are asked about; raises Malformed."""
+        return (self._reader.string(),)
+
+    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+        return [(OFFSETS_TOPIC, None, key.partition) for key in self.keys]
+
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+        topic = image.topic(OFFSETS_TOPIC)
+        self._left = len(self.groups)
+        if topic is None or not self.groups:
+            for index in range(len(self.groups)):
+                self._fail_item(index, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if not self.finished:
+                self._complete()
+            return None
+        count = len(topic.partitions)
+        self.keys = [TopicPartition(topic.topic_id, group_partition(g, count)) for g in self.groups]
+        return self._flight(range(len(self.keys)), 1, whole=True)
+
+    def failed(self, part: Part, code: ErrorCode) -> None:
+        try:
+            super().failed(part, ErrorCode.NOT_COORDINATOR if code in _MOVED else code)
+        except Malformed:
+            # Only the group's id was read till now: of what follows it no answer can be made, and in
+            # a timer there is nobody to raise to.
+            self.close()
+
+    def failure(self, index: int, code: ErrorCode) -> Any:
+        return code
+
+    def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
+        return [self.frame]
+
+    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+        raise Malformed("a request for one group is never split")
+
+    def join(self, results: list[Any]) -> list[Buffer]:
+        response = codec.error_response(self.header, self.frame, results[0], reason(results[0]))
+        if response is None:
+            raise Malformed(f"api key {self.header.api_key} has no error response")
+        return [response]
+
+
+def reason(code: ErrorCode) -> str:
+    """For people."""
+    return _GONE if code is ErrorCode.NOT_COORDINATOR else _MISSING
+
+
+class JoinCall(GroupCall):
+    """JoinGroup: takes as long as the group's rebalance."""
+
+    def read_groups(self) -> Sequence[str]:
+        groups = (self._reader.string(),)
+        session_ms = self._reader.int32()
+        rebalance_ms = self._reader.int32() if self.header.api_version >= 1 else session_ms
+        self.answer_ms = min(max(rebalance_ms, 0), REBALANCE_MS_MAX) + SLACK_MS
+        return groups
+
+
+class SyncCall(GroupCall):
+    """SyncGroup: waits for the leader's assignment."""
+
+    answer_ms = SYNC_MS
+
+
+class BatchCall(GroupCall):
+    """A request about several groups: an array in the request, one in the response."""
+
+    request_field: ClassVar[str]
+    response_field: ClassVar[str]
+
+    def read_groups(self) -> Sequence[str]:
+        self._request = codec.decode_request(self.header, self.frame)
+        self._asked = getattr(self._request, self.request_field) or ()
+        return [self.group_of(item) for item in self._asked]
+
+    def group_of(self, item: Any) -> str:
+        """Group id of an item of the request."""
+        return str(item)
+
+    def failed_item(self, index: int, code: ErrorCode) -> Any:
+        """The item of the response for a group that failed."""
+        raise NotImplementedError
+
+    def failure(self, index: int, code: ErrorCode) -> Any:
+        return self.failed_item(index, code)
+
+    def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
+        header = self.header
+        part = replace(self._request, **{self.request_field: tuple(self._asked[i] for i in indices)})
+        head = request_header(header.api_key, header.api_version, header.correlation_id, header.client_id)
+        return [head + codec.encode_body(part)]
+
+    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+        _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
+        items = getattr(response, self.response_field) or ()
+        return [(None, item.group_id, 0, int(item.error_code), item) for item in items]
+
+    def join(self, results: list[Any]) -> list[Buffer]:
+        schema = codec.response_type(self.header.api_key, self.header.api_version)
+        response = codec.build(schema, **{self.response_field: tuple(results)})
+        return [codec.encode_response(self.header, response)]
+
+
+class DescribeCall(BatchCall):
+    """DescribeGroups."""
+
+    request_field = response_field = "groups"
+
+    def failed_item(self, index: int, code: ErrorCode) -> Any:
+        return describe_failure(self.header, self.groups[index], code, reason(code))
+
+
+class DeleteCall(BatchCall):
+    """DeleteGroups."""
+
+    request_field, response_field = "groups_names", "results"
+
+    def failed_item(self, index: int, code: ErrorCode) -> Any:
+        item_type = codec.entity_type(self.header.api_key, self.header.api_version, "DeletableGroupResult")
+        return codec.build(item_type, group_id=self.groups[index], error_code=code)
+
+
+class FetchOffsetsCall(BatchCall):
+    """OffsetFetch from version 8 on."""
+
+    request_field = response_field = "groups"
+
+    def group_of(self, item: Any) -> str:
+        return str(item.group_id)
+
+    def failed_item(self, index: int, code: ErrorCode) -> Any:
+        version = self.header.api_version
+        item_type = codec.entity_type(self.header.api_key, version, "OffsetFetchResponseGroup")
+        return codec.build(item_type, group_id=self.groups[index], topics=(), error_code=code)
+
+
+class ConsumerDescribeCall(BatchCall):
+    """ConsumerGroupDescribe."""
+
+    request_field, response_field = "group_ids", "groups"
+
+    def failed_item(self, index: int, code: ErrorCode) -> Any:
+        return consumer_describe_failure(self.header, self.groups[index], code, reason(code))
+
+
+def offset_fetch(header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> GroupCall:
+    """OffsetFetch of any version."""
+    kind = FetchOffsetsCall if header.api_version >= 8 else GroupCall
+    return kind(header, frame, finish)
+
+
+class ListCall(GroupCall):
+    """ListGroups: asked of the leaders of all partitions, the answers joined.
+
+    Clients ask every node, and each by its own address; behind a gateway each is answered with
+    the whole list.
+    """
+
+    def read_groups(self) -> Sequence[str]:
+        return ()
+
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+        topic = image.topic(OFFSETS_TOPIC)
+        if topic is None:
+            self._complete()
+            return None
+        self.keys = [TopicPartition(topic.topic_id, index) for index in sorted(topic.partitions)]
+        self._left = len(self.keys)
+        return self._flight(range(len(self.keys)), 1, whole=True)
+
+    def answered(self, part: Part, chunks: list[Buffer]) -> None:
+        if part.whole:
+            super().answered(part, chunks)
+            return
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
+        self.settle((response,), len(part.indices))
+
+    def join(self, results: list[Any]) -> list[Buffer]:
+        error = 0
+        groups: list[Any] = []
+        for result in results:
+            if isinstance(result, ErrorCode):
+                error = error or int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            else:
+                error = error or int(result.error_code)
+                groups += result.groups or ()
+        schema = codec.response_type(self.header.api_key, self.header.api_version)
+        response = codec.build(schema, error_code=error, groups=tuple(groups))
+        return [codec.encode_response(self.header, response)]
+
+
+GROUP_CALLS: Final[dict[int, Callable[[RequestHeader, Buffer, Callable[[Outcome], None]], Relayed]]] = {
+    ApiKey.JOIN_GROUP: JoinCall,
+    ApiKey.SYNC_GROUP: SyncCall,
+    ApiKey.HEARTBEAT: GroupCall,
+    ApiKey.LEAVE_GROUP: GroupCall,
+    ApiKey.OFFSET_COMMIT: GroupCall,
+    ApiKey.OFFSET_FETCH: offset_fetch,
+    ApiKey.OFFSET_DELETE: GroupCall,
+    ApiKey.LIST_GROUPS: ListCall,
+    ApiKey.DESCRIBE_GROUPS: DescribeCall,
+    ApiKey.DELETE_GROUPS: DeleteCall,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: GroupCall,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: ConsumerDescribeCall,
+}
+"""How each group API is relayed."""

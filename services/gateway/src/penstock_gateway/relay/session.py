@@ -1,0 +1,385 @@
+"""Relaying requests to partition leaders: sessions, and what they share.
+
+A `Session` is one client connection's relay: a table of flights (which decides) and one
+stream per storage node (which carries). It belongs to no Kafka connection, so that the
+native API uses the same road. The `Relay` has what all sessions share: metadata,
+channels, a clock, a slow tick for what waits.
+
+Rule 5's bounds: a client's requests in flight are capped where they come in, so a
+session's queues hold no more than that; what is taken from them at once is TAKE_BYTES_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
+from penstock_core.ids import NodeId, TopicPartition
+from penstock_core.metadata.image import MetadataImage
+from penstock_frontend.authorizer import AllowAll, Authorizer, Principal, ResourceType
+from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.relay.forward_wire import InFrame, OutFrame
+from penstock_gateway.relay.node_stream import NodeStream
+from penstock_gateway.relay.requests import LeaderChangeHint, Part, Relayed, Unknown, Veto
+from penstock_gateway.routing.in_flight import InFlight, InFlightTable, Kind
+from penstock_kafka.wire.primitives import Buffer
+from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.metadata_client import MetadataClient
+
+TAKE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Most bytes of requests that a stream takes at once (a single request may exceed it)."""
+
+TICK_MS: Final = 50
+REOPEN_MIN_MS: Final = 20
+REOPEN_MAX_MS: Final = 1_000
+LEAVING_MS: Final = 10_000
+"""How long a session outlives its client for what came without waiting for an answer (acks=0)."""
+LEAVING_MAX: Final = 100
+"""Most sessions that do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """For whom a session relays."""
+
+    principal: Principal
+    host: str
+    listener: str
+
+
+class Relay:
+    """What all sessions of a gateway share."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        metadata: MetadataClient,
+        channels: ChannelPool,
+        metrics: GatewayMetrics,
+        authorizer: Authorizer,
+        lifecycle: Lifecycle,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.gateway_id = gateway_id
+        self.metadata = metadata
+        self.channels = channels
+        self.metrics = metrics
+        self.authorizer = authorizer
+        self.log = lifecycle.log
+        self.on_bug = lifecycle.fail_with
+        self.clock_ms = clock_ms
+        self.sessions: set[RelaySession] = set()
+        self.busy: set[RelaySession] = set()
+        """Those that the passing of time means something to: thousands of idle ones cost nothing."""
+        self.leaving_count = 0
+        """Sessions whose client is gone, see `LEAVING_MS`."""
+        self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
+        """Told of a node whose stream broke."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.in_flight = lambda: sum(s.waiting_count for s in self.sessions)
+        self._off = metadata.on_change(lambda old, new, _: self._image_changed(old, new))
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+
+    def stop(self) -> None:
+        """Close all sessions; their requests stay unanswered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._off()
+        for session in list(self.sessions):
+            session.close(at_once=True)
+
+    def open(self, client: ClientInfo) -> RelaySession:
+        """A relay for one client; close it."""
+        session = RelaySession(self, client)
+        self.sessions.add(session)
+        self.metrics.sessions += 1
+        return session
+
+    def _image_changed(self, old: MetadataImage, new: MetadataImage) -> None:
+        if old.topics is new.topics and old.nodes is new.nodes:
+            return
+        for session in list(self.sessions):
+            session.image_changed(new)
+        gone = {n.grpc.address for n in old.nodes.values()} - {n.grpc.address for n in new.nodes.values()}
+        for address in gone:
+            task = asyncio.create_task(self.channels.drop(address), name=f"closing channels to {address}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _tick(self) -> None:
+        for session in list(self.busy):
+            session.tick()
+            if session.idle:
+                self.busy.discard(session)
+        self.start()
+
+
+class RelaySession:
+    """One client's requests on their way to leaders and back."""
+
+    def __init__(self, relay: Relay, client: ClientInfo) -> None:
+        self._relay = relay
+        self._client = client
+        self._metrics = relay.metrics
+        self._table = InFlightTable(relay.metadata.image, relay.clock_ms)
+        self._leader_hint = LeaderChangeHint(self._table.leader)
+        self._unknown = Unknown(relay.clock_ms)
+        self._streams: dict[NodeId, _Link] = {}
+        self._failures: dict[NodeId, int] = {}
+        self._closed = False
+        self._silent: deque[Relayed] = deque()
+        """Requests that nobody waits for, in order of arrival; those at the front may be over."""
+        self._leaving_until_ms = 0
+        self.waiting_count = 0
+        """Requests of the client that are not answered yet."""
+
+    # -- from the client ------------------------------------------------------------------
+
+    def submit(self, request: Relayed) -> None:
+        """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
+        if request.kind is Kind.PRODUCE:
+            request.unknown = self._unknown
+        self._relay.busy.add(self)
+        flight = request.start(self._relay.metadata.image, self._veto(request))
+        if request.error_codes:
+            self._count_errors(request)
+        if flight is not None:
+            if request.silent:
+                self._forget_silent()
+                self._silent.append(request)
+            self._table.submit(flight)
+            self._carry_out()
+
+    def _forget_silent(self) -> None:
+        while self._silent and self._silent[0].finished:
+            self._silent.popleft()
+
+    def _count_errors(self, request: Relayed) -> None:
+        for code in request.error_codes:
+            self._metrics.kafka.count_error(request.header.api_key, code)
+        request.error_codes.clear()
+
+    def _veto(self, request: Relayed) -> Veto | None:
+        """Who may not, or had better look for the leader again."""
+        nudge = self._leader_hint if request.kind is Kind.FETCH else None
+        authorizer = self._relay.authorizer
+        if isinstance(authorizer, AllowAll):
+            return nudge
+
+        def veto(key: TopicPartition, image: MetadataImage) -> ErrorCode:
+            topic = image.topics[key.topic_id].name
+            who = self._client.principal
+            if not authorizer.authorize(who, request.operation, ResourceType.TOPIC, topic):
+                return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return ErrorCode.NONE if nudge is None else nudge(key, image)
+
+        return veto
+
+    def close(self, *, at_once: bool = False) -> None:
+        """The client is gone: cancel what is under way.
+
+        Who sends with acks=0 may close its socket after the last byte, and Kafka still writes what
+        it has received: such requests are finished first, by a deadline, unless `at_once`.
+        """
+        if self._closed:
+            return
+        relay = self._relay
+        self._forget_silent()
+        if self._silent and not at_once:
+            if not self._leaving_until_ms and relay.leaving_count < LEAVING_MAX:
+                relay.leaving_count += 1
+                self._leaving_until_ms = relay.clock_ms() + LEAVING_MS
+                relay.busy.add(self)
+            if relay.clock_ms() < self._leaving_until_ms:
+                return
+        if self._leaving_until_ms:
+            relay.leaving_count -= 1
+        self._closed = True
+        self._relay.sessions.discard(self)
+        self._relay.busy.discard(self)
+        self._metrics.sessions -= 1
+        for link in self._streams.values():
+            self._drop(link)
+        self._streams.clear()
+
+    # -- from the relay -------------------------------------------------------------------
+
+    def image_changed(self, image: MetadataImage) -> None:
+        """Newer metadata."""
+        self._table.image_changed(image)
+        self._carry_out()
+
+    def tick(self) -> None:
+        """Time passed."""
+        if self._table.tick():
+            self._carry_out()
+        if self._leaving_until_ms:
+            self.close()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way: no time that passes changes that."""
+        return self._table.idle and not self._leaving_until_ms
+
+    # -- from streams ---------------------------------------------------------------------
+
+    def stream_ready(self, stream: NodeStream) -> None:
+        """A node is connected."""
+        self._table.ready(NodeId(stream.node_id))
+        self._carry_out()
+
+    def stream_ended(self, stream: NodeStream, reason: str) -> None:
+        """A node, or the way to it, is lost."""
+        node_id = NodeId(stream.node_id)
+        link = self._streams.get(node_id)
+        if link is None or link.stream is not stream:
+            return
+        del self._streams[node_id]
+        self._metrics.streams -= 1
+        self._metrics.streams_lost += 1
+        self._failures[node_id] = self._failures.get(node_id, 0) + 1
+        self._relay.log.debug("stream to node ended", node=node_id, reason=reason)
+        self._relay.on_stream_lost(node_id)
+        self._table.broken(node_id)
+        self._carry_out()
+
+    def take_frames(self, stream: NodeStream) -> list[OutFrame]:
+        """What to send to a node next."""
+        node_id = NodeId(stream.node_id)
+        link = self._streams.get(node_id)
+        if link is None or link.stream is not stream:
+            return []
+        version = self._relay.metadata.image.version
+        frames = []
+        for flight in self._table.take(node_id, TAKE_BYTES_MAX):
+            part = _part(flight)
+            buffers = part.buffers()
+            size = sum(map(len, buffers))
+            self._metrics.to_nodes_bytes += size
+            link.last_id += 1
+            link.flights[link.last_id] = flight
+            frames.append(OutFrame(link.last_id, buffers, size, version, part.request.deadline_ms))
+        return frames
+
+    def take_answers(self, stream: NodeStream, frames: list[InFrame]) -> None:
+        """What a node answered."""
+        link = self._streams.get(NodeId(stream.node_id))
+        if link is None or link.stream is not stream:
+            return
+        self._failures.pop(NodeId(stream.node_id), None)
+        hit("gateway.answer.before")
+        for frame in frames:
+            if not frame.last:
+                link.chunks.setdefault(frame.request_id, []).append(frame.chunk)
+                continue
+            chunks = link.chunks.pop(frame.request_id, [])
+            if len(frame.chunk) or not chunks:
+                chunks.append(frame.chunk)
+            flight = link.flights.pop(frame.request_id, None)
+            if flight is not None:
+                self._answered(flight, frame, chunks)
+        hit("gateway.answer.after")
+        self._carry_out()
+
+    def _answered(self, flight: InFlight, frame: InFrame, chunks: list[Buffer]) -> None:
+        part = _part(flight)
+        request = part.request
+        try:
+            has_body = not (frame.none or frame.close_connection)
+            if frame.stale_metadata and flight.kind is not Kind.FETCH and has_body:
+                refused, failed, results = request.refused(part, chunks)
+                if refused or failed:
+                    if self._table.refused(flight, refused, failed):
+                        self._metrics.reroutes += len(refused)
+                        request.settle(results, len(results))
+                    return
+            if not self._table.answered(flight):
+                return  # answered here already: it came too late
+            if frame.close_connection:
+                request.close()
+            elif frame.none:
+                request.answered_none(part)
+            else:
+                self._metrics.to_clients_bytes += sum(map(len, chunks))
+                request.answered(part, chunks)
+        except PenstockError as e:
+            # A response that can't be read: the node and we don't speak the same.
+            self._relay.log.error("bad response from a node", node=flight.node_id, reason=e.message)
+            request.close()
+
+    # -- carrying out what the table decided ----------------------------------------------------
+
+    def _carry_out(self) -> None:
+        table = self._table
+        if table.answers:
+            answers, table.answers = table.answers, []
+            for flight, code in answers:
+                part = _part(flight)
+                self._metrics.moved[part.request.header.api_key] += 1
+                part.request.failed(part, code)
+                self._count_errors(part.request)
+        if self._closed:
+            return
+        while table.dropped:
+            link = self._streams.pop(table.dropped.pop(), None)
+            if link is not None:
+                self._drop(link)
+        while table.wanted:
+            self._open(table.wanted.pop())
+        while table.awake:
+            link = self._streams.get(table.awake.pop())
+            if link is not None:
+                link.stream.wake()
+
+    def _open(self, node_id: NodeId) -> None:
+        relay = self._relay
+        node = relay.metadata.image.nodes.get(node_id)
+        if node is None:
+            self._table.broken(node_id)
+            return
+        failures = self._failures.get(node_id, 0)
+        delay_ms = min(REOPEN_MIN_MS << min(failures, 10), REOPEN_MAX_MS) if failures else 0
+        opening = pb.ForwardOpen(
+            node_id=node_id,
+            principal=str(self._client.principal),
+            client_host=self._client.host,
+            listener=self._client.listener,
+            gateway_id=relay.gateway_id,
+        )
+        channel = relay.channels.get(node.grpc.address)
+        stream = NodeStream(self, channel, opening, delay_ms / 1000, relay.on_bug)
+        self._streams[node_id] = _Link(stream, {}, {})
+        self._metrics.streams += 1
+
+    def _drop(self, link: _Link) -> None:
+        link.stream.close()
+        self._metrics.streams -= 1
+
+
+@dataclass(slots=True)
+class _Link:
+    """A stream with what is out on it: flights and the chunks of unfinished responses by request id."""
+
+    stream: NodeStream
+    flights: dict[int, InFlight]
+    chunks: dict[int, list[Buffer]]
+    last_id: int = 0
+
+
+def _part(flight: InFlight) -> Part:
+    part = flight.payload
+    if not isinstance(part, Part):
+        raise TypeError("a flight of this session carries a Part")
+    return part

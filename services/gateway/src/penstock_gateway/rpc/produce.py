@@ -1,0 +1,119 @@
+"""One native Produce stream: batches in, acknowledgements out in the order of the requests.
+
+Unacknowledged batches are bounded by count and bytes; then the stream is read no
+further, and gRPC's flow control holds the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_gateway.relay.session import RelaySession
+from penstock_gateway.rpc.offsets import produce, produce_result
+from penstock_kafka.wire.primitives import Buffer
+from penstock_proto.v1 import gateway_pb2 as pb
+
+INFLIGHT_REQUESTS_MAX: Final = 256
+INFLIGHT_BYTES_MAX: Final = 32 * 1024 * 1024
+TIMEOUT_DEFAULT_MS: Final = 30_000
+TIMEOUT_MAX_MS: Final = 600_000
+
+
+class ProduceStream:
+    """State of one stream; `read` and `responses` run side by side."""
+
+    def __init__(self, session: RelaySession, may_write: Callable[[str], bool]) -> None:
+        self._session = session
+        self._may_write = may_write
+        self._waiting: deque[tuple[pb.ProduceRequest, asyncio.Future[Buffer]]] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._failure: PenstockError | None = None
+        self._came = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def read(self, requests: AsyncIterator[pb.ProduceRequest]) -> None:
+        """Submit requests as they come, for as long as there is room."""
+        try:
+            async for request in requests:
+                await self._room.wait()
+                self._waiting.append((request, self._submit(request)))
+                self._bytes += len(request.records)
+                if len(self._waiting) >= INFLIGHT_REQUESTS_MAX or self._bytes >= INFLIGHT_BYTES_MAX:
+                    self._room.clear()
+                self._came.set()
+        except PenstockError as e:
+            self._failure = e
+        finally:
+            self._ended = True
+            self._came.set()
+
+    async def responses(self) -> AsyncIterator[pb.ProduceResponse]:
+        """Acknowledgements, in order; ends when the client has ended and all is answered."""
+        while True:
+            while not self._waiting:
+                if self._failure is not None:
+                    raise self._failure
+                if self._ended:
+                    return
+                self._came.clear()
+                await self._came.wait()
+            request, future = self._waiting[0]
+            response = await _response(request, future)
+            self._waiting.popleft()
+            self._bytes -= len(request.records)
+            if len(self._waiting) < INFLIGHT_REQUESTS_MAX and self._bytes < INFLIGHT_BYTES_MAX:
+                self._room.set()
+            yield response
+
+    def _submit(self, request: pb.ProduceRequest) -> asyncio.Future[Buffer]:
+        if not self._may_write(request.topic):
+            return _failed(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not allowed to write topic {request.topic}"
+            )
+        if request.acks not in (-1, 0, 1):
+            return _failed(ErrorCode.INVALID_REQUIRED_ACKS, f"acks {request.acks}: give 1, or -1 for all")
+        acks = request.acks or -1
+        timeout_ms = min(request.timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS)
+        return produce(self._session, request.topic, request.partition, request.records, acks, timeout_ms)
+
+
+def _failed(code: ErrorCode, message: str) -> asyncio.Future[Buffer]:
+    future: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+    future.set_exception(PenstockError(code, message))
+    return future
+
+
+async def _response(request: pb.ProduceRequest, future: asyncio.Future[Buffer]) -> pb.ProduceResponse:
+    response = pb.ProduceResponse(
+        request_id=request.request_id, base_offset=-1, log_append_time_ms=-1, log_start_offset=-1
+    )
+    try:
+        result = produce_result(await future)
+    except PenstockError as e:
+        response.error.code, response.error.message = e.code, e.message
+        return response
+    response.base_offset = result.base_offset
+    response.log_append_time_ms = result.log_append_time_ms
+    response.log_start_offset = result.log_start_offset
+    if result.receipt is not None:
+        response.receipt.leader_epoch = result.receipt.leader_epoch
+        response.receipt.held_by.extend(result.receipt.held_by)
+        response.receipt.flushed_by.extend(result.receipt.flushed_by)
+    if result.error:
+        where = f"{request.topic}-{request.partition}"
+        response.error.code = result.error
+        response.error.message = f"{where}: {result.error_message or _name(result.error)}"
+    return response
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"Kafka error {code}"

@@ -1,0 +1,278 @@
+"""The gRPC service `penstock.v1.Gateway`.
+
+Failures are gRPC statuses with one line that names the thing and the mend; failures of
+single partitions travel as `Error` with Kafka's codes. FetchRange is registered without
+generated classes for its responses, since they pass by as bytes.
+
+A client may tell which authority it dialled in the metadata key `penstock-dialled`
+("host:port"): gRPC for Python does not show it to a server, and it is the one address
+known to work from where the client is. `Describe` then names it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.metadata.image import Endpoint
+from penstock_frontend.authorizer import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
+from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
+from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
+from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
+from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
+from penstock_gateway.rpc.produce import ProduceStream
+from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
+from penstock_proto.v1 import gateway_pb2 as pb
+from penstock_runtime.addresses import Address, parse_address
+
+DIALLED_KEY: Final = "penstock-dialled"
+LISTENER: Final = "GRPC"
+QUERIES_MAX: Final = 100_000
+WAIT_MS_MAX: Final = 300_000
+WAIT_ROUND_MS: Final = 10_000
+RETRY_MS: Final = 50
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GatewayService(gateway_pb2_grpc.GatewayServicer):
+    """Answers native clients."""
+
+    def __init__(self, relay: Relay, own_endpoint: Callable[[], Endpoint]) -> None:
+        self._relay = relay
+        self._own_endpoint = own_endpoint
+        self._queries: RelaySession | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register with a server."""
+        handlers = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self.Describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
+            ),
+            "ListOffsets": grpc.unary_unary_rpc_method_handler(
+                self.ListOffsets, pb.ListOffsetsRequest.FromString, pb.ListOffsetsResponse.SerializeToString
+            ),
+            "Produce": grpc.stream_stream_rpc_method_handler(
+                self.Produce, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
+            ),
+            # No serializer: the responses are bytes already.
+            "FetchRange": grpc.unary_stream_rpc_method_handler(
+                self.FetchRange, data_pb2.FetchRangeRequest.FromString
+            ),
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("penstock.v1.Gateway", handlers),)
+        )
+
+    # -- calls -----------------------------------------------------------------------------
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802
+        """Cluster, topics and partitions."""
+        await self._check_ready("Describe", context)
+        self._count("Describe", "OK")
+        image = self._relay.metadata.image
+        gateways = gateway_endpoints(
+            image, self._own_endpoint(), self._relay.gateway_id, _dialled(context), peer_host(context.peer())
+        )
+        response = describe(image, request, gateways)
+        hidden = [t for t in response.topics if not self._may(Operation.DESCRIBE, t.name)]
+        for topic in hidden:
+            del topic.partitions[:]
+            topic.error.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            topic.error.message = f"not allowed to describe topic {topic.name}"
+        return response
+
+    async def ListOffsets(  # noqa: N802
+        self, request: pb.ListOffsetsRequest, context: Context
+    ) -> pb.ListOffsetsResponse:
+        """Offsets by partition; waits for news when asked to."""
+        await self._check_ready("ListOffsets", context)
+        if len(request.queries) > QUERIES_MAX:
+            await self._abort(
+                "ListOffsets",
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(request.queries)} queries, the most is {QUERIES_MAX}; ask in several calls",
+            )
+        try:
+            answers = await self._list_offsets(context, request)
+        except PenstockError as e:
+            await self._abort("ListOffsets", context, grpc.StatusCode.UNAVAILABLE, e.message)
+        self._count("ListOffsets", "OK")
+        results = zip(request.queries, answers, strict=True)
+        return pb.ListOffsetsResponse(results=[self._result(q, a) for q, a in results])
+
+    async def Produce(  # noqa: N802
+        self, requests: AsyncIterator[pb.ProduceRequest], context: Context
+    ) -> AsyncIterator[pb.ProduceResponse]:
+        """Appends batches; answers in the order of the requests."""
+        await self._check_ready("Produce", context)
+        session = self._open(context)
+        stream = ProduceStream(session, lambda topic: self._may(Operation.WRITE, topic))
+        reader = asyncio.create_task(stream.read(requests), name="native produce requests")
+        try:
+            async for response in stream.responses():
+                yield response
+            await reader
+            self._count("Produce", "OK")
+        except PenstockError as e:
+            await self._abort("Produce", context, grpc.StatusCode.INVALID_ARGUMENT, e.message)
+        finally:
+            reader.cancel()
+            session.close()
+
+    async def FetchRange(  # type: ignore[override]  # noqa: N802 - responses are bytes already
+        self, request: data_pb2.FetchRangeRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Raw batches of one partition."""
+        await self._check_ready("FetchRange", context)
+        relay = self._relay
+        try:
+            key = self._range_key(request)
+            ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms)
+            async with aclosing(ranged.responses()) as responses:
+                async for data in responses:
+                    relay.metrics.to_clients_bytes += len(data)
+                    yield data
+            self._count("FetchRange", "OK")
+        except RangeFailed as e:
+            await self._abort("FetchRange", context, e.status, e.message)
+
+    # -- parts -----------------------------------------------------------------------------
+
+    async def _list_offsets(self, context: Context, request: pb.ListOffsetsRequest) -> list[OffsetAnswer]:
+        queries = [(q.topic, q.partition, q.timestamp_ms) for q in request.queries]
+        if self._queries is None:
+            # Questions of all clients share streams: setting some up for each would cost more.
+            self._queries = self._relay.open(ClientInfo(ANONYMOUS, "", LISTENER))
+        deadline_ms = self._relay.clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
+        waiting: RelaySession | None = None
+        try:
+            while True:
+                answers = await list_offsets(self._queries, queries)
+                at = _where_to_wait(request.queries, answers)
+                left_ms = deadline_ms - self._relay.clock_ms()
+                if left_ms <= 0 or not at:
+                    return answers
+                if waiting is None:
+                    waiting = self._open(context)
+                if not await wait_for_records(waiting, at, min(left_ms, WAIT_ROUND_MS)):
+                    # A leader moved, most likely: not a reason to spin.
+                    await asyncio.sleep(RETRY_MS / 1000)
+        finally:
+            if waiting is not None:
+                waiting.close()
+
+    def _result(self, query: pb.OffsetQuery, answer: OffsetAnswer) -> pb.OffsetResult:
+        topic = self._relay.metadata.image.topic(query.topic)
+        result = pb.OffsetResult(
+            topic=query.topic,
+            partition=query.partition,
+            offset=answer.offset,
+            timestamp_ms=answer.timestamp_ms,
+            leader_epoch=answer.leader_epoch,
+            topic_id=b"" if topic is None else topic.topic_id,
+        )
+        if answer.error:
+            result.error.code = answer.error
+            result.error.message = _explain(answer.error, query.topic, query.partition)
+        return result
+
+    def _range_key(self, request: data_pb2.FetchRangeRequest) -> TopicPartition:
+        """The partition that a FetchRange names; raises RangeFailed with the status for a wrong one."""
+        name, partition = request.topic, request.partition
+        topic = self._relay.metadata.image.topic(name)
+        if topic is None:
+            raise RangeFailed(
+                grpc.StatusCode.NOT_FOUND,
+                f"there is no topic {name!r}; create it, or see that the name is right",
+            )
+        if not self._may(Operation.READ, name):
+            raise RangeFailed(grpc.StatusCode.PERMISSION_DENIED, f"not allowed to read topic {name}")
+        if request.topic_id and request.topic_id != topic.topic_id:
+            raise RangeFailed(
+                grpc.StatusCode.NOT_FOUND,
+                f"topic {name!r} was made anew: it has another id than the one asked for; start over",
+            )
+        if partition not in topic.partitions:
+            raise RangeFailed(
+                grpc.StatusCode.NOT_FOUND,
+                f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {partition}",
+            )
+        if request.from_offset < 0 or request.to_offset < -1:
+            raise RangeFailed(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"offsets {request.from_offset} to {request.to_offset} of {name}-{partition}: "
+                "from_offset is 0 or more, to_offset -1 (now) or more",
+            )
+        return TopicPartition(TopicId(topic.topic_id), partition)
+
+    def _open(self, context: Context) -> RelaySession:
+        return self._relay.open(ClientInfo(ANONYMOUS, peer_host(context.peer()), LISTENER))
+
+    def _may(self, operation: Operation, topic: str) -> bool:
+        return self._relay.authorizer.authorize(ANONYMOUS, operation, ResourceType.TOPIC, topic)
+
+    async def _check_ready(self, method: str, context: Context) -> None:
+        if not self._relay.metadata.image.version:
+            await self._abort(
+                method, context, grpc.StatusCode.UNAVAILABLE, "this gateway has no metadata yet; try again"
+            )
+        if not self._relay.authorizer.authorize(
+            ANONYMOUS, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME
+        ):
+            await self._abort(
+                method, context, grpc.StatusCode.PERMISSION_DENIED, "not allowed on this cluster"
+            )
+
+    async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> None:
+        self._count(method, status.name)
+        await context.abort(status, message)
+
+    def _count(self, method: str, status: str) -> None:
+        self._relay.metrics.native_calls[method, status] += 1
+
+
+def _where_to_wait(
+    queries: Sequence[pb.OffsetQuery], answers: Sequence[OffsetAnswer]
+) -> list[tuple[str, int, int]]:
+    """(topic, partition, offset) of every "latest" asked for; none when there is news or a failure."""
+    at = []
+    for query, answer in zip(queries, answers, strict=True):
+        if answer.error:
+            return []
+        if query.timestamp_ms == LATEST:
+            if answer.offset > query.known_offset:
+                return []
+            at.append((query.topic, query.partition, answer.offset))
+    return list(dict.fromkeys(at))
+
+
+def _dialled(context: Context) -> Address | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == DIALLED_KEY and isinstance(value, str):
+            try:
+                address = parse_address(value)
+            except ValueError:
+                return None
+            return address if address.host and address.port else None
+    return None
+
+
+def _explain(code: int, topic: str, partition: int) -> str:
+    where = f"{topic}-{partition}"
+    if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+        return f"there is no partition {where}; see that topic and partition are right"
+    if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE):
+        return f"{where} has no leader at this moment; try again"
+    try:
+        return f"{where}: {ErrorCode(code).name}"
+    except ValueError:
+        return f"{where}: Kafka error {code}"

@@ -1,0 +1,361 @@
+"""A group of the classic protocol: members, generation, state. Data and the rules that need nothing else.
+
+States and their meaning are Kafka's (ClassicGroupState): EMPTY has offsets at most; PREPARING waits for
+members to join; COMPLETING waits for the leader's assignment; STABLE has both; DEAD is gone.
+Source of the rules: ClassicGroup and ClassicGroupMember of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.records import GroupValue, MemberValue, subscribed_topics
+from penstock_storage_node.groups.timers import Timer
+
+CONSUMER_PROTOCOL: Final = "consumer"
+"""Protocol type of consumers; the coordinator can read their subscriptions."""
+
+Protocols = tuple[tuple[str, bytes], ...]
+"""(name, metadata) in the member's order of preference."""
+
+
+class GroupState(Enum):
+    """Named as clients are told."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(slots=True)
+class JoinResult:
+    """What a JoinGroup is answered."""
+
+    error: ErrorCode = ErrorCode.NONE
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: Sequence[tuple[str, str | None, bytes]] = ()
+    """(member id, instance id, metadata); for the leader alone."""
+
+
+@dataclass(slots=True)
+class SyncResult:
+    """What a SyncGroup is answered."""
+
+    error: ErrorCode = ErrorCode.NONE
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+JoinReply = Callable[[JoinResult], None]
+SyncReply = Callable[[SyncResult], None]
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One member. `awaiting_*` are the replies that it waits for."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: Protocols
+    session: Timer
+    assignment: bytes = b""
+    awaiting_join: JoinReply | None = None
+    awaiting_sync: SyncReply | None = None
+    is_new: bool = False
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """Its metadata for one protocol."""
+        return next((data for name, data in self.protocols if name == protocol), b"")
+
+    def vote(self, candidates: set[str]) -> str:
+        """The first of its protocols that all members know."""
+        return next(name for name, _ in self.protocols if name in candidates)
+
+
+@dataclass(slots=True, eq=False)
+class ClassicGroup:
+    """One group."""
+
+    group_id: str
+    join_timer: Timer
+    sync_timer: Timer
+    state: GroupState = GroupState.EMPTY
+    previous_state: GroupState = GroupState.EMPTY
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    """Member id by instance id."""
+    pending: dict[str, Timer] = field(default_factory=dict)
+    """Member ids that were given out and haven't joined (KIP-394)."""
+    pending_sync: set[str] = field(default_factory=set)
+    topics: frozenset[str] | None = None
+    """Topics that the members subscribe to, when they are consumers whose subscriptions can be read."""
+    state_ms: int = -1
+    """When the state changed last, in ms since 1970."""
+    new_member_added: bool = False
+    initial_left_ms: int = 0
+    """How much longer the first rebalance may be put off."""
+    stored: bool = False
+    """The log has a record of it."""
+
+    # -- state ------------------------------------------------------------------------
+
+    def become(self, state: GroupState, wall_ms: int) -> None:
+        """Change the state."""
+        self.previous_state, self.state = self.state, state
+        self.state_ms = wall_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        return self.state in (GroupState.STABLE, GroupState.COMPLETING, GroupState.EMPTY)
+
+    @property
+    def is_consumer(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL
+
+    @property
+    def all_joined(self) -> bool:
+        """Every member waits for the next generation, and nobody is about to join."""
+        return not self.pending and all(m.awaiting_join is not None for m in self.members.values())
+
+    @property
+    def awaiting_join_count(self) -> int:
+        return sum(m.awaiting_join is not None for m in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest that any member asks for."""
+        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    def subscribes(self, topic: str) -> bool:
+        """Whether its members read `topic`; True when that cannot be known of a consumer group."""
+        return self.is_consumer if self.topics is None else topic in self.topics
+
+    # -- members ------------------------------------------------------------------------
+
+    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        """Whether a member with these protocols may join."""
+        if not self.members:
+            return bool(protocol_type) and bool(protocols)
+        if protocol_type != self.protocol_type:
+            return False
+        common = self._common_protocols()
+        return any(name in common for name, _ in protocols)
+
+    def _common_protocols(self) -> set[str]:
+        counts = Counter(name for m in self.members.values() for name in {p[0] for p in m.protocols})
+        return {name for name, count in counts.items() if count == len(self.members)}
+
+    def add(self, member: Member, protocol_type: str | None) -> None:
+        """Take in a member; the first leads."""
+        if not self.members:
+            self.protocol_type = protocol_type
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        timer = self.pending.pop(member.member_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def remove(self, member_id: str) -> None:
+        """Forget a member, or one that was to join."""
+        timer = self.pending.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            member.session.cancel()
+            if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
+                del self.static[member.instance_id]
+        self.pending_sync.discard(member_id)
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+
+    def rename(self, old_id: str, new_id: str) -> Member:
+        """A static member came back with a new id: it takes the place of the old one."""
+        member = self.members.pop(old_id)
+        fence(member)
+        member.member_id = new_id
+        member.session.owner = (self.group_id, new_id)
+        self.members[new_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        if old_id in self.pending_sync:
+            self.pending_sync.remove(old_id)
+            self.pending_sync.add(new_id)
+        return member
+
+    def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID for a static member that was replaced."""
+        if instance_id is not None:
+            known = self.static.get(instance_id)
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if known != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    # -- generations ----------------------------------------------------------------------
+
+    def elect_leader(self) -> bool:
+        """Have one that joined lead; False when none has."""
+        if self.leader is None:
+            return False
+        if self.members[self.leader].awaiting_join is not None:
+            return True
+        joined = next((m.member_id for m in self.members.values() if m.awaiting_join is not None), None)
+        if joined is None:
+            return False
+        self.leader = joined
+        return True
+
+    def select_protocol(self) -> str:
+        """The protocol that most members like best, among those that all know."""
+        candidates = self._common_protocols()
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        return max(votes, key=lambda name: votes[name])
+
+    def next_generation(self, wall_ms: int) -> None:
+        """Begin the next generation, with the members that there are."""
+        self.generation += 1
+        self.pending_sync.clear()
+        if self.members:
+            self.protocol = self.select_protocol()
+            self.become(GroupState.COMPLETING, wall_ms)
+        else:
+            self.protocol = None
+            self.become(GroupState.EMPTY, wall_ms)
+        self.topics = self._read_topics()
+
+    def _read_topics(self) -> frozenset[str] | None:
+        if not self.is_consumer:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            read = subscribed_topics(member.metadata(self.protocol))
+            if read is None:
+                return None
+            topics |= read
+        return frozenset(topics)
+
+    def join_result(self, member: Member, error: ErrorCode = ErrorCode.NONE) -> JoinResult:
+        """The present generation, as told to `member`."""
+        return JoinResult(
+            error,
+            member.member_id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader or "",
+            members=self.roster() if self.leader == member.member_id else (),
+        )
+
+    def roster(self) -> list[tuple[str, str | None, bytes]]:
+        """What a leader needs to make an assignment."""
+        return [(m.member_id, m.instance_id, m.metadata(self.protocol)) for m in self.members.values()]
+
+    # -- stored form -------------------------------------------------------------------------
+
+    def to_value(self, assignments: dict[str, bytes] | None = None) -> GroupValue:
+        """What is stored; `assignments` in place of those that members have now."""
+        return GroupValue(
+            self.protocol_type or "",
+            self.generation,
+            self.protocol,
+            self.leader,
+            self.state_ms,
+            tuple(
+                MemberValue(
+                    m.member_id,
+                    m.instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.rebalance_timeout_ms,
+                    m.session_timeout_ms,
+                    m.metadata(self.protocol),
+                    m.assignment if assignments is None else assignments.get(m.member_id, b""),
+                )
+                for m in self.members.values()
+            ),
+        )
+
+    @classmethod
+    def from_value(cls, group_id: str, value: GroupValue) -> ClassicGroup:
+        """The group as it was stored: stable, or empty."""
+        group = cls(group_id, Timer("join", (group_id,)), Timer("sync", (group_id,)))
+        group.protocol_type = value.protocol_type or None
+        group.generation, group.protocol = value.generation, value.protocol
+        group.state_ms, group.stored = value.state_ms, True
+        for m in value.members:
+            member = Member(
+                m.member_id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                m.rebalance_timeout_ms,
+                m.session_timeout_ms,
+                ((value.protocol, m.subscription),) if value.protocol is not None else (),
+                Timer("member", (group_id, m.member_id)),
+                m.assignment,
+            )
+            group.members[m.member_id] = member
+            if m.instance_id is not None:
+                group.static[m.instance_id] = m.member_id
+        group.leader = value.leader if value.leader in group.members else next(iter(group.members), None)
+        if group.members:
+            group.state = group.previous_state = GroupState.STABLE
+        group.topics = group._read_topics()
+        return group
+
+
+def fence(member: Member) -> None:
+    """Whatever a replaced static member waits for is refused."""
+    answer_join(member, JoinResult(ErrorCode.FENCED_INSTANCE_ID, member.member_id))
+    answer_sync(member, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
+
+
+def answer_join(member: Member, result: JoinResult) -> None:
+    """Answer a member's JoinGroup, if it waits for one."""
+    reply, member.awaiting_join = member.awaiting_join, None
+    if reply is not None:
+        reply(result)
+
+
+def answer_sync(member: Member, result: SyncResult) -> bool:
+    """Answer a member's SyncGroup; False when it doesn't wait for one."""
+    reply, member.awaiting_sync = member.awaiting_sync, None
+    if reply is None:
+        return False
+    reply(result)
+    return True
+
+
+def answer_all(members: Iterable[Member], error: ErrorCode) -> None:
+    """Refuse everything that members wait for."""
+    for member in members:
+        answer_join(member, JoinResult(error, member.member_id))
+        answer_sync(member, SyncResult(error))

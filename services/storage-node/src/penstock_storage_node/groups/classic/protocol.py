@@ -1,0 +1,447 @@
+"""The classic group protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and their timeouts.
+
+Rules (GroupMetadataManager of Apache Kafka 4.3; KIP-345 static members, KIP-394 member id required,
+KIP-559 protocol checks, KIP-814 skip assignment):
+
+* A rebalance waits for all members up to the longest rebalance timeout, the first one of a group
+  also for the initial delay, again for each newcomer.
+* Members that did not rejoin in time are out, static ones stay until their session ends.
+* The leader's assignment is stored before anybody gets it: members wait for the high watermark.
+* A member that did not sync within the rebalance timeout is out.
+
+Memory is the truth while this node leads; the log is written so that the next leader finds the last
+complete generation. A write that fails takes the group into another rebalance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.classic.group import (
+    ClassicGroup,
+    GroupState,
+    JoinReply,
+    JoinResult,
+    Member,
+    Protocols,
+    SyncReply,
+    SyncResult,
+    answer_join,
+    answer_sync,
+)
+from penstock_storage_node.groups.records import Record, group_key, put_group
+from penstock_storage_node.groups.store import Base, Done, group_write_error
+from penstock_storage_node.groups.timers import Timer
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A JoinGroup. `member_id_required`: versions from 4 on (KIP-394)."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    protocol_type: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    client_id: str
+    client_host: str
+    member_id_required: bool = True
+    can_skip_assignment: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """A SyncGroup."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    assignments: Sequence[tuple[str, bytes]]
+
+
+class ClassicProtocol(Base):
+    """The part of a shard that runs classic groups."""
+
+    # -- JoinGroup --------------------------------------------------------------------------
+
+    def join_classic(self, request: JoinRequest, reply: JoinReply) -> None:
+        """A JoinGroup for a group that is classic, or not there yet."""
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.member_id:
+                reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+                return
+            group = self.make_group(request.group_id)
+        assert isinstance(group, ClassicGroup)
+        if not self._accepts(group, request.member_id):
+            group.remove(request.member_id)
+            reply(JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        elif not group.supports(request.protocol_type, request.protocols):
+            reply(JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        elif not request.member_id:
+            self._join_new(group, request, reply)
+        else:
+            self._join_known(group, request, reply)
+        self.forget_if_idle(group)
+
+    def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
+        size_max = self.settings.group_size_max
+        if group.state is GroupState.PREPARING:
+            member = group.members.get(member_id)
+            known = member is not None and member.awaiting_join is not None
+            return known or group.awaiting_join_count < size_max
+        if group.state is GroupState.EMPTY:
+            return True
+        return member_id in group.members or len(group.members) < size_max
+
+    def _join_new(self, group: ClassicGroup, request: JoinRequest, reply: JoinReply) -> None:
+        member_id = f"{request.instance_id or request.client_id}-{self.new_id()}"
+        if request.instance_id is not None:
+            old_id = group.static.get(request.instance_id)
+            if old_id is not None:
+                self._replace_static(group, request, old_id, member_id, reply)
+            else:
+                self._add_member(group, request, member_id, reply)
+        elif request.member_id_required:
+            timer = Timer("member", (group.group_id, member_id))
+            group.pending[member_id] = timer
+            self.timers.set(timer, self.clock_ms() + request.session_timeout_ms)
+            reply(JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+        else:
+            self._add_member(group, request, member_id, reply)
+
+    def _join_known(self, group: ClassicGroup, request: JoinRequest, reply: JoinReply) -> None:
+        member_id = request.member_id
+        if member_id in group.pending:
+            if request.instance_id is not None:
+                # A static member never gets an id to come back with.
+                reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+            else:
+                self._add_member(group, request, member_id, reply)
+            return
+        error = group.check_member(member_id, request.instance_id)
+        if error:
+            reply(JoinResult(error, member_id))
+            return
+        member = group.members[member_id]
+        same = member.protocols == request.protocols
+        if group.state is GroupState.EMPTY:
+            reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+        elif group.state is GroupState.COMPLETING and same:
+            # The answer was lost on its way.
+            reply(group.join_result(member))
+        elif group.state is GroupState.STABLE and same and group.leader != member_id:
+            result = group.join_result(member)
+            result.members = ()
+            reply(result)
+        else:
+            self._update_member(member, request, reply)
+            self._rebalance_or_complete(group)
+
+    def _update_member(self, member: Member, request: JoinRequest, reply: JoinReply) -> None:
+        member.protocols = request.protocols
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.session_timeout_ms = request.session_timeout_ms
+        if member.awaiting_join is not None:
+            # The client gave its earlier request up.
+            answer_join(member, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        member.awaiting_join = reply
+
+    def _add_member(
+        self, group: ClassicGroup, request: JoinRequest, member_id: str, reply: JoinReply
+    ) -> None:
+        member = Member(
+            member_id,
+            request.instance_id,
+            request.client_id,
+            request.client_host,
+            request.rebalance_timeout_ms,
+            request.session_timeout_ms,
+            request.protocols,
+            Timer("member", (group.group_id, member_id)),
+            awaiting_join=reply,
+            is_new=True,
+        )
+        if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
+            group.new_member_added = True
+        group.add(member, request.protocol_type)
+        # Its first session begins when the group has formed; until then nothing is heard of it.
+        self.timers.set(member.session, self.clock_ms() + self.settings.new_member_join_timeout_ms)
+        self._rebalance_or_complete(group)
+
+    def _replace_static(
+        self, group: ClassicGroup, request: JoinRequest, old_id: str, new_id: str, reply: JoinReply
+    ) -> None:
+        leader_before = group.leader
+        member = group.rename(old_id, new_id)
+        self._heard(member)
+        before = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
+        self._update_member(member, request, reply)
+        if group.state is GroupState.STABLE:
+            if group.select_protocol() != group.protocol:
+                self._rebalance_or_complete(group)
+                return
+
+            def stored(error: ErrorCode) -> None:
+                if error:
+                    if group.members.get(new_id) is member and not self.closed:
+                        member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms = before
+                        result = JoinResult(group_write_error(error), "", group.generation)
+                        result.leader = leader_before or ""
+                        answer_join(member, result)
+                        group.rename(new_id, old_id)
+                    return
+                result = group.join_result(member)
+                if request.can_skip_assignment:
+                    result.skip_assignment = group.leader == new_id
+                else:
+                    # Older leaders would make an assignment; so they aren't told that they lead.
+                    result.leader, result.members = leader_before or "", ()
+                answer_join(member, result)
+
+            self._store(group, None, stored)
+        elif group.state is GroupState.COMPLETING:
+            self._prepare_rebalance(group)
+        else:
+            self._complete_if_all_joined(group)
+
+    # -- rebalancing -------------------------------------------------------------------------
+
+    def _rebalance_or_complete(self, group: ClassicGroup) -> None:
+        if group.can_rebalance:
+            self._prepare_rebalance(group)
+        else:
+            self._complete_if_all_joined(group)
+
+    def _prepare_rebalance(self, group: ClassicGroup) -> None:
+        if group.state is GroupState.COMPLETING:
+            for member in group.members.values():
+                member.assignment = b""
+            self._propagate(group, ErrorCode.REBALANCE_IN_PROGRESS)
+        group.pending_sync.clear()
+        group.sync_timer.cancel()
+        first = group.state is GroupState.EMPTY
+        group.become(GroupState.PREPARING, self.wall_ms())
+        if first:
+            delay_ms = self.settings.initial_rebalance_delay_ms
+            group.initial_left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            group.new_member_added = False
+            if delay_ms <= 0:
+                self._complete_join(group)
+            else:
+                self.timers.set(group.join_timer, self.clock_ms() + delay_ms)
+        else:
+            self._complete_or_wait(group)
+
+    def _complete_or_wait(self, group: ClassicGroup) -> None:
+        if group.all_joined:
+            self._complete_join(group)
+        else:
+            self.timers.set(group.join_timer, self.clock_ms() + group.rebalance_timeout_ms)
+
+    def _complete_if_all_joined(self, group: ClassicGroup) -> None:
+        # The first rebalance ends with its delay, not earlier.
+        first = group.previous_state is GroupState.EMPTY
+        if group.state is GroupState.PREPARING and not first and group.all_joined:
+            self._complete_join(group)
+
+    def _on_join_timer(self, group: ClassicGroup) -> None:
+        if group.state is not GroupState.PREPARING:
+            return
+        if group.previous_state is GroupState.EMPTY and group.new_member_added and group.initial_left_ms:
+            group.new_member_added = False
+            delay_ms = min(self.settings.initial_rebalance_delay_ms, group.initial_left_ms)
+            group.initial_left_ms -= delay_ms
+            self.timers.set(group.join_timer, self.clock_ms() + delay_ms)
+        else:
+            self._complete_join(group)
+
+    def _complete_join(self, group: ClassicGroup) -> None:
+        group.join_timer.cancel()
+        for member in list(group.members.values()):
+            if member.awaiting_join is None and member.instance_id is None:
+                group.remove(member.member_id)
+        if group.members and not group.elect_leader():
+            # Static members alone, none of them here: wait on.
+            self.timers.set(group.join_timer, self.clock_ms() + max(group.rebalance_timeout_ms, 1))
+            return
+        group.next_generation(self.wall_ms())
+        if not group.members:
+            self._store(group, {}, lambda _: None)
+            return
+        for member in list(group.members.values()):
+            answer_join(member, group.join_result(member))
+            self._heard(member)
+            member.is_new = False
+            group.pending_sync.add(member.member_id)
+        self.timers.set(group.sync_timer, self.clock_ms() + group.rebalance_timeout_ms)
+
+    def _on_sync_timer(self, group: ClassicGroup) -> None:
+        if group.state not in (GroupState.COMPLETING, GroupState.STABLE) or not group.pending_sync:
+            return
+        for member_id in list(group.pending_sync):
+            group.remove(member_id)
+        self._prepare_rebalance(group)
+
+    def _propagate(self, group: ClassicGroup, error: ErrorCode) -> None:
+        for member in list(group.members.values()):
+            result = SyncResult(error)
+            if not error:
+                result = SyncResult(error, group.protocol_type, group.protocol, member.assignment)
+            if answer_sync(member, result):
+                self._heard(member)
+
+    def _store(self, group: ClassicGroup, assignments: dict[str, bytes] | None, done: Done) -> None:
+        group.stored = True
+        value = put_group(group.to_value(assignments))
+        self.write([Record(group_key(group.group_id), value)], done)
+
+    # -- SyncGroup ---------------------------------------------------------------------------
+
+    def sync_classic(self, group: ClassicGroup, request: SyncRequest, reply: SyncReply) -> None:
+        """A SyncGroup."""
+        error = self._check_sync(group, request)
+        if error:
+            reply(SyncResult(error))
+            return
+        member = group.members[request.member_id]
+        if group.state is GroupState.STABLE:
+            self._synced(group, member.member_id)
+            self._heard(member)
+            reply(SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment))
+            return
+        if member.awaiting_sync is not None:
+            answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.awaiting_sync = reply
+        self._synced(group, member.member_id)
+        if group.leader != member.member_id:
+            return
+        given = dict(request.assignments)
+        assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
+        generation = group.generation
+
+        def stored(error: ErrorCode) -> None:
+            if self.closed or group.state is not GroupState.COMPLETING or group.generation != generation:
+                return
+            for each in group.members.values():
+                each.assignment = b"" if error else assignments.get(each.member_id, b"")
+            if error:
+                self._propagate(group, group_write_error(error))
+                self._rebalance_or_complete(group)
+            else:
+                self._propagate(group, ErrorCode.NONE)
+                group.become(GroupState.STABLE, self.wall_ms())
+
+        self._store(group, assignments, stored)
+
+    def _check_sync(self, group: ClassicGroup, request: SyncRequest) -> ErrorCode:
+        error = group.check_member(request.member_id, request.instance_id)
+        if error:
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type not in (None, group.protocol_type) or request.protocol not in (
+            None,
+            group.protocol,
+        ):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if group.state is GroupState.PREPARING:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def _synced(self, group: ClassicGroup, member_id: str) -> None:
+        group.pending_sync.discard(member_id)
+        if not group.pending_sync:
+            group.sync_timer.cancel()
+
+    # -- Heartbeat, sessions -------------------------------------------------------------------
+
+    def heartbeat_classic(
+        self, group: ClassicGroup, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """A Heartbeat."""
+        error = group.check_member(member_id, instance_id)
+        if error:
+            return error
+        if generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if group.state is GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        self._heard(group.members[member_id])
+        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is GroupState.PREPARING else ErrorCode.NONE
+
+    def _heard(self, member: Member) -> None:
+        self.timers.set(member.session, self.clock_ms() + member.session_timeout_ms)
+
+    def _on_member_timer(self, group: ClassicGroup, member_id: str) -> None:
+        if member_id in group.pending:
+            group.remove(member_id)
+            self._complete_if_all_joined(group)
+            self.forget_if_idle(group)
+            return
+        member = group.members.get(member_id)
+        if member is None:
+            return
+        if not member.is_new and (member.awaiting_join is not None or member.awaiting_sync is not None):
+            return  # it waits for us; its next session begins with the answer
+        self._drop_member(group, member)
+        self._rebalance_after_loss(group)
+
+    def _drop_member(self, group: ClassicGroup, member: Member) -> None:
+        answer_join(member, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID))
+        answer_sync(member, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
+        group.remove(member.member_id)
+
+    def _rebalance_after_loss(self, group: ClassicGroup) -> None:
+        if group.state in (GroupState.STABLE, GroupState.COMPLETING):
+            self._prepare_rebalance(group)
+        else:
+            self._complete_if_all_joined(group)
+
+    # -- LeaveGroup ------------------------------------------------------------------------------
+
+    def leave_classic(
+        self, group: ClassicGroup, members: Sequence[tuple[str, str | None]]
+    ) -> list[ErrorCode]:
+        """A LeaveGroup of (member id, instance id)s; a code for each."""
+        codes = []
+        for member_id, instance_id in members:
+            if not member_id:
+                known = group.static.get(instance_id) if instance_id is not None else None
+                error = ErrorCode.NONE if known is not None else ErrorCode.UNKNOWN_MEMBER_ID
+                member_id = known or ""
+            elif member_id in group.pending:
+                group.remove(member_id)
+                error = ErrorCode.NONE
+            else:
+                error = group.check_member(member_id, instance_id)
+            codes.append(error)
+            if not error and member_id in group.members:
+                self._drop_member(group, group.members[member_id])
+        if ErrorCode.NONE in codes:
+            self._rebalance_after_loss(group)
+        self.forget_if_idle(group)
+        return codes
+
+    # -- for the shard ------------------------------------------------------------------------------
+
+    def ring_classic(self, group: ClassicGroup, timer: Timer) -> None:
+        """A timer of the group rang."""
+        if timer.kind == "member":
+            self._on_member_timer(group, timer.owner[1])
+        elif timer.kind == "join":
+            self._on_join_timer(group)
+        else:
+            self._on_sync_timer(group)
+
+    def resume_classic(self, group: ClassicGroup) -> None:
+        """The group was read from the log: its members' sessions begin anew."""
+        for member in group.members.values():
+            self._heard(member)

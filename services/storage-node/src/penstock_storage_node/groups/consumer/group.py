@@ -1,0 +1,256 @@
+"""A group of the consumer protocol (KIP-848): members, epochs, target and current assignments.
+
+Members are immutable; a step of the protocol works on a draft of the group, and the draft takes
+the group's place once its records are appended. So a refused write leaves nothing behind.
+
+Reconciliation (CurrentAssignmentBuilder of Apache Kafka 4.3): a member first gives up what it is to
+lose (UNREVOKED), at its old epoch; then it moves to the target's epoch with what is free, and gets
+the rest as others let go of it (UNRELEASED). A partition never has two owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId
+from penstock_storage_node.groups.records import Assignment, ConsumerMemberValue, CurrentValue
+
+Parts = frozenset[tuple[TopicId, int]]
+"""Partitions by topic id."""
+
+NOTHING: Final[Parts] = frozenset()
+
+STABLE: Final = 0
+UNREVOKED: Final = 1
+UNRELEASED: Final = 2
+
+LEAVE: Final = -1
+"""Member epoch of a member that leaves."""
+LEAVE_FOR_NOW: Final = -2
+"""Member epoch of a static member that is to come back."""
+
+_EPOCHS_SINCE: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    """One member. `assigned` is what it may read; `revoking` what it still has to give up."""
+
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topics: tuple[str, ...] = ()
+    regex: str | None = None
+    rebalance_timeout_ms: int = -1
+    assignor: str | None = None
+    classic: tuple[int, tuple[tuple[str, bytes], ...]] | None = None
+    """(session timeout in ms, protocols) of a member that speaks the classic protocol."""
+    epoch: int = 0
+    previous_epoch: int = -1
+    state: int = STABLE
+    assigned: Parts = NOTHING
+    revoking: Parts = NOTHING
+
+    @property
+    def client(self) -> tuple[str | None, str, str]:
+        """Who it was when it was last heard."""
+        return self.instance_id, self.client_id, self.client_host
+
+    def to_value(self) -> ConsumerMemberValue:
+        """What it has said of itself, as it is stored."""
+        return ConsumerMemberValue(
+            self.instance_id,
+            self.rack_id,
+            self.client_id,
+            self.client_host,
+            self.topics,
+            self.regex,
+            self.rebalance_timeout_ms,
+            self.assignor,
+            self.classic,
+        )
+
+    def with_value(self, value: ConsumerMemberValue) -> ConsumerMember:
+        """The member as it was stored."""
+        return replace(
+            self,
+            instance_id=value.instance_id,
+            rack_id=value.rack_id,
+            client_id=value.client_id,
+            client_host=value.client_host,
+            topics=value.topics,
+            regex=value.regex,
+            rebalance_timeout_ms=value.rebalance_timeout_ms,
+            assignor=value.assignor,
+            classic=value.classic,
+        )
+
+    def current(self) -> CurrentValue:
+        """What it owns, as it is stored."""
+        return CurrentValue(
+            self.epoch,
+            self.previous_epoch,
+            self.state,
+            to_assignment(self.assigned),
+            to_assignment(self.revoking),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerGroup:
+    """One group."""
+
+    group_id: str
+    epoch: int = 0
+    assignment_epoch: int = 0
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    targets: dict[str, Parts] = field(default_factory=dict)
+    owners: dict[tuple[TopicId, int], str] = field(default_factory=dict)
+    """Who has a partition, or has yet to give it up."""
+    static: dict[str, str] = field(default_factory=dict)
+    """Member id by instance id."""
+    topics: dict[str, tuple[TopicId, int]] = field(default_factory=dict)
+    """Id and partition count of every topic that a member subscribes to, as of the last epoch."""
+    seen: object = None
+    """Metadata that `topics` was last compared with."""
+
+    def draft(self) -> ConsumerGroup:
+        """A copy to change."""
+        return ConsumerGroup(
+            self.group_id,
+            self.epoch,
+            self.assignment_epoch,
+            dict(self.members),
+            dict(self.targets),
+            dict(self.owners),
+            dict(self.static),
+            self.topics,
+            self.seen,
+        )
+
+    @property
+    def state(self) -> str:
+        """As clients are told."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.assignment_epoch:
+            return "Assigning"
+        settled = all(m.state == STABLE and m.epoch == self.assignment_epoch for m in self.members.values())
+        return "Stable" if settled else "Reconciling"
+
+    @property
+    def assignor(self) -> str:
+        """The assignor that most members ask for; uniform when none asks."""
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            if member.assignor is not None:
+                votes[member.assignor] = votes.get(member.assignor, 0) + 1
+        return max(votes, key=lambda name: votes[name]) if votes else "uniform"
+
+    # -- members --------------------------------------------------------------------------
+
+    def put(self, member: ConsumerMember) -> None:
+        """Add or replace a member."""
+        old = self.members.get(member.member_id)
+        if old is not None:
+            self._disown(old)
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+        for part in member.assigned | member.revoking:
+            self.owners[part] = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        """Forget a member and all that it had."""
+        member = self.members.pop(member_id, None)
+        self.targets.pop(member_id, None)
+        if member is not None:
+            self._disown(member)
+            if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
+                del self.static[member.instance_id]
+
+    def at_rest(self, member_id: str, epoch: int, seen: object) -> ConsumerMember | None:
+        """The member, if there is nothing to tell it and nothing to do in the group, as nearly always: such
+        a heartbeat does not cost what grows with the group. `epoch`: what the member has; `seen`: the
+        metadata of now."""
+        if not 0 < epoch == self.epoch == self.assignment_epoch or self.seen is not seen:
+            return None
+        member = self.members.get(member_id)
+        at_rest = (
+            member is not None and (member.epoch, member.state) == (epoch, STABLE) and member.classic is None
+        )
+        return member if at_rest else None
+
+    def _disown(self, member: ConsumerMember) -> None:
+        for part in member.assigned | member.revoking:
+            if self.owners.get(part) == member.member_id:
+                del self.owners[part]
+
+    def reconcile(self, member: ConsumerMember, owned: Parts | None) -> ConsumerMember:
+        """The member's next state. `owned`: what it says that it has; None when it didn't say."""
+        if member.state == STABLE and member.epoch == self.assignment_epoch:
+            return member
+        if member.state == UNREVOKED and (owned is None or owned & member.revoking):
+            return member
+        target = self.targets.get(member.member_id, NOTHING)
+        kept = member.assigned & target
+        revoking = member.assigned - target
+        if revoking:
+            return replace(member, state=UNREVOKED, assigned=kept, revoking=revoking)
+        wanted = target - kept
+        free = frozenset(p for p in wanted if self.owners.get(p, member.member_id) == member.member_id)
+        epoch = self.assignment_epoch
+        return replace(
+            member,
+            epoch=epoch,
+            previous_epoch=member.epoch if member.epoch != epoch else member.previous_epoch,
+            state=STABLE if len(free) == len(wanted) else UNRELEASED,
+            assigned=kept | free,
+            revoking=NOTHING,
+        )
+
+    # -- offsets ----------------------------------------------------------------------------
+
+    def check_commit(self, member_id: str, epoch: int, version: int) -> ErrorCode:
+        """Whether that member may commit; anybody may to an empty group."""
+        if epoch < 0 and not self.members:
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if member.classic is not None:
+            return ErrorCode.NONE if epoch == member.epoch else ErrorCode.ILLEGAL_GENERATION
+        if version < _EPOCHS_SINCE:
+            return ErrorCode.UNSUPPORTED_VERSION
+        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether that member may fetch offsets; without a member id it is an administrator."""
+        if member_id is None or epoch < 0:
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def subscribes(self, topic: str) -> bool:
+        """Whether its members read `topic`."""
+        return topic in self.topics or any(topic in m.topics for m in self.members.values())
+
+
+def to_assignment(parts: Iterable[tuple[TopicId, int]]) -> Assignment:
+    """Partitions by topic id, in order."""
+    out: dict[TopicId, list[int]] = {}
+    for topic_id, partition in sorted(parts):
+        out.setdefault(topic_id, []).append(partition)
+    return {topic_id: tuple(partitions) for topic_id, partitions in out.items()}
+
+
+def to_parts(assignment: Mapping[TopicId, Iterable[int]]) -> Parts:
+    """The other way."""
+    return frozenset((topic_id, p) for topic_id, partitions in assignment.items() for p in partitions)

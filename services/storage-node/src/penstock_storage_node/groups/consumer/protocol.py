@@ -1,0 +1,599 @@
+"""The consumer group protocol (KIP-848): ConsumerGroupHeartbeat, and what follows from it.
+
+Rules (GroupMetadataManager.consumerGroupHeartbeat of Apache Kafka 4.3): a change of subscriptions, of
+members or of subscribed topics raises the group's epoch; a group epoch ahead of the assignment's
+makes a new target; each heartbeat takes its member one step towards it. Answers wait for the high
+watermark when they rest on new records. A member that is silent for a session is out, and so is one
+that does not give up its partitions within its rebalance timeout.
+
+A group turns from classic to consumer when the first member of the new kind comes, and back while it has
+no members; its offsets stay. For members of the classic protocol in a consumer group see `mixed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId
+from penstock_kafka.wire.metadata import INTERNAL_TOPICS
+from penstock_storage_node.groups import records as rec
+from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState, answer_all
+from penstock_storage_node.groups.consumer.assignors import ASSIGNORS, Subscriber
+from penstock_storage_node.groups.consumer.group import (
+    LEAVE,
+    LEAVE_FOR_NOW,
+    NOTHING,
+    UNREVOKED,
+    ConsumerGroup,
+    ConsumerMember,
+    Parts,
+    to_assignment,
+    to_parts,
+)
+from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
+from penstock_storage_node.groups.consumer.subscription import read_assignment, read_subscription
+from penstock_storage_node.groups.records import Record
+from penstock_storage_node.groups.store import ID_LENGTH_MAX, Base, group_write_error
+from penstock_storage_node.groups.timers import Timer
+
+REGEXES_KEPT_MAX = 256
+_NO_TOPIC = TopicRegex(r"[^\s\S]")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeat:
+    """A ConsumerGroupHeartbeat; None where nothing changed since the last one."""
+
+    group_id: str
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    topics: tuple[str, ...] | None = None
+    regex: str | None = None
+    assignor: str | None = None
+    owned: Parts | None = None
+    client_id: str = ""
+    client_host: str = ""
+    version: int = 1
+    classic: tuple[int, tuple[tuple[str, bytes], ...]] | None = None
+    """Of a member that speaks the classic protocol: session timeout in ms, protocols."""
+
+    @property
+    def is_full(self) -> bool:
+        """It says everything, as after a lost answer: the assignment is told again."""
+        said = self.topics is not None or self.regex is not None
+        return self.epoch == 0 or (self.rebalance_timeout_ms != -1 and said and self.owned is not None)
+
+    @property
+    def is_bare(self) -> bool:
+        """It says that the member lives, and no more."""
+        said = (self.topics, self.regex, self.assignor, self.owned, self.rack_id, self.classic)
+        return self.rebalance_timeout_ms == -1 and said == (None,) * 6
+
+    @property
+    def client(self) -> tuple[str | None, str, str]:
+        """Who sends it."""
+        return self.instance_id, self.client_id, self.client_host
+
+
+@dataclass(slots=True)
+class ConsumerHeartbeatResult:
+    """What a ConsumerGroupHeartbeat is answered. `assignment` None: as it was."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    member_id: str | None = None
+    epoch: int = 0
+    assignment: Parts | None = None
+
+
+BeatReply = Callable[[ConsumerHeartbeatResult], None]
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ConsumerProtocol(Base):
+    """The part of a shard that runs consumer groups."""
+
+    # -- heartbeat --------------------------------------------------------------------------
+
+    def consumer_heartbeat(self, request: ConsumerHeartbeat, reply: BeatReply) -> None:
+        """A ConsumerGroupHeartbeat."""
+        try:
+            self._check(request)
+            records: list[Record] = []
+            was = self.groups.get(request.group_id)
+            group = self._group_to_beat(request, records)
+            if request.epoch in (LEAVE, LEAVE_FOR_NOW):
+                self._leave(group, request, reply)
+            else:
+                self.beat(group, request, records, reply)
+            if isinstance(was, ClassicGroup):
+                self._after_upgrade(was)
+        except Refused as refusal:
+            reply(ConsumerHeartbeatResult(refusal.code, refusal.message))
+
+    def _check(self, request: ConsumerHeartbeat) -> None:
+        def invalid(message: str) -> Refused:
+            return Refused(ErrorCode.INVALID_REQUEST, message)
+
+        if not request.group_id:
+            raise invalid("GroupId can't be empty.")
+        if request.instance_id == "" or request.rack_id == "":
+            raise invalid("InstanceId and RackId can't be empty.")
+        if any(
+            len(t or "") > ID_LENGTH_MAX for t in (request.member_id, request.instance_id, request.rack_id)
+        ):
+            raise invalid(f"An id has more than {ID_LENGTH_MAX} characters.")
+        if request.epoch < LEAVE_FOR_NOW:
+            raise invalid("MemberEpoch is invalid.")
+        if not request.member_id and (request.version >= 1 or request.epoch != 0):
+            raise invalid("MemberId can't be empty.")
+        if request.epoch == LEAVE_FOR_NOW and request.instance_id is None:
+            raise invalid("InstanceId can't be null.")
+        if request.epoch == 0:
+            if request.rebalance_timeout_ms == -1:
+                raise invalid("RebalanceTimeoutMs must be provided in first request.")
+            if request.owned is None or request.owned:
+                raise invalid("TopicPartitions must be empty when (re-)joining.")
+            if not request.topics and not request.regex:
+                raise invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be set first.")
+        if request.assignor is not None and request.assignor not in ASSIGNORS:
+            known = ", ".join(ASSIGNORS)
+            raise Refused(
+                ErrorCode.UNSUPPORTED_ASSIGNOR, f"ServerAssignor {request.assignor} is not supported: {known}"
+            )
+        if request.regex:
+            try:
+                self._regex(request.regex)
+            except BadRegex as e:
+                raise Refused(
+                    ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex {request.regex!r}: {e}"
+                ) from None
+
+    def _group_to_beat(self, request: ConsumerHeartbeat, records: list[Record]) -> ConsumerGroup:
+        group = self.groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        if request.epoch != 0:
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found.")
+        if isinstance(group, ClassicGroup):
+            if group.state is not GroupState.EMPTY or group.members or group.pending:
+                return self._upgraded(group, records)
+            records.append(Record(rec.group_key(group.group_id), None))
+        return ConsumerGroup(request.group_id)
+
+    def _upgraded(self, group: ClassicGroup, records: list[Record]) -> ConsumerGroup:
+        """A classic group of consumers as a consumer group, with what has to be written for it."""
+        upgraded = ConsumerGroup(group.group_id, group.generation, group.generation)
+        upgraded.topics = {"": (TopicId(b""), -1)}  # whatever it is, it differs
+        records.append(Record(rec.group_key(group.group_id), None))
+        for m in group.members.values():
+            subscription = read_subscription(
+                m.metadata(group.protocol) or (m.protocols or (("", b""),))[0][1]
+            )
+            places = read_assignment(m.assignment)
+            if not group.is_consumer or subscription is None or places is None or not m.protocols:
+                raise Refused(
+                    ErrorCode.GROUP_ID_NOT_FOUND,
+                    f"Group {group.group_id} has members of the classic protocol that cannot be understood.",
+                )
+            found = ((self.topics.topic_id(topic), partition) for topic, partition in places)
+            assigned = frozenset((i, p) for i, p in found if i is not None and (i, p) not in upgraded.owners)
+            member = ConsumerMember(
+                m.member_id,
+                m.instance_id,
+                None,
+                m.client_id,
+                m.client_host,
+                tuple(sorted(set(subscription.topics))),
+                rebalance_timeout_ms=m.rebalance_timeout_ms,
+                classic=(m.session_timeout_ms, m.protocols),
+                epoch=group.generation,
+                previous_epoch=group.generation,
+                assigned=assigned,
+            )
+            upgraded.put(member)
+            upgraded.targets[m.member_id] = assigned
+            for kind, value in (
+                (rec.CONSUMER_MEMBER, rec.put_consumer_member(member.to_value())),
+                (rec.TARGET_MEMBER, rec.put_target(to_assignment(assigned))),
+                (rec.CURRENT_MEMBER, rec.put_current(member.current())),
+            ):
+                records.append(Record(self._key(upgraded, kind, m.member_id), value))
+        return upgraded
+
+    def _after_upgrade(self, was: ClassicGroup) -> None:
+        """The classic group is no more: who waits in it joins again."""
+        group = self.groups.get(was.group_id)
+        if not isinstance(group, ConsumerGroup):
+            return
+        was.state = GroupState.DEAD
+        for timer in (was.join_timer, was.sync_timer, *was.pending.values()):
+            timer.cancel()
+        for m in list(was.members.values()):
+            m.session.cancel()
+            if m.member_id in group.members:
+                self.watch(group, group.members[m.member_id])
+        answer_all(list(was.members.values()), ErrorCode.REBALANCE_IN_PROGRESS)
+
+    def refresh(self, group: ConsumerGroup) -> None:
+        """Look for changes of topics, as a heartbeat does."""
+        if group.seen is self.topics.token():
+            return
+        draft = group.draft()
+        records: list[Record] = []
+        self._retarget(draft, records)
+        self._finish(group, draft, records, ConsumerHeartbeatResult(), lambda _: None)
+
+    def beat(
+        self, group: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record], reply: BeatReply
+    ) -> None:
+        resting = group.at_rest(request.member_id, request.epoch, self.topics.token())
+        if resting is not None and request.is_bare and request.client == resting.client:
+            reply(ConsumerHeartbeatResult(member_id=resting.member_id, epoch=resting.epoch))
+            self.watch(group, resting)
+            return
+        draft = group.draft()
+        before = self._member_to_beat(draft, request, records)
+        member = self._updated(before, request)
+        told = before.assigned if before.member_id in group.members else NOTHING
+        if member.to_value() != before.to_value() or member.member_id not in group.members:
+            value = rec.put_consumer_member(member.to_value())
+            records.append(Record(self._key(draft, rec.CONSUMER_MEMBER, member.member_id), value))
+        subscribed = (before.topics, before.regex) != (member.topics, member.regex)
+        draft.put(member)
+        if subscribed or member.member_id not in group.members:
+            draft.seen = None
+            draft.topics = {"": (TopicId(b""), -1)}  # whatever it is now, it differs
+        self._retarget(draft, records)
+        after = draft.reconcile(member, request.owned)
+        if after != before or member.member_id not in group.members:
+            if after.current() != before.current() or member.member_id not in group.members:
+                value = rec.put_current(after.current())
+                records.append(Record(self._key(draft, rec.CURRENT_MEMBER, member.member_id), value))
+            draft.put(after)
+        result = ConsumerHeartbeatResult(member_id=after.member_id, epoch=after.epoch)
+        if request.is_full or after.assigned != told:
+            result.assignment = after.assigned
+        self._finish(group, draft, records, result, reply)
+        current = self.groups.get(group.group_id)
+        if isinstance(current, ConsumerGroup) and after.member_id in current.members:
+            self.watch(current, current.members[after.member_id])
+
+    def _finish(
+        self,
+        group: ConsumerGroup,
+        draft: ConsumerGroup,
+        records: list[Record],
+        result: ConsumerHeartbeatResult,
+        reply: BeatReply,
+    ) -> None:
+        """Write, have the draft take the group's place, answer when the records are safe."""
+        if not records:
+            group.seen = draft.seen
+            reply(result)
+            return
+
+        def written(error: ErrorCode) -> None:
+            reply(
+                ConsumerHeartbeatResult(group_write_error(error), "not written: try again")
+                if error
+                else result
+            )
+
+        if self.write(records, written):
+            self.groups[draft.group_id] = draft
+            for member_id in group.members.keys() - draft.members.keys():
+                self._unwatch(draft.group_id, member_id)
+
+    def _member_to_beat(
+        self, draft: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record]
+    ) -> ConsumerMember:
+        member_id = request.member_id or self.new_id()
+        known = draft.static.get(request.instance_id) if request.instance_id is not None else None
+        if known is not None and known != member_id:
+            holder = draft.members[known]
+            if request.epoch != 0:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
+            if holder.epoch != LEAVE_FOR_NOW and request.classic is None:
+                raise Refused(
+                    ErrorCode.UNRELEASED_INSTANCE_ID, f"{request.instance_id} is still held by {known}."
+                )
+            return self._take_over(draft, holder, member_id, records)
+        member = draft.members.get(member_id)
+        if member is None:
+            if request.epoch != 0:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
+            if len(draft.members) >= self.settings.group_size_max:
+                raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group is full.")
+            return ConsumerMember(member_id, request.instance_id)
+        if request.epoch > member.epoch or (
+            0 < request.epoch < member.epoch
+            and (
+                request.epoch != member.previous_epoch
+                or request.owned is None
+                or not request.owned <= member.assigned
+            )
+        ):
+            raise Refused(
+                ErrorCode.FENCED_MEMBER_EPOCH,
+                f"Member epoch {request.epoch} is not the one here ({member.epoch}): rejoin.",
+            )
+        return member
+
+    def _take_over(
+        self, draft: ConsumerGroup, holder: ConsumerMember, member_id: str, records: list[Record]
+    ) -> ConsumerMember:
+        """A static member is back: it gets the target of the one that it was."""
+        target = draft.targets.get(holder.member_id, NOTHING)
+        records += self._tombstones(draft, holder.member_id)
+        draft.remove(holder.member_id)
+        draft.targets[member_id] = target
+        value = rec.put_target(to_assignment(target))
+        records.append(Record(self._key(draft, rec.TARGET_MEMBER, member_id), value))
+        member = replace(
+            holder,
+            member_id=member_id,
+            epoch=0,
+            previous_epoch=-1,
+            state=0,
+            assigned=NOTHING,
+            revoking=NOTHING,
+        )
+        draft.put(member)
+        return member
+
+    def _updated(self, member: ConsumerMember, request: ConsumerHeartbeat) -> ConsumerMember:
+        regex = member.regex if request.regex is None else request.regex or None
+        topics = member.topics if request.topics is None else tuple(sorted(set(request.topics)))
+        if request.epoch == 0:
+            # A first request says all there is; what it leaves out is gone.
+            regex, topics = request.regex or None, tuple(sorted(set(request.topics or ())))
+        timeout_ms = request.rebalance_timeout_ms
+        return replace(
+            member,
+            rack_id=member.rack_id if request.rack_id is None else request.rack_id,
+            rebalance_timeout_ms=member.rebalance_timeout_ms if timeout_ms == -1 else timeout_ms,
+            topics=topics,
+            regex=regex,
+            assignor=member.assignor if request.assignor is None else request.assignor,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            classic=request.classic,
+        )
+
+    # -- targets ----------------------------------------------------------------------------
+
+    def _retarget(self, draft: ConsumerGroup, records: list[Record]) -> None:
+        """A new epoch and target, if members or topics changed."""
+        token = self.topics.token()
+        if draft.seen is not token:
+            topics = self._subscribed(draft)
+            draft.seen = token
+            if topics != draft.topics:
+                draft.topics = topics
+                draft.epoch += 1
+                value = rec.put_epoch(draft.epoch)
+                records.append(Record(self._key(draft, rec.CONSUMER_GROUP), value))
+        if draft.epoch <= draft.assignment_epoch:
+            return
+        counts = dict(draft.topics.values())
+        subscribers = [
+            Subscriber(
+                m.member_id,
+                m.instance_id,
+                frozenset(draft.topics[t][0] for t in self._topics_of(m, draft.topics)),
+                draft.targets.get(m.member_id, NOTHING),
+            )
+            for m in draft.members.values()
+        ]
+        targets = ASSIGNORS[draft.assignor](subscribers, counts)
+        for member_id, target in targets.items():
+            if draft.targets.get(member_id) != target:
+                key = self._key(draft, rec.TARGET_MEMBER, member_id)
+                records.append(Record(key, rec.put_target(to_assignment(target))))
+        draft.targets = targets
+        draft.assignment_epoch = draft.epoch
+        records.append(Record(self._key(draft, rec.TARGET_EPOCH), rec.put_epoch(draft.epoch)))
+
+    def _subscribed(self, group: ConsumerGroup) -> dict[str, tuple[TopicId, int]]:
+        """Topics that exist and that some member reads."""
+        found: dict[str, tuple[TopicId, int]] = {}
+        names = self.topics.names() if any(m.regex for m in group.members.values()) else ()
+        for regex in {m.regex for m in group.members.values() if m.regex}:
+            compiled = self._stored_regex(regex)
+            for name in names:
+                if name not in found and name not in INTERNAL_TOPICS and compiled.matches(name):
+                    self._note_topic(found, name)
+        for topic in {t for m in group.members.values() for t in m.topics}:
+            self._note_topic(found, topic)
+        return found
+
+    def _note_topic(self, found: dict[str, tuple[TopicId, int]], name: str) -> None:
+        topic_id, count = self.topics.topic_id(name), self.topics.partition_count(name)
+        if topic_id is not None and count:
+            found[name] = (topic_id, count)
+
+    def _topics_of(self, member: ConsumerMember, known: dict[str, tuple[TopicId, int]]) -> list[str]:
+        wanted = set(member.topics)
+        compiled = self._stored_regex(member.regex) if member.regex else None
+        return [
+            name
+            for name in known
+            if name in wanted
+            or (compiled is not None and name not in INTERNAL_TOPICS and compiled.matches(name))
+        ]
+
+    def _stored_regex(self, pattern: str) -> TopicRegex:
+        """As `_regex`, of a member that is there: a pattern in the log that cannot be read here (another
+        build's, Kafka's) subscribes to nothing, and keeps no shard from being loaded."""
+        try:
+            return self._regex(pattern)
+        except BadRegex:
+            return _NO_TOPIC
+
+    def _regex(self, pattern: str) -> TopicRegex:
+        known = self.regexes.get(pattern)
+        if known is None:
+            if len(self.regexes) >= REGEXES_KEPT_MAX:
+                self.regexes.clear()
+            known = self.regexes[pattern] = TopicRegex(pattern)
+        return known
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def _leave(self, group: ConsumerGroup, request: ConsumerHeartbeat, reply: BeatReply) -> None:
+        member_id = request.member_id
+        if request.instance_id is not None:
+            known = group.static.get(request.instance_id)
+            if known is None:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.instance_id} is not in the group.")
+            if known != member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
+        member = group.members.get(member_id)
+        if member is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
+        result = ConsumerHeartbeatResult(member_id=member_id, epoch=request.epoch)
+        if request.epoch == LEAVE:
+            self.remove_members(group, [member_id], result, reply)
+            return
+        draft = group.draft()
+        # It keeps its partitions for a session; what it was to give up it has given up.
+        away = replace(member, epoch=LEAVE_FOR_NOW, previous_epoch=member.epoch, state=0, revoking=NOTHING)
+        draft.put(away)
+        key = self._key(draft, rec.CURRENT_MEMBER, member_id)
+        self._finish(group, draft, [Record(key, rec.put_current(away.current()))], result, reply)
+
+    def remove_members(
+        self, group: ConsumerGroup, member_ids: list[str], result: ConsumerHeartbeatResult, reply: BeatReply
+    ) -> None:
+        draft = group.draft()
+        records: list[Record] = []
+        for member_id in member_ids:
+            records += self._tombstones(draft, member_id)
+            draft.remove(member_id)
+        draft.epoch += 1
+        draft.seen = None
+        draft.topics = self._subscribed(draft)
+        records.append(Record(self._key(draft, rec.CONSUMER_GROUP), rec.put_epoch(draft.epoch)))
+        self._finish(group, draft, records, result, reply)
+
+    def _key(self, group: ConsumerGroup, kind: int, member_id: str | None = None) -> bytes:
+        return rec.consumer_key(kind, group.group_id, member_id)
+
+    def _tombstones(self, group: ConsumerGroup, member_id: str) -> list[Record]:
+        kinds = (rec.CURRENT_MEMBER, rec.TARGET_MEMBER, rec.CONSUMER_MEMBER)
+        return [Record(self._key(group, kind, member_id), None) for kind in kinds]
+
+    def consumer_tombstones(self, group: ConsumerGroup) -> list[Record]:
+        """Records that remove an empty group."""
+        return [Record(self._key(group, kind), None) for kind in (rec.TARGET_EPOCH, rec.CONSUMER_GROUP)]
+
+    # -- time -------------------------------------------------------------------------------
+
+    def watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        place = (group.group_id, member.member_id)
+        timers = self.sessions.get(place)
+        if timers is None:
+            timers = self.sessions[place] = (Timer("session", place), Timer("revoke", place))
+        session, revoke = timers
+        session_ms = self.session_ms(group.group_id) if member.classic is None else member.classic[0]
+        self.timers.set(session, self.clock_ms() + session_ms)
+        if member.state != UNREVOKED:
+            revoke.cancel()
+        elif not revoke.is_set:
+            self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
+
+    def hear(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """A classic member lives; whether it has to join again is another matter."""
+        timers = self.sessions.get((group.group_id, member.member_id))
+        if timers is None or member.classic is None:
+            self.watch(group, member)
+        else:
+            self.timers.set(timers[0], self.clock_ms() + member.classic[0])
+
+    def expect_join(self, group: ConsumerGroup, member: ConsumerMember) -> None:
+        """A classic member was told to join again: it has its rebalance timeout for that."""
+        _, revoke = self.sessions[group.group_id, member.member_id]
+        if not revoke.is_set:
+            self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
+
+    def _unwatch(self, group_id: str, member_id: str) -> None:
+        for timer in self.sessions.pop((group_id, member_id), ()):
+            timer.cancel()
+
+    def ring_consumer(self, group: ConsumerGroup, timer: Timer) -> None:
+        """A member was silent, or kept what it was to give up, for too long."""
+        member = group.members.get(timer.owner[1])
+        if member is None:
+            return
+        if timer.kind == "revoke" and member.state != UNREVOKED and member.classic is None:
+            return
+
+        def removed(result: ConsumerHeartbeatResult) -> None:
+            if result.error and not self.closed:
+                # It could not be written: try again soon.
+                self.timers.set(timer, self.clock_ms() + 1_000)
+
+        self.remove_members(group, [member.member_id], ConsumerHeartbeatResult(), removed)
+
+    # -- the log ------------------------------------------------------------------------------
+
+    def replay_consumer(self, about: rec.Key, value: bytes | None) -> None:
+        """Take in one record of a consumer group."""
+        name, member_id = about.group_id, about.member_id
+        group = self.groups.get(name)
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            group = ConsumerGroup(name)
+            self.groups[name] = group
+        if about.kind == rec.CONSUMER_GROUP:
+            if value is None:
+                del self.groups[name]
+            else:
+                group.epoch = rec.read_epoch(value)
+        elif about.kind == rec.TARGET_EPOCH:
+            group.assignment_epoch = 0 if value is None else rec.read_epoch(value)
+        elif about.kind == rec.TARGET_MEMBER:
+            if value is None:
+                group.targets.pop(member_id, None)
+            else:
+                group.targets[member_id] = to_parts(rec.read_target(value))
+        elif about.kind == rec.CONSUMER_MEMBER and value is None:
+            group.remove(member_id)
+        else:
+            member = group.members.get(member_id) or ConsumerMember(member_id)
+            if about.kind == rec.CONSUMER_MEMBER and value is not None:
+                member = member.with_value(rec.read_consumer_member(value))
+            elif value is None:
+                member = replace(member, epoch=0, state=0, assigned=NOTHING, revoking=NOTHING)
+            else:
+                current = rec.read_current(value)
+                member = replace(
+                    member,
+                    epoch=current.epoch,
+                    previous_epoch=current.previous_epoch,
+                    state=current.state,
+                    assigned=to_parts(current.assigned),
+                    revoking=to_parts(current.revoking),
+                )
+            group.put(member)
+
+    def resume_consumer(self, group: ConsumerGroup) -> None:
+        """The group was read from the log."""
+        group.topics = self._subscribed(group)
+        for member in group.members.values():
+            self.watch(group, member)

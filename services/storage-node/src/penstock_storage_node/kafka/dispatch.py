@@ -1,0 +1,101 @@
+"""Which handler answers which Kafka request, and the node's own (direct) listener."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_frontend.authorizer import Authorizer
+from penstock_frontend.cluster.apis import ClusterApis, admit
+from penstock_frontend.listener.listener import Buffer, Connection, Response
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
+from penstock_storage_node.kafka.describe_node import DescribeNodeHandler
+from penstock_storage_node.kafka.fetch import FetchHandler
+from penstock_storage_node.kafka.groups import GroupHandler
+from penstock_storage_node.kafka.list_offsets import ListOffsetsHandler
+from penstock_storage_node.kafka.produce import ProduceHandler
+from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.replica.manager import ReplicaManager
+
+
+class DataApis:
+    """The Kafka APIs that go to a partition's leader, a group's coordinator among them."""
+
+    def __init__(
+        self, manager: ReplicaManager, authorizer: Authorizer, groups: GroupHost | None = None
+    ) -> None:
+        produce = ProduceHandler(manager, authorizer)
+        fetch = FetchHandler(manager, authorizer)
+        offsets = ListOffsetsHandler(manager, authorizer)
+        node = DescribeNodeHandler(manager, authorizer)
+        self._handlers: dict[
+            int, Callable[[RequestContext, RequestHeader, Buffer], Response | Awaitable[Response]]
+        ] = {
+            int(ApiKey.PRODUCE): produce.handle,
+            int(ApiKey.FETCH): fetch.handle,
+            int(ApiKey.LIST_OFFSETS): offsets.list_offsets,
+            int(ApiKey.OFFSET_FOR_LEADER_EPOCH): offsets.offset_for_leader_epoch,
+            int(ApiKey.DELETE_RECORDS): DeleteRecordsHandler(manager, authorizer).handle,
+            int(ApiKey.DESCRIBE_PRODUCERS): node.describe_producers,
+            int(ApiKey.DESCRIBE_LOG_DIRS): node.describe_log_dirs,
+            int(ApiKey.ALTER_REPLICA_LOG_DIRS): node.alter_log_dirs,
+        }
+        if groups is not None:
+            group_handler = GroupHandler(groups, authorizer)
+            self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
+
+    def handles(self, api_key: int) -> bool:
+        """Whether `handle` knows the API."""
+        return api_key in self._handlers
+
+    def handle(
+        self, caller: RequestContext, header: RequestHeader, frame: Buffer
+    ) -> Response | Awaitable[Response]:
+        """Answer one request; what must happen in order has happened on return.
+
+        Raises Malformed when the frame cannot be read: its connection is to be closed.
+        """
+        return self._handlers[header.api_key](caller, header, frame)
+
+
+class DirectAddresses:
+    """What clients of a direct listener are told: each node's endpoint of the same listener."""
+
+    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        """Host and port, None when that node has no such listener."""
+        endpoint = node.listeners.get(connection.listener)
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
+        """A direct client talks to this build."""
+        del image
+        return SUPPORTED
+
+
+class DirectHandler:
+    """Answers the frames of the node's own listeners."""
+
+    def __init__(self, data: DataApis, cluster: ClusterApis, metrics: KafkaMetrics) -> None:
+        self._data = data
+        self._cluster = cluster
+        self._metrics = metrics
+
+    def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+        """See `FrameHandler`."""
+        header = admit(connection, frame, self._metrics)
+        if not isinstance(header, RequestHeader):
+            return header
+        if self._data.handles(header.api_key):
+            caller = RequestContext(
+                connection.principal,
+                header.client_id,
+                connection.peer,
+                connection.peer_host,
+                connection.listener,
+            )
+            return self._data.handle(caller, header, frame)
+        return self._cluster.answer(connection, header, frame)

@@ -1,0 +1,233 @@
+"""Fetch: records up to the high watermark, waiting for them when there are too few.
+
+Rules (KIP-74, ReplicaManager.fetchMessages): partitions are served in the order of the request;
+the first that has anything gives at least one whole batch, whatever the limits; a request waits
+up to max_wait_ms for min_bytes, but not when a partition has an error to tell. Sessions
+(KIP-227) are declined. A consumer that says its rack may be sent to a nearer replica (`preferred`,
+KIP-392). Waiting costs nothing: a rise of the high watermark wakes the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.listener.listener import Buffer, Response
+from penstock_kafka.wire.fetch import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchPartition,
+    FetchRequest,
+    FetchResult,
+    decode_fetch,
+    encode_fetch_response,
+)
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_storage_node.kafka.preferred_replica import NOBODY, check_follower, preferred_replica
+from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.log import LogState, ReadData, ReadJob
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.partition import Partition, wait_for_change
+from penstock_storage_node.replication.leadership import Leadership
+
+RESPONSE_BYTES_MAX = 4 * 1024 * 1024
+"""Most bytes of records in one response: what a slow client can make this process hold."""
+
+WAIT_MS_MAX = 60_000
+GATHER_MS = 5
+"""Pause between looks of a request that wants more than one byte."""
+
+FETCH_SESSION_ID_NOT_FOUND = 70
+
+
+class FetchHandler:
+    """Answers Fetch for every way in."""
+
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+        self.manager = manager
+        self.authorizer = authorizer
+
+    def handle(
+        self, caller: RequestContext, header: RequestHeader, frame: Buffer
+    ) -> Response | Coroutine[Any, Any, Response]:
+        """Answer one request: at once when the records are in memory, else as a coroutine."""
+        self.manager.metrics.fetch_requests += 1
+        request = decode_fetch(frame, header)
+        if request.is_incremental:
+            return encode_fetch_response(header, [], error=FETCH_SESSION_ID_NOT_FOUND)
+        if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
+            return _all_failed(header, request, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if request.replica_id >= 0:
+            # Followers are fed by Replicate; Kafka says this to a replica that it does not know.
+            return _all_failed(header, request, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE)
+        look = _Look(self, caller, request)
+        if look.read_now() and look.satisfied(request):
+            return look.encode(header)
+        return self._wait(look, caller, header, request)
+
+    async def _wait(
+        self, look: _Look, caller: RequestContext, header: RequestHeader, request: FetchRequest
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
+        while True:
+            await look.read_on()
+            if look.satisfied(request) or loop.time() >= deadline_s:
+                return look.encode(header)
+            if not look.changed():
+                await wait_for_change(look.partitions, deadline_s)
+            if request.min_bytes > 1 and loop.time() < deadline_s:
+                await asyncio.sleep(GATHER_MS / 1000)
+            look = _Look(self, caller, request)
+            look.read_now()
+
+
+def _all_failed(
+    header: RequestHeader, request: FetchRequest, code: ErrorCode, whole: ErrorCode | None = None
+) -> Response:
+    """Every partition answered with `code`; the request as a whole too, unless `whole` says otherwise."""
+    results = [FetchResult(p.topic, p.topic_id, p.partition, code) for p in request.partitions]
+    return encode_fetch_response(header, results, error=code if whole is None else whole)
+
+
+class _Look:
+    """One pass over the partitions of a request."""
+
+    def __init__(self, handler: FetchHandler, caller: RequestContext, request: FetchRequest) -> None:
+        self.partitions: list[Partition] = []
+        """Those to wait on."""
+        self._manager = handler.manager
+        self._authorizer = handler.authorizer
+        self._caller = caller
+        self._items = request.partitions
+        self._rack = request.rack_id if caller.listener else ""
+        self._is_redirected = False
+        self._isolation_level = request.isolation_level
+        self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
+        self._results: list[FetchResult] = []
+        self._watermarks: list[tuple[Partition, int]] = []
+        self._size_bytes = 0
+        self._has_error = False
+        self._next = 0
+        self._job: tuple[ReadJob, Partition, FetchResult] | None = None
+
+    def read_now(self) -> bool:
+        """Read as far as memory and page cache go; False when the disk must be waited for."""
+        items = self._items
+        while self._next < len(items):
+            item = items[self._next]
+            self._next += 1
+            result = FetchResult(item.topic, item.topic_id, item.partition)
+            self._results.append(result)
+            try:
+                self._read(item, result)
+            except PenstockError as e:
+                self._fail(result, e)
+            if self._job is not None:
+                return False
+        return True
+
+    async def read_on(self) -> None:
+        """Finish the pass, waiting for the disk where needed."""
+        while self._job is not None:
+            job, partition, result = self._job
+            self._job = None
+            try:
+                self._take(result, await partition.run_read(job))
+            except PenstockError as e:
+                self._fail(result, e)
+            except OSError as e:
+                self._fail(result, PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.name}: {e}"))
+            self.read_now()
+
+    def _read(self, item: FetchPartition, result: FetchResult) -> None:
+        partition = self._manager.locate(item.topic, item.topic_id, item.partition)
+        replica, log = partition.replica, partition.log
+        if not self._authorizer.authorize(
+            self._caller.principal, Operation.READ, ResourceType.TOPIC, replica.topic
+        ):
+            raise PenstockError(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                f"{self._caller.principal} may not read {replica.topic}",
+            )
+        if log.state is LogState.FAILED or self._manager.disk_failed:
+            raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
+        if self._rack and replica.leadership is None:
+            check_follower(partition, item.current_leader_epoch)
+        else:
+            leadership = replica.require_leader(item.current_leader_epoch)
+            if self._rack and self._redirect(item, result, partition, leadership):
+                return
+        high_watermark, offset = replica.high_watermark, item.fetch_offset
+        result.high_watermark = result.last_stable_offset = high_watermark
+        result.log_start_offset = log.log_start_offset
+        if self._isolation_level == READ_COMMITTED:
+            result.aborted = ()
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise PenstockError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} of {replica.name} is not in {log.log_start_offset}..{log.log_end_offset}",
+            )
+        self.partitions.append(partition)
+        self._watermarks.append((partition, high_watermark))
+        limit = min(item.max_bytes, self._budget)
+        if offset >= high_watermark or (limit <= 0 and self._size_bytes):
+            return
+        found = partition.read(offset, max(limit, 0), high_watermark, min_one=not self._size_bytes)
+        if isinstance(found, ReadJob):
+            self._job = (found, partition, result)
+        else:
+            self._take(result, found)
+
+    def _redirect(
+        self, item: FetchPartition, result: FetchResult, partition: Partition, leadership: Leadership
+    ) -> bool:
+        """Name a nearer replica in place of records, if there is one."""
+        offset = item.fetch_offset
+        result.preferred_replica = preferred_replica(
+            self._manager, partition, leadership, self._rack, self._caller.listener, offset
+        )
+        if result.preferred_replica == NOBODY:
+            return False
+        result.high_watermark = result.last_stable_offset = partition.replica.high_watermark
+        result.log_start_offset = partition.log.log_start_offset
+        if self._isolation_level == READ_COMMITTED:
+            result.aborted = ()
+        self._is_redirected = True
+        return True
+
+    def _take(self, result: FetchResult, data: ReadData) -> None:
+        result.records = data.buffers
+        self._size_bytes += data.size_bytes
+        self._budget -= data.size_bytes
+
+    def _fail(self, result: FetchResult, error: PenstockError) -> None:
+        self._has_error = True
+        self._caller.note(error.code)
+        result.error = error.code
+        result.high_watermark = result.last_stable_offset = result.log_start_offset = -1
+        result.records = []
+
+    def satisfied(self, request: FetchRequest) -> bool:
+        """Whether to answer now; the time aside."""
+        return (
+            self._size_bytes >= max(request.min_bytes, 0)
+            or self._has_error
+            or self._is_redirected
+            or request.max_wait_ms <= 0
+            or not self._items
+        )
+
+    def changed(self) -> bool:
+        """Whether something rose while this pass waited for the disk."""
+        return any(
+            partition.closed or partition.replica.high_watermark != high_watermark
+            for partition, high_watermark in self._watermarks
+        )
+
+    def encode(self, header: RequestHeader) -> Response:
+        self._manager.metrics.fetched_bytes += self._size_bytes
+        return encode_fetch_response(header, self._results)

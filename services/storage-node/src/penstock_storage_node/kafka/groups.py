@@ -1,0 +1,513 @@
+"""Requests to the group coordinator, for every way in: decoded, handed to a shard, encoded.
+
+Rules: a request that a shard cannot take (not the coordinator, still loading) fails as a whole with
+that code; an answer that waits for the high watermark waits COMMIT_TIMEOUT_MS at most, then
+the client is told COORDINATOR_NOT_AVAILABLE and asks again. JoinGroup and SyncGroup wait as long as
+the group does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.listener.listener import Response
+from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
+from penstock_storage_node.groups.records import OffsetValue
+from penstock_storage_node.groups.shard import JoinRequest, Shard, SyncRequest
+from penstock_storage_node.groups.store import GROUP_ID_BYTES_MAX, TopicKey
+from penstock_storage_node.kafka.groups_codec.classic import (
+    encode_deleted,
+    encode_group,
+    encode_join,
+    encode_sync,
+    failure,
+    to_ms,
+)
+from penstock_storage_node.kafka.groups_codec.consumer import encode_consumer_heartbeat, encode_described
+from penstock_storage_node.kafka.groups_codec.hot import (
+    TopicCommit,
+    put_commit,
+    put_heartbeat,
+    read_commit,
+    read_consumer_heartbeat,
+    read_heartbeat,
+)
+from penstock_storage_node.kafka.request_context import RequestContext
+
+COMMIT_TIMEOUT_MS: Final = 5_000
+"""As Kafka's offsets.commit.timeout.ms."""
+
+_OPERATION_BITS: Final = {Operation.READ: 1 << 3, Operation.DELETE: 1 << 6, Operation.DESCRIBE: 1 << 8}
+_NO_OPERATIONS: Final = -(2**31)
+
+Answer = Response | Awaitable[Response]
+
+
+class DeferredReply:
+    """An answer that a shard gives at once or later: `result` is what to hand on."""
+
+    __slots__ = ("_future", "_response")
+
+    def __init__(self) -> None:
+        self._response: bytes | None = None
+        self._future: asyncio.Future[Response] | None = None
+
+    def give(self, response: bytes) -> None:
+        """The answer; a second one is dropped."""
+        if self._future is None:
+            self._response = self._response or response
+        elif not self._future.done():
+            self._future.set_result([response])
+
+    def result(self) -> Answer:
+        """Called once, after the request was handed over."""
+        if self._response is not None:
+            return [self._response]
+        self._future = asyncio.get_running_loop().create_future()
+        return self._future
+
+    def within(self, most_ms: int, otherwise: Callable[[], bytes]) -> Answer:
+        """As `result`, but `otherwise` is given once `most_ms` have passed."""
+        result = self.result()
+        if self._future is not None:
+            timer = asyncio.get_running_loop().call_later(most_ms / 1000, lambda: self.give(otherwise()))
+            self._future.add_done_callback(lambda _: timer.cancel())
+        return result
+
+
+class GroupHandler:
+    """Answers the group APIs and those of offsets."""
+
+    def __init__(self, host: GroupHost, authorizer: Authorizer) -> None:
+        self._host = host
+        self._authorizer = authorizer
+        self._hot: dict[int, Callable[[RequestContext, RequestHeader, Buffer], Answer]] = {
+            ApiKey.HEARTBEAT: self._heartbeat,
+            ApiKey.OFFSET_COMMIT: self._commit,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT: self._consumer_heartbeat,
+        }
+        self._handlers: dict[int, Callable[[RequestContext, RequestHeader, Any, Buffer], Answer]] = {
+            ApiKey.JOIN_GROUP: self._join,
+            ApiKey.SYNC_GROUP: self._sync,
+            ApiKey.LEAVE_GROUP: self._leave,
+            ApiKey.OFFSET_FETCH: self._fetch,
+            ApiKey.OFFSET_DELETE: self._offset_delete,
+            ApiKey.LIST_GROUPS: self._list,
+            ApiKey.DESCRIBE_GROUPS: self._describe,
+            ApiKey.DELETE_GROUPS: self._delete,
+            ApiKey.CONSUMER_GROUP_DESCRIBE: self._consumer_describe,
+        }
+
+    @property
+    def api_keys(self) -> list[int]:
+        """What `handle` knows."""
+        return [int(key) for key in (*self._hot, *self._handlers)]
+
+    def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
+        """Answer one request. Raises Malformed when it cannot be read."""
+        hot = self._hot.get(header.api_key)
+        try:
+            if hot is not None:
+                return hot(caller, header, frame)
+            request = codec.decode_request(header, frame)
+            return self._handlers[header.api_key](caller, header, request, frame)
+        except Malformed:
+            raise
+        except PenstockError as e:
+            return [failure(header, frame, e.code, e.message)]
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _may(self, caller: RequestContext, operation: Operation, group_id: str) -> bool:
+        return self._authorizer.authorize(caller.principal, operation, ResourceType.GROUP, group_id)
+
+    def _shard(self, caller: RequestContext, operation: Operation, group_id: str) -> Shard:
+        if not self._may(caller, operation, group_id):
+            raise PenstockError(
+                ErrorCode.GROUP_AUTHORIZATION_FAILED, f"{caller.principal} may not use group {group_id}"
+            )
+        if len(group_id.encode()) > GROUP_ID_BYTES_MAX:
+            raise PenstockError(ErrorCode.INVALID_GROUP_ID, f"a group id of {len(group_id)} characters")
+        return self._host.find(group_id)
+
+    def _member_shard(self, caller: RequestContext, group_id: str, nameless: ErrorCode) -> Shard:
+        """For requests of members, which are refused without a name of the group wherever they go."""
+        if not group_id:
+            raise PenstockError(nameless, "a member's group has no name")
+        return self._shard(caller, Operation.READ, group_id)
+
+    def _may_topic(self, caller: RequestContext, operation: Operation, topic: str) -> bool:
+        return self._authorizer.authorize(caller.principal, operation, ResourceType.TOPIC, topic)
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def _join(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
+        version = header.api_version
+        session_ms = to_ms(request.session_timeout)
+        join = JoinRequest(
+            request.group_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            request.protocol_type,
+            tuple((p.name, p.metadata) for p in request.protocols or ()),
+            session_ms,
+            to_ms(request.rebalance_timeout) if version >= 1 else session_ms,
+            caller.client_id or "",
+            f"/{caller.host}",
+            member_id_required=version >= 4,
+            can_skip_assignment=version >= 9,
+        )
+        later = DeferredReply()
+        shard.join(join, lambda result: later.give(encode_join(header, result)))
+        return later.result()
+
+    def _sync(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
+        sync = SyncRequest(
+            request.group_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            request.generation_id,
+            getattr(request, "protocol_type", None),
+            getattr(request, "protocol_name", None),
+            [(a.member_id, a.assignment) for a in request.assignments or ()],
+        )
+        later = DeferredReply()
+        shard.sync(sync, lambda result: later.give(encode_sync(header, result)))
+        return later.result()
+
+    def _heartbeat(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_heartbeat(header, frame)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
+        error = shard.heartbeat(request.group_id, request.member_id, request.instance_id, request.generation)
+        return [put_heartbeat(header, error)]
+
+    def _leave(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
+        if header.api_version < 3:
+            error, codes = shard.leave(request.group_id, [(request.member_id, None)])
+            return [codec.respond(header, error_code=error or codes[0])]
+        error, codes = shard.leave(
+            request.group_id, [(m.member_id, m.group_instance_id) for m in request.members or ()]
+        )
+        members = tuple(
+            codec.item(
+                header,
+                "MemberResponse",
+                member_id=m.member_id,
+                group_instance_id=m.group_instance_id,
+                error_code=code,
+            )
+            for m, code in zip(request.members or (), codes, strict=False)
+        )
+        return [codec.respond(header, error_code=error, members=members)]
+
+    def _consumer_heartbeat(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_consumer_heartbeat(caller, header, frame)
+        shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_REQUEST)
+        for topic in request.topics or ():
+            if not self._may_topic(caller, Operation.DESCRIBE, topic):
+                raise PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {topic}")
+        later = DeferredReply()
+        interval_ms = shard.heartbeat_ms(request.group_id)
+        shard.consumer_heartbeat(
+            request, lambda result: later.give(encode_consumer_heartbeat(header, result, interval_ms))
+        )
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    def _consumer_describe(
+        self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer
+    ) -> Answer:
+        groups = []
+        for group_id in request.group_ids or ():
+            try:
+                shard = self._shard(caller, Operation.DESCRIBE, group_id)
+            except PenstockError as e:
+                groups.append(consumer_describe_failure(header, group_id, e.code, e.message))
+                continue
+            group = shard.describe_consumer(group_id)
+            if group is None:
+                why = "not found" if shard.describe(group_id) is None else "is not a consumer group"
+                why = f"Group {group_id} {why}."
+                groups.append(consumer_describe_failure(header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, why))
+                continue
+            wanted = request.include_authorized_operations
+            operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
+            groups.append(encode_described(header, group, operations))
+        return [codec.respond(header, groups=tuple(groups))]
+
+    # -- offsets ------------------------------------------------------------------------------------
+
+    def _commit(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
+        request = read_commit(header, frame)
+        shard = self._shard(caller, Operation.READ, request.group_id)
+        items: list[NewOffset] = []
+        refused: dict[int, ErrorCode] = {}
+        number = 0
+        for topic in request.topics:
+            name, error = self._topic_to_commit(caller, topic)
+            count = 0 if error else self._host.topics.partition_count(name)
+            for partition, offset, leader_epoch, metadata in topic.items:
+                if error:
+                    refused[number] = error
+                elif not 0 <= partition < count:
+                    refused[number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    items.append(NewOffset(name, partition, offset, leader_epoch, metadata))
+                number += 1
+        commit = CommitRequest(
+            request.group_id,
+            request.member_id,
+            request.instance_id,
+            request.generation,
+            items,
+            request.retention_ms,
+            header.api_version,
+        )
+        later = DeferredReply()
+
+        def committed(codes: Sequence[ErrorCode]) -> None:
+            if refused:
+                left = iter(codes)
+                codes = [refused[i] if i in refused else next(left) for i in range(number)]
+            later.give(put_commit(header, request.topics, codes))
+
+        shard.commit(commit, committed)
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    def _topic_to_commit(self, caller: RequestContext, topic: TopicCommit) -> tuple[str, ErrorCode]:
+        name = topic.topic
+        if name is None and topic.topic_id is not None:
+            name = self._host.topics.topic_name(topic.topic_id)
+        if name is None:
+            return "", ErrorCode.UNKNOWN_TOPIC_ID
+        if not self._may_topic(caller, Operation.READ, name):
+            return name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not self._host.topics.partition_count(name):
+            return name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return name, ErrorCode.NONE
+
+    def _topic_name(self, topic_id: Any) -> str | None:
+        known = codec.topic_id(topic_id)
+        return None if known is None else self._host.topics.topic_name(TopicId(known))
+
+    def _fetch(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        if header.api_version < 8:
+            error, topics = self._fetch_group(caller, header, request, None, -1)
+            if error:
+                return [failure(header, frame, error)]
+            return [codec.respond(header, topics=topics, error_code=0)]
+        groups = []
+        for group in request.groups or ():
+            member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+            error, topics = self._fetch_group(caller, header, group, member_id, epoch)
+            groups.append(
+                codec.item(
+                    header,
+                    "OffsetFetchResponseGroup",
+                    group_id=group.group_id,
+                    topics=topics,
+                    error_code=error,
+                )
+            )
+        return [codec.respond(header, groups=tuple(groups))]
+
+    def _fetch_group(
+        self, caller: RequestContext, header: RequestHeader, group: Any, member_id: str | None, epoch: int
+    ) -> tuple[ErrorCode, tuple[Any, ...]]:
+        """Error and topics of one group of an OffsetFetch."""
+        try:
+            shard = self._shard(caller, Operation.DESCRIBE, group.group_id)
+        except PenstockError as e:
+            return e.code, ()
+        unknown: dict[Any, list[int]] = {}
+        names: dict[str, Any] = {}
+        keys: list[TopicKey] | None = None
+        if group.topics is not None:
+            keys = []
+            for topic in group.topics:
+                by_id = hasattr(topic, "topic_id")
+                name = self._topic_name(topic.topic_id) if by_id else topic.name
+                if name is None or not self._may_topic(caller, Operation.DESCRIBE, name):
+                    unknown[topic.topic_id if by_id else topic.name] = list(topic.partition_indexes or ())
+                    continue
+                names[name] = topic.topic_id if by_id else name
+                keys += [(name, index) for index in topic.partition_indexes or ()]
+        error, found = shard.fetch(group.group_id, member_id, epoch, keys)
+        if error:
+            return error, ()
+        by_topic: dict[str, list[tuple[int, OffsetValue | None]]] = {name: [] for name in names}
+        for (name, index), value in found:
+            if keys is not None or self._may_topic(caller, Operation.DESCRIBE, name):
+                by_topic.setdefault(name, []).append((index, value))
+        return ErrorCode.NONE, self._encode_fetched(header, by_topic, names, unknown)
+
+    def _encode_fetched(
+        self,
+        header: RequestHeader,
+        by_topic: dict[str, list[tuple[int, OffsetValue | None]]],
+        names: dict[str, Any],
+        unknown: dict[Any, list[int]],
+    ) -> tuple[Any, ...]:
+        plural = header.api_version >= 8
+        topic_type = "OffsetFetchResponseTopics" if plural else "OffsetFetchResponseTopic"
+        item_type = "OffsetFetchResponsePartitions" if plural else "OffsetFetchResponsePartition"
+        with_ids = header.api_version >= 10
+
+        def one(index: int, value: OffsetValue | None, error: int = 0) -> Any:
+            return codec.item(
+                header,
+                item_type,
+                partition_index=index,
+                committed_offset=-1 if value is None else value.offset,
+                committed_leader_epoch=-1 if value is None else value.leader_epoch,
+                metadata="" if value is None else value.metadata,
+                error_code=error,
+            )
+
+        topics = []
+        for name, found in by_topic.items():
+            key = names.get(name, self._host.topics.topic_id(name) if with_ids else name)
+            if key is None:
+                continue  # the topic is gone, its offsets are about to go
+            named = {"topic_id": key} if with_ids else {"name": key}
+            topics.append(
+                codec.item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
+            )
+        refusal = ErrorCode.UNKNOWN_TOPIC_ID if with_ids else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        for key, indexes in unknown.items():
+            named = {"topic_id": key} if with_ids else {"name": key}
+            topics.append(
+                codec.item(
+                    header, topic_type, **named, partitions=tuple(one(i, None, refusal) for i in indexes)
+                )
+            )
+        return tuple(topics)
+
+    def _offset_delete(
+        self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer
+    ) -> Answer:
+        shard = self._shard(caller, Operation.DELETE, request.group_id)
+        places = [(t.name, p.partition_index) for t in request.topics or () for p in t.partitions or ()]
+        refused = {
+            place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for place in places
+            if place[1] >= self._host.topics.partition_count(place[0])
+        }
+        keys = [place for place in places if place not in refused]
+        later = DeferredReply()
+
+        def deleted(error: ErrorCode, codes: Any) -> None:
+            if error and not codes:
+                later.give(failure(header, frame, error))
+                return
+            each = dict(zip(keys, codes, strict=True)) | refused
+            topics = tuple(
+                codec.item(
+                    header,
+                    "OffsetDeleteResponseTopic",
+                    name=t.name,
+                    partitions=tuple(
+                        codec.item(
+                            header,
+                            "OffsetDeleteResponsePartition",
+                            partition_index=p.partition_index,
+                            error_code=error or each[t.name, p.partition_index],
+                        )
+                        for p in t.partitions or ()
+                    ),
+                )
+                for t in request.topics or ()
+            )
+            later.give(codec.respond(header, error_code=error, topics=topics))
+
+        shard.delete_offsets(request.group_id, keys, deleted)
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+    # -- administration ---------------------------------------------------------------------------------
+
+    def _list(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        states = getattr(request, "states_filter", None) or ()
+        kinds = getattr(request, "types_filter", None) or ()
+        groups = [
+            codec.item(
+                header,
+                "ListedGroup",
+                group_id=view.group_id,
+                protocol_type=view.protocol_type,
+                group_state=view.state,
+                group_type=view.kind,
+            )
+            for shard in self._host.shards()
+            for view in shard.list_groups(states, kinds)
+            if self._may(caller, Operation.DESCRIBE, view.group_id)
+        ]
+        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._host.loading_count else ErrorCode.NONE
+        return [codec.respond(header, error_code=error, groups=tuple(groups))]
+
+    def _describe(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        with_operations = getattr(request, "include_authorized_operations", False)
+        groups = []
+        for group_id in request.groups or ():
+            try:
+                view = self._shard(caller, Operation.DESCRIBE, group_id).describe(group_id)
+            except PenstockError as e:
+                groups.append(describe_failure(header, group_id, e.code, e.message))
+                continue
+            if view is None:
+                missing = header.api_version >= 6
+                code = ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE
+                groups.append(describe_failure(header, group_id, code, f"Group {group_id} not found."))
+                continue
+            operations = self._operations(caller, group_id) if with_operations else _NO_OPERATIONS
+            groups.append(encode_group(header, view, operations))
+        return [codec.respond(header, groups=tuple(groups))]
+
+    def _operations(self, caller: RequestContext, group_id: str) -> int:
+        return sum(
+            bit for operation, bit in _OPERATION_BITS.items() if self._may(caller, operation, group_id)
+        )
+
+    def _delete(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
+        names = list(dict.fromkeys(request.groups_names or ()))
+        codes: dict[str, ErrorCode] = {}
+        later = DeferredReply()
+
+        def done(name: str, code: ErrorCode) -> None:
+            codes[name] = code
+            if len(codes) == len(names):
+                later.give(encode_deleted(header, codes))
+
+        for name in names:
+            try:
+                shard = self._shard(caller, Operation.DELETE, name)
+            except PenstockError as e:
+                done(name, e.code)
+                continue
+            shard.delete_group(name, lambda code, name=name: done(name, code))  # type: ignore[misc]
+        if not names:
+            later.give(encode_deleted(header, codes))
+        return later.within(
+            COMMIT_TIMEOUT_MS,
+            lambda: encode_deleted(
+                header, {n: codes.get(n, ErrorCode.COORDINATOR_NOT_AVAILABLE) for n in names}
+            ),
+        )

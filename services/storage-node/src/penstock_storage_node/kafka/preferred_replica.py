@@ -1,0 +1,68 @@
+"""Fetch from the nearest replica (KIP-392): which one a consumer had better read from.
+
+A consumer that says its rack (`client.rack`) and came by a direct listener is sent to an in-sync
+replica of that rack, if the leader stands in another one; there it reads up to what that
+replica knows to be committed. Never behind a gateway: a proxy's client cannot choose a node
+(rule 3 of the design), and a relayed request has no listener.
+
+A replica is named only where the client can reach it (it has a listener of the same name), it is
+live, and it holds the offset asked for. Of several the one that is furthest along.
+
+Source: ReplicaManager.findPreferredReadReplica and RackAwareReplicaSelector of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replication.leadership import Leadership
+
+NOBODY: Final = -1
+
+
+def preferred_replica(
+    manager: ReplicaManager,
+    partition: Partition,
+    leadership: Leadership,
+    rack: str,
+    listener: str,
+    offset: int,
+) -> int:
+    """Node id of the replica to read from instead of this leader; NOBODY to read here."""
+    nodes = manager.image.nodes
+    me = nodes.get(manager.node_id)
+    if me is None or me.rack == rack:
+        return NOBODY
+    best, best_end = NOBODY, -1
+    for follower in leadership.followers.values():
+        node = nodes.get(follower.node_id)
+        if (
+            node is not None
+            and node.rack == rack
+            and node.active
+            and listener in node.listeners
+            and follower.node_id in leadership.isr
+            and follower.log_start_offset <= offset <= follower.end_offset
+            and (follower.end_offset, -follower.node_id) > (best_end, -best)
+        ):
+            best, best_end = NodeId(follower.node_id), follower.end_offset
+    return best
+
+
+def check_follower(partition: Partition, current_leader_epoch: int) -> None:
+    """Raise unless this replica follows a leader, in the epoch that the consumer knows."""
+    replica = partition.replica
+    if replica.following is None:
+        raise PenstockError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{replica.name} has no leader here just now: ask again"
+        )
+    if current_leader_epoch >= 0 and current_leader_epoch != replica.leader_epoch:
+        fenced = current_leader_epoch < replica.leader_epoch
+        raise PenstockError(
+            ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH,
+            f"{replica.name}: leader epoch {current_leader_epoch} is not {replica.leader_epoch}, the one here",
+        )

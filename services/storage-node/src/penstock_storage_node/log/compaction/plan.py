@@ -1,0 +1,144 @@
+"""Whether and how far a log may be compacted now. Pure.
+
+Rules (Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog; KIP-58, KIP-354)
+  * The clean part ends at the cleaner's checkpoint; it begins anew where that one lies
+    outside the log.
+  * What may be compacted ends before the active segment, before the first segment that isn't
+    wholly below the high watermark, before the first record of an open transaction, and before
+    the first segment with a record younger than min.compaction.lag.ms. (Kafka compacts parts of
+    segments up to the high watermark; whole ones are simpler and lose nothing for long.)
+  * A log is worth a run when dirty / (clean + dirty) is above min.cleanable.dirty.ratio, or when
+    a dirty record is older than max.compaction.lag.ms.
+  * Segments that a flush has not covered yet wait.
+  * Where no record has a timestamp, the time when the segment was closed counts, as in retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from penstock_core.config.topic import LONG_MAX, TopicConfig
+from penstock_storage_node.log.compaction.rewrite import CleanRequest
+from penstock_storage_node.log.index import TIME_ENTRY_BYTES
+from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
+
+
+@dataclass(slots=True)
+class CleaningPlan:
+    """A run that could be made."""
+
+    sources: tuple[Segment, ...]
+    first_dirty: int
+    end: int
+    dirty_bytes: int
+    total_bytes: int
+    must: bool
+    """max.compaction.lag.ms has run out."""
+    is_due: bool
+    """Worth it now."""
+    cut_count: int
+    """The log's when the plan was begun: after a cut it counts no more."""
+    sizes: tuple[int, ...]
+    """Bytes of the sources."""
+
+    @property
+    def ratio(self) -> float:
+        """Dirty part of what may be compacted, 0..1."""
+        return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+@dataclass(slots=True)
+class Unknown:
+    """Nothing decided: these segments' timestamps have to be read first."""
+
+    segments: list[Segment] = field(default_factory=list)
+
+
+def plan(
+    segments: Sequence[Segment],
+    settings: TopicConfig,
+    *,
+    cleaned_until: int,
+    log_start_offset: int,
+    high_watermark: int,
+    first_open_transaction: int | None,
+    now_ms: int,
+    cut_count: int,
+) -> CleaningPlan | Unknown | None:
+    """What to compact; None when there is nothing dirty."""
+    if not settings.is_compacted:
+        return None
+    active = segments[-1]
+    start = max(log_start_offset, segments[0].base_offset)
+    first_dirty = cleaned_until if start <= cleaned_until <= active.base_offset else start
+    limit = high_watermark
+    if first_open_transaction is not None:
+        limit = min(limit, first_open_transaction)
+    sources: list[Segment] = []
+    lag_from_ms = now_ms - settings.min_compaction_lag_ms
+    unknown: list[Segment] = []
+    for segment, after in pairwise(segments):
+        newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else segment.closed_ms
+        if after.base_offset > limit or not segment.is_sealed:
+            break
+        is_dirty = after.base_offset > first_dirty
+        if is_dirty and segment.max_timestamp == TIMESTAMP_UNKNOWN:
+            unknown.append(segment)
+        elif is_dirty and settings.min_compaction_lag_ms and newest_ms > lag_from_ms:
+            break
+        sources.append(segment)
+    if unknown:
+        return Unknown(unknown)
+    end = segments[len(sources)].base_offset
+    dirty = [s for s, after in zip(sources, segments[1:], strict=False) if after.base_offset > first_dirty]
+    dirty_bytes = sum(segment.size for segment in dirty)
+    if not dirty_bytes:
+        return None
+    oldest_ms = min((s.first_timestamp for s in dirty if s.first_timestamp >= 0), default=now_ms)
+    must = settings.max_compaction_lag_ms < LONG_MAX and now_ms - oldest_ms > settings.max_compaction_lag_ms
+    sizes = tuple(segment.size for segment in sources)
+    result = CleaningPlan(
+        tuple(sources), first_dirty, end, dirty_bytes, sum(sizes), must, must, cut_count, sizes
+    )
+    result.is_due = must or result.ratio > settings.min_cleanable_dirty_ratio
+    return result
+
+
+def request(
+    plan: CleaningPlan,
+    settings: TopicConfig,
+    directory: str,
+    producers: dict[int, tuple[int, int]],
+    now_ms: int,
+    map_bytes: int,
+) -> CleanRequest:
+    """A plan in the cleaner's words; `producers` as in `CleanRequest`."""
+    return CleanRequest(
+        directory,
+        tuple((segment.base_offset, size) for segment, size in zip(plan.sources, plan.sizes, strict=True)),
+        plan.first_dirty,
+        plan.end,
+        now_ms,
+        settings.delete_retention_ms,
+        settings.segment_bytes,
+        settings.index_interval_bytes,
+        settings.segment_index_bytes // TIME_ENTRY_BYTES,
+        producers,
+        map_bytes,
+    )
+
+
+def still_stand(plan: CleaningPlan, replaced: Sequence[Segment], segments: Sequence[Segment]) -> bool:
+    """Whether some sources of a plan are closed segments of a log side by side, as big as they were then."""
+    if not replaced or replaced[0] not in segments:
+        return False
+    first = segments.index(replaced[0])
+    last = first + len(replaced)
+    planned = dict(zip(plan.sources, plan.sizes, strict=True))
+    return (
+        last < len(segments)
+        and tuple(segments[first:last]) == tuple(replaced)
+        and all(planned.get(segment) == segment.size == segment.written for segment in replaced)
+    )

@@ -1,0 +1,87 @@
+"""What a node does by the clock: expire waits, write checkpoints, drop old segments, flush."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from penstock_runtime.memory import trim_allocator
+from penstock_storage_node.disk.health import is_full
+from penstock_storage_node.log import LogDirectory
+from penstock_storage_node.replica.log_start import drop_old_segments
+from penstock_storage_node.replica.manager import TICK_MS, ReplicaManager
+from penstock_storage_node.settings import StorageNodeSettings
+
+TRIM_AFTER_BYTES = 32 * 1024 * 1024
+"""Traffic after which free memory is given back at the next checkpoint."""
+
+SLICE = 200
+"""Partitions looked at without letting the loop do other things."""
+
+
+class BackgroundJobs:
+    """Three tasks for the life of the role."""
+
+    def __init__(
+        self, manager: ReplicaManager, directory: LogDirectory, settings: StorageNodeSettings
+    ) -> None:
+        self._manager = manager
+        self._directory = directory
+        self._settings = settings
+        self._trimmed_at_bytes = 0
+
+    def start(self) -> None:
+        """Begin."""
+        create_task = self._manager.lifecycle.create_task
+        create_task(self._tick(), "ticks")
+        create_task(self._checkpoints(), "checkpoints")
+        create_task(self._retention(), "retention")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            self._manager.tick()
+
+    async def write_checkpoints(self) -> None:
+        """High watermarks, recovery points and log starts of all partitions."""
+        rows = [(p.log, p.replica.high_watermark) for p in self._manager.partitions.values()]
+        await self._manager.pool.run(lambda: self._directory.write_checkpoints(rows))
+
+    async def _checkpoints(self) -> None:
+        last_flush_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.checkpoint_interval_ms / 1000)
+            everything = (time.monotonic() - last_flush_s) * 1000 >= self._settings.flush_interval_ms
+            if everything:
+                last_flush_s = time.monotonic()
+            for partition in self._manager.partitions.values():
+                # What was written before a switch to fsync is flushed without delay.
+                partition.flush(everything=everything or partition.replica.wants_fsync)
+            await self._trim()
+            try:
+                await self.write_checkpoints()
+            except OSError as e:
+                if is_full(e):
+                    # Not fatal: the next start scans more than it would have to.
+                    self._manager.health.note_full("checkpoints")
+                else:
+                    self._manager.health.fail("checkpoints", e)
+
+    async def _trim(self) -> None:
+        metrics = self._manager.metrics
+        moved_bytes = (
+            metrics.produced_bytes + metrics.replicated_in_bytes + metrics.fetched_bytes + metrics.range_bytes
+        )
+        if moved_bytes - self._trimmed_at_bytes >= TRIM_AFTER_BYTES:
+            self._trimmed_at_bytes = moved_bytes
+            await self._manager.pool.run(trim_allocator)
+
+    async def _retention(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.retention_check_interval_ms / 1000)
+            for number, partition in enumerate(list(self._manager.partitions.values())):
+                if number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
+                work = drop_old_segments(self._manager, partition)
+                if work is not None:
+                    await asyncio.wait([work])  # one by one; it tells its failures itself

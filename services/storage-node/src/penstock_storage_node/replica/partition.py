@@ -1,0 +1,397 @@
+"""One partition on this node: its replica state machine, its log, and their work in the disk pool.
+
+Rules. One write job per log is out at a time; what is appended meanwhile goes with the next
+one (group commit). Operations that need the log to themselves (cut it, close it) wait until no
+job and no read is out, and nothing else starts before they are done.
+A failed write or flush is final (`LogState.FAILED`): the partition serves no more until
+the node has been started anew. A full disk is retried once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicPartition
+from penstock_kafka.records.batch import BatchInfo
+from penstock_storage_node.disk.health import is_unreadable
+from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob, WriteJob
+from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.sender import Buffer, SenderSession
+
+if TYPE_CHECKING:
+    from penstock_storage_node.replica.manager import ReplicaManager
+
+FULL_RETRY_MS = 1000
+"""How often a log on a full disk tries to write again."""
+
+
+class Partition:
+    """Shell of one replica. Lives on the event loop."""
+
+    __slots__ = (
+        "_exclusive",
+        "_exclusive_out",
+        "_flush_begun_ms",
+        "_flush_out",
+        "_job_out",
+        "_manager",
+        "_reads_out",
+        "_retry_at_ms",
+        "_share",
+        "_start_change",
+        "_swapping",
+        "closed",
+        "compacting",
+        "key",
+        "log",
+        "name",
+        "readers",
+        "replica",
+        "saved_log_start_offset",
+        "sessions",
+    )
+
+    def __init__(self, manager: ReplicaManager, replica: PartitionReplica, log: PartitionLog) -> None:
+        self.key: TopicPartition = replica.key
+        self.name = replica.name
+        self.replica = replica
+        self.log = log
+        self.readers: set[Callable[[], None]] = set()
+        """Called when the high watermark rises or leadership ends."""
+        self.sessions: dict[SenderSession, None] = {}
+        """Followers' sessions while this node leads."""
+        self.closed = False
+        self._manager = manager
+        self._share = manager.budget.share(lambda: log.staged_bytes, lambda: self._exclusive_out)
+        self._job_out = False
+        self._flush_out = False
+        self._flush_begun_ms = 0
+        self._reads_out = 0
+        self._exclusive: deque[
+            tuple[Callable[[], Any], asyncio.Future[Any], Callable[[Any], None] | None]
+        ] = deque()
+        self._exclusive_out = False
+        self._retry_at_ms = 0
+        self._swapping: asyncio.Future[None] | None = None
+        self._start_change: asyncio.Future[None] | None = None
+        self.saved_log_start_offset = log.log_start_offset
+        """Log start that is on disk."""
+        self.compacting = False
+        """A compaction reads closed segments: retention leaves them alone meanwhile."""
+
+    # -- writing ------------------------------------------------------------------
+
+    def append(self, batch: Buffer, info: BatchInfo, now_ms: int) -> Appended | Duplicate:
+        """Append as leader: stage for the disk, push to followers. The caller has checked the
+        leadership and the batch. Raises PenstockError of the producer state or the log."""
+        replica, log = self.replica, self.log
+        old_end = log.log_end_offset
+        result = log.append_as_leader(memoryview(batch), info, replica.leader_epoch)
+        if isinstance(result, Appended):
+            leadership = replica.leadership
+            if leadership is not None:
+                leadership.on_append(old_end, now_ms)
+            self._share.update()
+            if self.sessions:
+                for session in self.sessions:
+                    session.sender.on_append(
+                        session, result.base_offset, result.last_offset + 1, result.data, result.size_bytes
+                    )
+            self._manager.touch(self)
+        return result
+
+    def count_staged(self) -> None:
+        """The log was appended to by another way than `append`."""
+        self._share.update()
+
+    def forget_staged(self) -> None:
+        """The log is deleted: nothing of it will be written any more."""
+        self._share.close()
+
+    def kick(self) -> None:
+        """Start whatever may start now."""
+        if self._exclusive_out or self._job_out:
+            return
+        if self._exclusive:
+            if not self._reads_out and not self._flush_out:
+                self._start_exclusive()
+            return
+        if self.closed:
+            return
+        retry = False
+        if self.log.state is LogState.FULL:
+            retry = self._manager.clock_ms() >= self._retry_at_ms
+            if not retry:
+                return
+        job = self.log.next_job(retry=retry)
+        if job is not None:
+            self._job_out = True
+            started_s = perf_counter()
+            self._manager.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
+
+    def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
+        self._job_out = False
+        now_ms = self._manager.clock_ms()
+        if error is None:
+            self.log.complete(job)
+            self._share.update()
+            self._manager.metrics.observe_write_job(perf_counter() - started_s)
+            self._manager.on_written(self, now_ms)
+            if not job.fsync:
+                self._flush_if_many()
+        else:
+            self.log.fail(job, error)
+            self._retry_at_ms = now_ms + FULL_RETRY_MS
+            self._manager.on_write_failed(self, error)
+        self.kick()
+
+    def flush(self, *, everything: bool) -> None:
+        """Flush written data of a log that does not flush with each write."""
+        if self._flush_out or self._exclusive_out or self._exclusive or self.closed:
+            return
+        job = self.log.next_flush_job(everything=everything)
+        if job is None:
+            return
+        self._flush_out = True
+        self._flush_begun_ms = self._manager.clock_ms()
+
+        def done(_: object, error: BaseException | None) -> None:
+            self._flush_out = False
+            if error is None:
+                self.log.complete_flush(job)
+                self._manager.on_flushed(self)
+                self._flush_if_many()  # what was written meanwhile
+            else:
+                self.log.fail_flush(job, error)
+                self._manager.on_write_failed(self, error)
+            self.kick()
+
+        self._manager.pool.write(job.run, done)
+
+    def _flush_if_many(self) -> None:
+        """flush.messages. To be called whenever a reason not to flush has gone, too."""
+        log = self.log
+        if log.written_offset - log.flushed_offset >= log.settings.flush_messages:
+            self.flush(everything=True)
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """flush.ms, where a log does not flush with each write."""
+        log = self.log
+        if log.flushed_offset < log.written_offset and now_ms - self._flush_begun_ms >= log.settings.flush_ms:
+            self.flush(everything=True)
+
+    def exclusive(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run `run` in the pool while nothing else touches the log; in order of the calls."""
+        return self._enqueue(run, None)
+
+    def _enqueue(self, run: Callable[[], Any], apply: Callable[[Any], None] | None) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._exclusive.append((run, future, apply))
+        self.kick()
+        return future
+
+    async def swap(self, run: Callable[[], Any], apply: Callable[[Any], None]) -> None:
+        """Exchange files of closed segments: `run` alone in the pool, then `apply` (with its result) on the loop.
+
+        Unlike during `exclusive` the partition serves all the while: reads of files wait a moment.
+        """
+        over = self._swapping = asyncio.get_running_loop().create_future()
+        swapped = self._enqueue(run, apply)
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            done.exception()  # whoever waits for `swap` hears of it, if anybody does
+            self._swapping = None
+            over.set_result(None)
+
+        swapped.add_done_callback(finish)
+        await asyncio.shield(swapped)
+
+    def _start_exclusive(self) -> None:
+        run, future, apply = self._exclusive.popleft()
+        self._exclusive_out = True
+        self.log.is_swapping = apply is not None
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is None and apply is not None:
+                apply(result)
+            self.log.is_swapping = False
+            self._exclusive_out = False
+            self._share.update()
+            if error is None:
+                if not future.done():
+                    future.set_result(result)
+            else:
+                if not isinstance(error, PenstockError):
+                    self._manager.on_write_failed(self, error)
+                if not future.done():
+                    future.set_exception(error)
+            # What waits for this future runs before anything else may start.
+            asyncio.get_running_loop().call_soon(self._resume)
+
+        self._manager.pool.write(run, done)
+
+    def _resume(self) -> None:
+        self.kick()
+        self._flush_if_many()
+
+    @property
+    def busy(self) -> bool:
+        """True while the log belongs to an exclusive operation, or one waits."""
+        if self._exclusive_out and not self.log.is_swapping:
+            return True
+        return bool(self._exclusive) and any(apply is None for _, _, apply in self._exclusive)
+
+    # -- reading ------------------------------------------------------------------
+
+    def read(
+        self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True
+    ) -> ReadData | ReadJob:
+        """As `PartitionLog.read`; a ReadJob goes to `run_read`."""
+        if self.busy or self.closed:
+            raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} changes its role just now")
+        try:
+            return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
+        except PenstockError as e:
+            raise self._note_unreadable(e) from e.__cause__
+
+    def _note_unreadable(self, error: BaseException) -> BaseException:
+        """The node may have to draw its conclusions; returns what to tell the reader."""
+        if isinstance(error, DamagedData):
+            return self._manager.damage.note(self, error)
+        if is_unreadable(error):
+            self._manager.on_read_failed(self, error)
+        return error
+
+    def start_read(self, job: ReadJob, done: Callable[[ReadData, BaseException | None], None]) -> None:
+        """Run a read in the pool."""
+        if self._swapping is not None:
+            self._swapping.add_done_callback(lambda _: self.start_read(job, done))
+            return
+        self._reads_out += 1
+
+        def finish(result: ReadData, error: BaseException | None) -> None:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+            done(result, None if error is None else self._note_unreadable(error))
+
+        self._manager.pool.read(job.run, finish)
+
+    async def run_read(self, job: ReadJob) -> ReadData:
+        """Run a read in the pool and wait for it."""
+        data: ReadData = await self.look_up(job.run)
+        return data
+
+    async def look_up(self, run: Callable[[], Any]) -> Any:
+        """Run anything that only reads this log in the pool."""
+        while self._swapping is not None:
+            await asyncio.shield(self._swapping)
+        self._reads_out += 1
+        try:
+            return await self._manager.pool.run_read(run)
+        except (PenstockError, OSError) as e:
+            raise self._note_unreadable(e) from e.__cause__
+        finally:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+
+    def beside(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run work on files of closed segments in the pool, begun before this returns: whatever needs the
+        log for itself, or exchanges files, waits until it is done."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._reads_out += 1
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._reads_out -= 1
+            if self._exclusive:
+                self.kick()
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(self._note_unreadable(error))
+
+        self._manager.pool.write(run, done)
+        return future
+
+    # -- log start ----------------------------------------------------------------
+
+    def raise_log_start(self, offset: int) -> None:
+        """As leader: hide what lies before `offset`, here and on the followers."""
+        if offset <= self.log.log_start_offset:
+            return
+        self.log.raise_log_start(offset)
+        for session in self.sessions:
+            session.sender.mark(session)
+        self._manager.schedule()
+
+    async def save_log_start(self) -> None:
+        """Put the log start on disk. Raises OSError."""
+        log, manager = self.log, self._manager
+        offset = log.log_start_offset
+        await manager.pool.run(lambda: manager.directory.write_log_start(log))
+        self.saved_log_start_offset = max(self.saved_log_start_offset, offset)
+
+    async def log_start_change(self) -> None:
+        """Wait until a replica's log start has changed, or the leadership has."""
+        if self._start_change is None:
+            self._start_change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._start_change)
+
+    def wake_log_start(self) -> None:
+        """A replica's log start has changed: whoever waits looks again."""
+        change, self._start_change = self._start_change, None
+        if change is not None:
+            change.set_result(None)
+
+    # -- roles --------------------------------------------------------------------
+
+    def wake_readers(self) -> None:
+        """Readers that wait for records, or that must hear of lost leadership, look again."""
+        readers, self.readers = self.readers, set()
+        for reader in readers:
+            reader()
+
+    def end_sessions(self, code: ErrorCode, message: str) -> None:
+        """Followers must open anew, here or elsewhere."""
+        for session in list(self.sessions):
+            session.sender.end(session, code, message)
+        self.sessions.clear()
+
+
+async def wait_for_change(partitions: Sequence[Partition], deadline_s: float) -> None:
+    """Until a high watermark of them rises, a leadership ends, or the loop's clock passes `deadline_s`."""
+    loop = asyncio.get_running_loop()
+    changed: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    timer = loop.call_at(deadline_s, wake)
+    for partition in partitions:
+        partition.readers.add(wake)
+    try:
+        await changed
+    finally:
+        timer.cancel()
+        for partition in partitions:
+            partition.readers.discard(wake)
+
+
+class LeadershipWatcher(Protocol):
+    """Whoever lives in partitions that this node leads (see `coordinator.host`)."""
+
+    def on_lead(self, partition: Partition) -> None:
+        """Leadership of `partition` has begun."""
+
+    def on_stop(self, partition: Partition) -> None:
+        """Its role ends, whatever it was; before waiting writes are answered."""

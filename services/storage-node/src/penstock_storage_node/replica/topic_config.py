@@ -1,0 +1,83 @@
+"""Settings of topics as they count on this node, and their effect on its partitions while it runs.
+
+A topic's own value comes first, then this node's, then the cluster's (`config_catalog`).
+min.insync.replicas depends on a partition's replication factor as well, which a reassignment
+changes; it has to be right before the state that brings another factor is adopted, so that a
+leader never acknowledges by an ISR that the controllers count as too small.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_core.config.catalog import CLUSTER, NODE, TOPIC, topic_config
+from penstock_core.config.topic import TopicConfig
+from penstock_core.metadata.image import PartitionImage, TopicImage
+from penstock_proto.v1 import metadata_pb2
+from penstock_storage_node.replica import log_start
+from penstock_storage_node.replica.partition import Partition
+
+if TYPE_CHECKING:
+    from penstock_storage_node.replica.manager import ReplicaManager
+
+
+class DynamicTopicConfigs:
+    """Topic settings of one node; parsed once for each topic and replication factor."""
+
+    def __init__(self, manager: ReplicaManager) -> None:
+        self._manager = manager
+        self._known: dict[tuple[str, int], TopicConfig] = {}
+
+    def clear(self) -> None:
+        """Parse anew what is asked for next."""
+        self._known.clear()
+
+    def of(self, topic: TopicImage, state: PartitionImage) -> TopicConfig:
+        """Settings of one partition."""
+        key = (topic.name, state.factor)
+        settings = self._known.get(key)
+        if settings is None:
+            config = topic_config(self._manager.image, topic.name, self._manager.node_id)
+            settings = self._known[key] = TopicConfig.from_config(config, state.factor)
+        return settings
+
+    def on_record(self, record: metadata_pb2.ConfigRecord) -> None:
+        """A setting was changed."""
+        manager = self._manager
+        kind, name = record.resource_type, record.resource_name
+        if kind == TOPIC:
+            self.clear()
+            self.update(name)
+        elif kind == CLUSTER or (kind == NODE and name == str(manager.node_id)):
+            self.clear()
+            for topic_id in {key.topic_id for key in manager.partitions}:
+                self.update(manager.topic_name(topic_id))
+
+    def update(self, name: str) -> None:
+        """Have the partitions of a topic follow its settings."""
+        manager = self._manager
+        topic = manager.image.topic(name)
+        if topic is None:
+            return
+        for state in topic.partitions.values():
+            partition = manager.partitions.get(state.key)
+            if partition is not None:
+                self._use(partition, self.of(topic, state))
+
+    def before(self, state: PartitionImage) -> None:
+        """A state of a partition is about to be adopted; see the module's text."""
+        topic = self._manager.image.topics.get(state.topic_id)
+        partition = self._manager.partitions.get(state.key)
+        if topic is not None and partition is not None:
+            self._use(partition, self.of(topic, state))
+
+    def _use(self, partition: Partition, settings: TopicConfig) -> None:
+        if settings == partition.replica.settings:
+            return
+        manager = self._manager
+        partition.log.update_settings(settings)
+        partition.replica.update_settings(settings, manager.clock_ms())
+        log_start.mark_compacted(manager, partition)
+        if partition.replica.wants_fsync:
+            partition.flush(everything=True)  # what was written while it was not
+        manager.schedule()

@@ -1,0 +1,172 @@
+"""Lag of the groups that this node coordinates, as metrics: in records, and in seconds.
+
+Seconds are the time of the newest record less that of the last committed one, of the partition
+that is furthest behind. A group has one coordinator, so each group is told by one node.
+
+Cheap: ends are asked for in bulk of the nodes that lead, at most once an interval, and only
+while somebody scrapes. Bounded: a row is a group and a topic, at most SERIES_MAX of them, those
+that are furthest behind; how many are left out is a metric of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+import grpc.aio
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock_core.ids import NodeId
+from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.rpc.log_ends import POSITIONS_MAX, LogEndsService
+
+SERIES_MAX: Final = 500
+"""Rows told: (group, topic)."""
+PLACES_MAX: Final = 50_000
+"""Committed offsets looked at in one round."""
+IDLE_ROUNDS: Final = 4
+"""Rounds after a scrape before the node stops asking."""
+_TIMEOUT_S: Final = 5.0
+_METHOD: Final = "/penstock.v1.Storage/Positions"
+
+Row = tuple[str, str]
+"""Group and topic."""
+
+
+@dataclass(slots=True)
+class Lag:
+    """Of one group in one topic; `behind_s` is None where no time is known."""
+
+    records: int = 0
+    behind_s: float | None = None
+
+    def add(self, offset: int, answer: pb.PositionAnswer) -> None:
+        """Count one partition."""
+        self.records += max(0, answer.high_watermark - offset)
+        behind_s: float | None = 0.0
+        if offset < answer.high_watermark:
+            known = answer.newest_ms >= 0 and answer.before_ms >= 0
+            behind_s = max(0, answer.newest_ms - answer.before_ms) / 1000 if known else None
+        if behind_s is not None:
+            self.behind_s = max(self.behind_s or 0.0, behind_s)
+
+
+class LagExporter(Collector):
+    """Asks once an interval while it is scraped."""
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        groups: GroupHost,
+        positions: LogEndsService,
+        channels: ChannelPool,
+        interval_ms: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._manager = manager
+        self._groups = groups
+        self._positions = positions
+        self._channels = channels
+        self._interval_ms = interval_ms
+        self._clock_ms = clock_ms
+        self._scraped_ms: int | None = None
+        self._scraped = asyncio.Event()
+        self._rows: dict[Row, Lag] = {}
+        self._left_out = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """What was found last."""
+        self._scraped_ms = self._clock_ms()
+        self._scraped.set()
+        records = GaugeMetricFamily(
+            "penstock_group_lag_records",
+            "Records between a group's commits and the ends.",
+            labels=("group", "topic"),
+        )
+        seconds = GaugeMetricFamily(
+            "penstock_group_lag_seconds",
+            "Time of the newest record less that of the last committed one, of the partition furthest behind.",
+            labels=("group", "topic"),
+        )
+        for row, lag in self._rows.items():
+            records.add_metric(row, lag.records)
+            if lag.behind_s is not None:
+                seconds.add_metric(row, lag.behind_s)
+        yield records
+        yield seconds
+        yield GaugeMetricFamily(
+            "penstock_group_lag_left_out",
+            "Groups and topics beyond the bound of told rows.",
+            value=self._left_out,
+        )
+
+    async def run(self) -> None:
+        """Go on for ever."""
+        while True:
+            await self._scraped.wait()
+            await self.refresh()
+            await asyncio.sleep(self._interval_ms / 1000)
+            age_ms = self._clock_ms() - (self._scraped_ms or 0)
+            if age_ms > IDLE_ROUNDS * self._interval_ms:
+                self._scraped.clear()
+
+    async def refresh(self) -> None:
+        """One round."""
+        by_leader, places, left_out = self._places()
+        rows: dict[Row, Lag] = {}
+        for leader, indexes in by_leader.items():
+            for first in range(0, len(indexes), POSITIONS_MAX):
+                some = indexes[first : first + POSITIONS_MAX]
+                request = pb.PositionsRequest(positions=[places[i][2] for i in some])
+                answers = await self._ask(leader, request)
+                for index, answer in zip(some, answers, strict=False):
+                    group, topic, position = places[index]
+                    if not answer.error.code:
+                        rows.setdefault((group, topic), Lag()).add(position.offset, answer)
+        chosen = sorted(rows, key=lambda row: (-rows[row].records, row))
+        self._rows = {row: rows[row] for row in sorted(chosen[:SERIES_MAX])}
+        self._left_out = left_out + len(chosen[SERIES_MAX:])
+
+    def _places(self) -> tuple[dict[NodeId, list[int]], list[tuple[str, str, pb.Position]], int]:
+        """Committed offsets by leader of their partition."""
+        image = self._manager.image
+        places: list[tuple[str, str, pb.Position]] = []
+        by_leader: dict[NodeId, list[int]] = {}
+        left_out = 0
+        for shard in self._groups.shards():
+            for group, offsets in shard.offsets.items():
+                if len(places) + len(offsets) > PLACES_MAX:
+                    left_out += 1
+                    continue
+                for (name, index), value in offsets.items():
+                    topic = image.topic(name)
+                    state = None if topic is None else topic.partitions.get(index)
+                    if topic is None or state is None or state.leader not in image.nodes:
+                        continue
+                    by_leader.setdefault(state.leader, []).append(len(places))
+                    position = pb.Position(topic_id=topic.topic_id, partition=index, offset=value.offset)
+                    places.append((group, name, position))
+        return by_leader, places, left_out
+
+    async def _ask(self, leader: NodeId, request: pb.PositionsRequest) -> Sequence[pb.PositionAnswer]:
+        """A leader's answers; none when it does not answer in time."""
+        if leader == self._manager.node_id:
+            return (await self._positions.find(request)).answers
+        channel = self._channels.get(self._manager.image.nodes[leader].grpc.address)
+        call = channel.unary_unary(
+            _METHOD,
+            request_serializer=pb.PositionsRequest.SerializeToString,
+            response_deserializer=pb.PositionsResponse.FromString,
+        )
+        try:
+            response: pb.PositionsResponse = await call(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return ()
+        return response.answers

@@ -1,0 +1,12 @@
+"""The node's gRPC: replication, relayed requests, range reads. Nothing else in the node imports grpc but the role.
+
+`bidirectional`       Running the two directions of a gRPC stream, and ending them in the right order
+`codec`               Protobuf by hand, for the messages that carry records
+`fetch_range`         FetchRange
+`forward`             Forward
+`log_ends`            Positions
+`replicate_follower`  Replicate, the follower's end
+`replicate_leader`    Replicate, the leader's end
+`replication_lanes`   The two streams of a pair of nodes
+`service`             The Storage service of the contract, registered with serializers of its own
+"""

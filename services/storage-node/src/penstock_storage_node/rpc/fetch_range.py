@@ -1,0 +1,148 @@
+"""FetchRange: raw batches of offsets from..to of one partition, as a server stream.
+
+Never beyond the high watermark. A range that ends above it waits there for records. One chunk is
+read ahead while the one before it is on its way. Failures end the stream with a message that
+says where it stood, so that the reader goes on elsewhere by offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
+from penstock_proto.v1 import common_pb2
+from penstock_proto.v1 import data_pb2 as pb
+from penstock_storage_node.log import LogState, ReadData, ReadJob
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.rpc.codec import encode_fetch_range_response
+from penstock_storage_node.rpc.replicate_leader import Context
+
+CHUNK_BYTES_MAX = 4 * 1024 * 1024
+
+
+class _Range:
+    """One call. `next_offset` is where it stands."""
+
+    def __init__(self, manager: ReplicaManager, request: pb.FetchRangeRequest) -> None:
+        self._manager = manager
+        topic_id = TopicId(request.topic_id) if request.topic_id else None
+        if topic_id is not None and request.topic:
+            known = manager.image.topic_ids.get(request.topic)
+            if known is not None and known != topic_id:
+                raise PenstockError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"topic {request.topic} was made anew: its id is {known.hex()}, not {topic_id.hex()}",
+                )
+        self.partition = manager.locate(request.topic, topic_id, request.partition)
+        replica = self.partition.replica
+        replica.require_leader()
+        self.next_offset = request.from_offset
+        self.to_offset = request.to_offset if request.to_offset >= 0 else replica.high_watermark
+        self._chunk_bytes = min(request.max_chunk_bytes or FORWARD_CHUNK_BYTES_MAX, CHUNK_BYTES_MAX)
+        start, end = self.partition.log.log_start_offset, self.partition.log.log_end_offset
+        if not start <= request.from_offset <= max(end, start):
+            raise PenstockError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {request.from_offset} of {replica.name} is not in {start}..{end}",
+            )
+
+    async def next_chunk(self) -> ReadData | None:
+        """The next batches; None at the end of the range. Waits at the high watermark."""
+        while self.next_offset < self.to_offset:
+            replica, log = self.partition.replica, self.partition.log
+            replica.require_leader()
+            if log.state is LogState.FAILED:
+                raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
+            upper = min(replica.high_watermark, self.to_offset)
+            if self.next_offset >= upper:
+                await self._wait(self.partition)
+                continue
+            found = self.partition.read(self.next_offset, self._chunk_bytes, upper)
+            if isinstance(found, ReadJob):
+                found = await self.partition.run_read(found)
+            if found.size_bytes:
+                self.next_offset = found.next_offset
+                return found
+            # Nothing is stored in what is left (compaction may leave such gaps).
+            self.next_offset = upper
+        return None
+
+    async def _wait(self, partition: Partition) -> None:
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not changed.done():
+                changed.set_result(None)
+
+        partition.readers.add(wake)
+        try:
+            await changed
+        finally:
+            partition.readers.discard(wake)
+        if partition.closed:
+            raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.name} was deleted")
+
+    def encode(self, data: ReadData | None) -> bytes:
+        partition = self.partition
+        return encode_fetch_range_response(
+            data.buffers if data else (),
+            data.size_bytes if data else 0,
+            next_offset=data.next_offset if data else self.next_offset,
+            log_start_offset=partition.log.log_start_offset,
+            high_watermark=partition.replica.high_watermark,
+            topic_id=partition.key.topic_id,
+            leader_epoch=partition.replica.leader_epoch,
+            done=data is None,
+        )
+
+
+class FetchRangeService:
+    """Handler of the call."""
+
+    def __init__(self, manager: ReplicaManager) -> None:
+        self._manager = manager
+
+    async def fetch_range(self, request: pb.FetchRangeRequest, context: Context) -> None:
+        """Serve one range."""
+        current: _Range | None = None
+        ahead: asyncio.Task[ReadData | None] | None = None
+        try:
+            current = _Range(self._manager, request)
+            ahead = asyncio.ensure_future(current.next_chunk())
+            while True:
+                data = await ahead
+                message = current.encode(data)
+                if data is None:
+                    await context.write(message)
+                    return
+                ahead = asyncio.ensure_future(current.next_chunk())
+                self._manager.metrics.range_bytes += data.size_bytes
+                await context.write(message)
+        except PenstockError as e:
+            await context.write(self._failure(request, current, e))
+        except OSError as e:
+            error = PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"reading failed: {e}")
+            await context.write(self._failure(request, current, error))
+        finally:
+            if ahead is not None and not ahead.done():
+                ahead.cancel()
+                await asyncio.wait([ahead])
+            elif ahead is not None and not ahead.cancelled():
+                ahead.exception()
+
+    def _failure(self, request: pb.FetchRangeRequest, current: _Range | None, error: PenstockError) -> bytes:
+        response = pb.FetchRangeResponse(error=common_pb2.Error(code=error.code, message=error.message))
+        response.next_offset = current.next_offset if current is not None else request.from_offset
+        try:
+            topic_id = TopicId(request.topic_id) if request.topic_id else None
+            partition = self._manager.locate(request.topic, topic_id, request.partition)
+        except PenstockError:
+            return response.SerializeToString()
+        response.topic_id = partition.key.topic_id
+        response.leader_epoch = max(partition.replica.leader_epoch, 0)
+        response.log_start_offset = partition.log.log_start_offset
+        response.high_watermark = partition.replica.high_watermark
+        return response.SerializeToString()

@@ -1,0 +1,333 @@
+"""Replicate, the leader's end: one stream per follower node, carrying all its partitions.
+
+A stream is a reader (opens, acks) and a writer. The writer sleeps until something of its
+sessions is to be sent, then sends all of it in messages of about 1 MiB; while one message is
+under way the next one gathers. A rise of the high watermark alone waits a few milliseconds for
+data to go with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from penstock_core.config.catalog import catch_up_rate
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
+from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.limits import REPLICA_CREDIT_BYTES
+from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import fail
+from penstock_storage_node.log import ReadData, ReadJob
+from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replication.following import OpenRequest
+from penstock_storage_node.replication.leadership import Leadership
+from penstock_storage_node.replication.sender import READ_BYTES_MAX, DataFrame, LeaderSender, SenderSession
+from penstock_storage_node.rpc.bidirectional import run_both_ways
+from penstock_storage_node.rpc.codec import encode_replica_data
+from penstock_storage_node.rpc.replication_lanes import LIVE, Lane, LaneLimits
+
+MESSAGE_BYTES = 1024 * 1024
+CATCH_UP_READ_BYTES = 256 * 1024
+"""Most bytes of one read for a replica that is rebuilt: short turns of the event loop."""
+TELL_LATER_MS = 5
+HELLO_TIMEOUT_MS = 5000
+REST_S_MAX = 1.0
+"""How long a paced stream rests before it looks at its rate again."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Stream:
+    """One follower's stream."""
+
+    def __init__(
+        self, manager: ReplicaManager, hello: pb.ReplicaHello, context: Context, limits: LaneLimits
+    ) -> None:
+        credit = min(max(hello.credit_bytes, 64 * 1024), 4 * REPLICA_CREDIT_BYTES)
+        self.lane = hello.lane
+        self._follower = NodeId(hello.node_id)
+        self._limits = limits
+        self.sender = LeaderSender(
+            NodeId(hello.node_id),
+            hello.node_epoch,
+            credit,
+            manager.effects,
+            catch_up=self.lane != LIVE,
+            read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
+        )
+        self._manager = manager
+        self._context = context
+        self._wake = asyncio.Event()
+        self._later: dict[SenderSession, None] = {}
+        self._later_timer: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def tell_later(self, session: SenderSession) -> None:
+        self._later[session] = None
+        if self._later_timer is None:
+            self._later_timer = asyncio.get_running_loop().call_later(TELL_LATER_MS / 1000, self._tell)
+
+    def _tell(self) -> None:
+        self._later_timer = None
+        later, self._later = self._later, {}
+        for session in later:
+            if not session.closed:
+                self.sender.mark(session)
+        self._wake.set()
+
+    def stop_writing(self) -> None:
+        """Let `write` return between two messages."""
+        self.ended = True
+        self._wake.set()
+
+    def end(self) -> None:
+        """The stream is over: forget its sessions."""
+        self.stop_writing()
+        if self._later_timer is not None:
+            self._later_timer.cancel()
+        for session in list(self.sender.sessions):
+            self._close(session.number)
+
+    def _close(self, number: int) -> None:
+        session = self.sender.close(number)
+        if session is not None:
+            partition = self._manager.partitions.get(session.replica.key)
+            if partition is not None:
+                partition.sessions.pop(session, None)
+                self._note_closed(partition)
+
+    def _note_closed(self, partition: Partition) -> None:
+        leadership = partition.replica.leadership
+        if leadership is not None:
+            leadership.on_follower_closed(self.sender.node, self._manager.clock_ms())
+            self._manager.schedule()
+
+    # -- follower to leader -------------------------------------------------------
+
+    async def read(self) -> None:
+        """Take in what the follower says, until it ends the stream."""
+        manager = self._manager
+        while not self.ended:
+            message = await self._context.read()
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                return
+            request = pb.ReplicateRequest.FromString(message)
+            now_ms = manager.clock_ms()
+            for number in request.closes:
+                self._close(number)
+            if request.acks:
+                hit("replication.ack.received")
+            for ack in request.acks:
+                session = self.sender.on_ack(ack.session, ack.log_end_offset)
+                if session is not None and (leadership := session.replica.leadership) is not None:
+                    leadership.on_follower_ack(
+                        self.sender.node, ack.log_end_offset, ack.flushed_offset, now_ms
+                    )
+                    self._note_log_start(session.replica.key, leadership, ack.log_start_offset)
+            if request.opens:
+                hit("replication.open.received")
+            for asked in request.opens:
+                self._open(asked, now_ms)
+            manager.schedule()
+
+    def _note_log_start(self, key: TopicPartition, leadership: Leadership, offset: int) -> None:
+        partition = self._manager.partitions.get(key)
+        if leadership.on_follower_log_start(self.sender.node, offset) and partition is not None:
+            partition.wake_log_start()
+
+    def _open(self, asked: pb.ReplicaOpen, now_ms: int) -> None:
+        partition = self._manager.partitions.get(TopicPartition(TopicId(asked.topic_id), asked.partition))
+        sender = self.sender
+        if partition is None:
+            sender.tell(DataFrame(asked.session, error=(ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here")))
+            return
+        if partition.busy:
+            sender.tell(DataFrame(asked.session, error=(ErrorCode.NOT_LEADER_OR_FOLLOWER, "not ready yet")))
+            return
+        request = OpenRequest(
+            asked.leader_epoch,
+            asked.fetch_offset,
+            asked.last_fetched_epoch,
+            asked.log_start_offset,
+            asked.flushed_offset,
+        )
+        answer = partition.replica.on_open(sender.node, sender.node_epoch, request, now_ms)
+        if answer.error is not None:
+            sender.tell(DataFrame(asked.session, error=(answer.error.code, answer.error.message)))
+        elif answer.diverging is not None or answer.out_of_range is not None:
+            sender.tell(
+                DataFrame(asked.session, diverging=answer.diverging, out_of_range=answer.out_of_range)
+            )
+        else:
+            for session in [s for s in partition.sessions if s.sender.node == sender.node]:
+                session.sender.close(session.number)
+                del partition.sessions[session]
+            leadership = partition.replica.leadership
+            if leadership is not None:
+                self._note_log_start(partition.key, leadership, asked.log_start_offset)
+            lane = self._lane_of(partition, asked.fetch_offset)
+            if lane != self.lane:
+                sender.tell(DataFrame(asked.session, move=lane))
+                self._note_closed(partition)
+                return
+            partition.sessions[sender.open(asked.session, partition.replica, asked.fetch_offset)] = None
+
+    def _lane_of(self, partition: Partition, offset: int) -> Lane:
+        log = partition.log
+        return self._limits.lane_after(self.lane, log.bytes_between(offset, log.log_end_offset))
+
+    # -- leader to follower -------------------------------------------------------
+
+    async def write(self) -> None:
+        """Send what there is, for ever."""
+        sender, metrics = self.sender, self._manager.metrics
+        while not self.ended:
+            self._wake.clear()
+            sender.reads(self._start_read)
+            frames = sender.take(MESSAGE_BYTES)
+            if not frames:
+                await self._wake.wait()
+                continue
+            size = sum(frame.size_bytes for frame in frames)
+            metrics.replicated_out_bytes += size
+            if self.lane != LIVE:
+                metrics.catch_up_out_bytes += size
+            message = encode_replica_data(frames)
+            del frames  # what is written by now is freed while the message is under way
+            hit("replication.send.before_frame")
+            await self._context.write(message)
+            if self.lane != LIVE:
+                await self._rest(size)
+
+    async def _rest(self, owed_bytes: float) -> None:
+        """After sending a rebuilding replica that much. A rate may change meanwhile."""
+        manager = self._manager
+        while owed_bytes >= 1:
+            throttle = catch_up_rate(manager.image, manager.node_id, self._follower)
+            pause_s = self._limits.pause_s(self.lane, 1, throttle) * owed_bytes
+            if pause_s <= 0:
+                return
+            step_s = min(pause_s, REST_S_MAX)
+            await asyncio.sleep(step_s)
+            owed_bytes -= owed_bytes * step_s / pause_s
+
+    def _start_read(self, session: SenderSession, max_bytes: int) -> None:
+        partition = self._manager.partitions.get(session.replica.key)
+        if partition is None:
+            self.sender.end(session, ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here any more")
+            return
+        lane = self._lane_of(partition, session.next_offset)
+        if lane != self.lane:
+            self.sender.move(session, lane)
+            partition.sessions.pop(session, None)
+            self._note_closed(partition)
+            return
+        log, offset = partition.log, session.next_offset
+        if not session.is_fed:  # an empty replica may have begun before the log start: see `on_open`
+            offset = max(offset, log.log_start_offset)
+        try:
+            found = partition.read(offset, max_bytes, log.log_end_offset)
+        except PenstockError as e:
+            self._end_session(partition, session, e)
+            return
+        if isinstance(found, ReadJob):
+            partition.start_read(found, lambda data, error: self._on_read(partition, session, data, error))
+        else:
+            self._on_read(partition, session, found, None)
+
+    def _on_read(
+        self, partition: Partition, session: SenderSession, data: ReadData, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self._end_session(partition, session, error)
+        elif data.size_bytes and data.base_offset < session.next_offset and not session.closed:
+            # It began at our log start, inside a batch (DeleteRecords): no log ends there.
+            log = partition.log
+            self.sender.start_over(session, log.first_segment_offset, log.log_end_offset)
+            partition.sessions.pop(session, None)
+            self._note_closed(partition)
+        elif not session.closed:
+            self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
+        self._wake.set()
+
+    def _end_session(self, partition: Partition, session: SenderSession, error: BaseException) -> None:
+        code = error.code if isinstance(error, PenstockError) else ErrorCode.KAFKA_STORAGE_ERROR
+        self.sender.end(session, code, str(error))
+        partition.sessions.pop(session, None)
+        self._note_closed(partition)
+        self._wake.set()
+
+
+class LeaderStreams:
+    """All streams of this node's followers."""
+
+    def __init__(self, manager: ReplicaManager, limits: LaneLimits | None = None) -> None:
+        self._manager = manager
+        self._limits = limits or LaneLimits()
+        self._by_node: dict[tuple[NodeId, Lane], _Stream] = {}
+        self._by_sender: dict[LeaderSender, _Stream] = {}
+
+    def wake(self, sender: LeaderSender) -> None:
+        """There is something to send."""
+        stream = self._by_sender.get(sender)
+        if stream is not None:
+            stream.wake()
+
+    def tell_later(self, session: SenderSession) -> None:
+        """The high watermark rose."""
+        stream = self._by_sender.get(session.sender)
+        if stream is not None:
+            stream.tell_later(session)
+
+    async def replicate(self, _: object, context: Context) -> None:
+        """Handler of the call."""
+        async with asyncio.timeout(HELLO_TIMEOUT_MS / 1000):
+            message = await context.read()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            return
+        request = pb.ReplicateRequest.FromString(message)
+        await self._check(request.hello, context)
+        stream = _Stream(self._manager, request.hello, context, self._limits)
+        node = (stream.sender.node, stream.lane)
+        older = self._by_node.get(node)
+        if older is not None:
+            older.end()  # half open, from before the follower's restart or reconnect
+        self._by_node[node] = stream
+        self._by_sender[stream.sender] = stream
+        try:
+            await run_both_ways(stream.read(), stream.write(), stream.stop_writing)
+        finally:
+            stream.end()
+            self._by_sender.pop(stream.sender, None)
+            if self._by_node.get(node) is stream:
+                del self._by_node[node]
+
+    async def _check(self, hello: pb.ReplicaHello, context: Context) -> None:
+        manager = self._manager
+        if hello.leader_node_id != manager.node_id:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this is node {manager.node_id}, not {hello.leader_node_id}",
+            )
+        if hello.cluster_id != manager.image.cluster_id:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this node is of cluster {manager.image.cluster_id.hex()}, not {hello.cluster_id.hex()}",
+            )
+        known = manager.image.nodes.get(NodeId(hello.node_id))
+        if known is not None and hello.node_epoch < known.node_epoch:
+            await fail(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"node {hello.node_id} has registered anew: epoch {hello.node_epoch} is over",
+            )

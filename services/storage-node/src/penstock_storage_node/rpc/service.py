@@ -1,0 +1,42 @@
+"""The Storage service of the contract, registered with serializers of its own.
+
+The generated servicer would turn every message into protobuf objects; here the calls that carry
+records get and give plain bytes (see `wire`). What is on the wire is the same.
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from penstock_proto.v1 import data_pb2, storage_pb2
+from penstock_storage_node.rpc.fetch_range import FetchRangeService
+from penstock_storage_node.rpc.forward import ForwardService
+from penstock_storage_node.rpc.log_ends import LogEndsService
+from penstock_storage_node.rpc.replicate_leader import LeaderStreams
+
+SERVICE = "penstock.v1.Storage"
+
+
+def add_storage_service(
+    server: grpc.aio.Server,
+    replicate: LeaderStreams,
+    forward: ForwardService,
+    ranges: FetchRangeService,
+    positions: LogEndsService | None = None,
+) -> None:
+    """Answer Storage's calls on `server`."""
+    handlers = {
+        "Replicate": grpc.stream_stream_rpc_method_handler(replicate.replicate),
+        "Forward": grpc.stream_stream_rpc_method_handler(forward.forward),
+        "FetchRange": grpc.unary_stream_rpc_method_handler(
+            ranges.fetch_range, request_deserializer=data_pb2.FetchRangeRequest.FromString
+        ),
+    }
+    if positions is not None:
+        handlers["Positions"] = grpc.unary_unary_rpc_method_handler(
+            positions.positions,
+            request_deserializer=storage_pb2.PositionsRequest.FromString,
+            response_serializer=storage_pb2.PositionsResponse.SerializeToString,
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,278 @@
+"""A node's answers about its disk, its producers and positions; settings by layers; the nearest replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids
+from penstock_core.errors import ErrorCode
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.fetch import (
+    FetchPartition,
+    FetchRequest,
+    decode_fetch_response,
+    encode_fetch_request,
+)
+from penstock_kafka.wire.frames import parse_request_header, request_header
+from penstock_proto.v1 import common_pb2, storage_pb2
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.reporting.group_lag import Lag
+from penstock_storage_node.rpc.log_ends import LogEndsService
+
+RACKS = {1: "a", 2: "b", 3: "b"}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    cluster = await MiniCluster(tmp_path).start(3)
+    yield cluster
+    await cluster.stop()
+
+
+async def make_topic(cluster: MiniCluster) -> None:
+    """A topic that node 1 leads, and all three hold."""
+    cluster.make_topic()
+    nodes = cluster.nodes.values()
+    await eventually(lambda: all(KEY in node.manager.partitions for node in nodes))
+    await eventually(lambda: cluster.nodes[1].partition.replica.leadership is not None)
+
+
+async def call(node: MiniNode, key: ApiKey, version: int, /, **values: Any) -> Any:
+    """One request through the node's handlers."""
+    body = codec.encode_body(codec.build(codec.request_type(key, version), **values))
+    frame = bytearray(request_header(key, version, 1, "test") + body)
+    answer = node.data.handle(RequestContext(), parse_request_header(frame), frame)
+    if isinstance(answer, Awaitable):
+        answer = await answer
+    assert isinstance(answer, list)
+    return codec.decode_response(key, version, b"".join(answer))[1]
+
+
+def of(key: ApiKey, version: int, kind: str, /, **values: Any) -> Any:
+    return codec.build(codec.entity_type(key, version, kind, request=True), **values)
+
+
+async def test_log_directories(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    node = cluster.nodes[1]
+    await node.produce(b"x" * 1_000)
+    low, high = SUPPORTED[ApiKey.DESCRIBE_LOG_DIRS]
+    for version in range(low, high + 1):
+        key = (ApiKey.DESCRIBE_LOG_DIRS, version)
+        nothing = of(*key, "DescribableLogDirTopic", topic="no-such", partitions=(0,))
+        mine = of(*key, "DescribableLogDirTopic", topic=TOPIC, partitions=(0, 9))
+        for topics, count in ((None, 1), ((mine,), 1), ((nothing,), 0), ((), 0)):
+            (found,) = (await call(node, *key, topics=topics)).results
+            assert (int(found.error_code), found.log_dir) == (0, str(node.path))
+            assert len(found.topics) == count
+        (found,) = (await call(node, *key, topics=None)).results
+        (partition,) = found.topics[0].partitions
+        assert partition.partition_size == node.partition.log.size_bytes > 1_000
+        assert partition.offset_lag == 0
+        if version >= 4:
+            assert found.total_bytes > found.usable_bytes > 0
+
+
+async def test_nothing_moves_between_directories(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    node = cluster.nodes[1]
+    for version in range(1, 3):
+        key = (ApiKey.ALTER_REPLICA_LOG_DIRS, version)
+        topic = of(*key, "AlterReplicaLogDirTopic", name=TOPIC, partitions=(0,))
+        for path, code in ((str(node.path), 0), ("/elsewhere", ErrorCode.LOG_DIR_NOT_FOUND)):
+            wanted = of(*key, "AlterReplicaLogDir", path=path, topics=(topic,))
+            found = await call(node, *key, dirs=(wanted,))
+            assert int(found.results[0].partitions[0].error_code) == code
+
+
+async def test_producers_are_described_by_any_replica(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    await cluster.nodes[1].produce(b"a", b"b", producer_id=7, producer_epoch=3, base_sequence=0)
+    key = (ApiKey.DESCRIBE_PRODUCERS, 0)
+    topics = (
+        of(*key, "TopicRequest", name=TOPIC, partition_indexes=(0, 5)),
+        of(*key, "TopicRequest", name="no-such", partition_indexes=(0,)),
+    )
+    for number in (1, 2):
+        found = await call(cluster.nodes[number], *key, topics=topics)
+        mine, other = found.topics
+        (producer,) = mine.partitions[0].active_producers
+        assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (7, 3, 1)
+        assert producer.last_timestamp > 0
+        unknown = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        assert [int(p.error_code) for p in (mine.partitions[1], other.partitions[0])] == [unknown, unknown]
+
+
+async def test_positions_tell_how_far_behind(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    leader = cluster.nodes[1]
+    for _ in range(4):
+        await leader.produce(b"x")
+    service = LogEndsService(leader.manager)
+
+    async def find(offset: int, service: LogEndsService = service) -> storage_pb2.PositionAnswer:
+        position = storage_pb2.Position(topic_id=TOPIC_ID, partition=0, offset=offset)
+        return (await service.find(storage_pb2.PositionsRequest(positions=[position]))).answers[0]
+
+    behind, none, all_read = await find(1), await find(0), await find(4)
+    assert (behind.high_watermark, behind.error.code) == (4, 0)
+    assert 0 < behind.before_ms <= behind.newest_ms
+    assert (none.before_ms, all_read.high_watermark, all_read.newest_ms) == (-1, 4, -1)
+    lag = Lag()
+    lag.add(1, behind)
+    lag.add(4, all_read)
+    assert (lag.records, lag.behind_s) == (3, (behind.newest_ms - behind.before_ms) / 1000)
+    unknown = Lag()
+    unknown.add(0, none)
+    assert (unknown.records, unknown.behind_s) == (4, None)
+    follower = await find(1, LogEndsService(cluster.nodes[2].manager))
+    assert follower.error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_settings_of_node_and_cluster_count_at_once(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+
+    def put(kind: str, name: str, key: str, value: str | None) -> None:
+        record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key)
+        if value is not None:
+            record.value = value
+        cluster.change(pb.MetadataRecord(config=record))
+
+    def sizes() -> list[int]:
+        return [n.partition.replica.settings.segment_bytes for n in cluster.nodes.values()]
+
+    put("cluster", "", "log.segment.bytes", "4096")
+    assert sizes() == [4096, 4096, 4096]
+    put("node", "2", "log.segment.bytes", "8192")
+    assert sizes() == [4096, 8192, 4096]
+    assert cluster.nodes[2].partition.log.settings.segment_bytes == 8192
+    put("topic", TOPIC, "segment.bytes", "2048")
+    assert sizes() == [2048] * 3
+    put("topic", TOPIC, "segment.bytes", None)
+    put("cluster", "", "log.segment.bytes", None)
+    assert sizes() == [1024**3, 8192, 1024**3]
+
+
+async def test_a_topic_that_is_made_anew_has_nothing_of_the_old_one(cluster: MiniCluster) -> None:
+    cluster.make_topic(retention_ms="5")
+    nodes = cluster.nodes.values()
+    await eventually(lambda: all(KEY in node.manager.partitions for node in nodes))
+    assert cluster.nodes[1].partition.replica.settings.retention_ms == 5
+    cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
+    await eventually(lambda: not any(node.manager.partitions for node in nodes))
+    await make_topic(cluster)
+    assert cluster.nodes[1].partition.replica.settings.retention_ms == 7 * 24 * 60 * 60 * 1000
+
+
+async def test_min_isr_follows_the_replication_factor(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    leader = cluster.nodes[1].partition.replica
+
+    def move(*replicas: int, adding: tuple[int, ...] = (), isr: tuple[int, ...]) -> None:
+        new = replace(
+            cluster.state,
+            replicas=ids(*replicas),
+            adding_replicas=ids(*adding),
+            isr=ids(*isr),
+            partition_epoch=cluster.state.partition_epoch + 1,
+        )
+        cluster.change(pb.MetadataRecord(partition=new.to_pb()))
+
+    assert leader.settings.min_insync_replicas == 2
+    move(1, isr=(1,))
+    assert leader.settings.min_insync_replicas == 1
+    await eventually(lambda: not cluster.nodes[2].manager.partitions)
+    move(1, 2, 3, adding=(2, 3), isr=(1,))
+    assert leader.settings.min_insync_replicas == 1
+    assert (await cluster.nodes[1].produce(b"while they are added")).error == 0
+    move(1, 2, 3, isr=(1, 2, 3))
+    assert leader.settings.min_insync_replicas == 2
+    await eventually(lambda: cluster.nodes[3].manager.partitions)
+    assert (await cluster.nodes[1].produce(b"afterwards")).error == 0
+
+
+# --- the nearest replica --------------------------------------------------------------------
+
+
+def give_racks(cluster: MiniCluster) -> None:
+    """Racks, and a listener that every node has."""
+    for number, rack in RACKS.items():
+        node = cluster.image.nodes[ids(number)[0]].to_pb()
+        node.rack = rack
+        node.listeners.append(common_pb2.Endpoint(listener="DIRECT", host="h", port=1))
+        cluster.change(pb.MetadataRecord(node=node))
+
+
+async def fetch(
+    node: MiniNode,
+    offset: int = 0,
+    *,
+    rack: str = "b",
+    listener: str = "DIRECT",
+    epoch: int = -1,
+    wait_ms: int = 0,
+) -> Any:
+    item = FetchPartition(TOPIC, None, 0, epoch, offset, -1, -1, 1 << 20)
+    request = FetchRequest(wait_ms, 1, 1 << 20, partitions=[item])
+    request.rack_id = rack
+    frame = bytearray(encode_fetch_request(11, 8, "test", request))
+    answer = node.data.handle(RequestContext(listener=listener), parse_request_header(frame), frame)
+    if isinstance(answer, Awaitable):
+        answer = await answer
+    assert isinstance(answer, list)
+    return decode_fetch_response(b"".join(answer), 11).results[0]
+
+
+async def test_a_consumer_is_sent_to_its_rack(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    give_racks(cluster)
+    leader, near = cluster.nodes[1], cluster.nodes[2]
+    await leader.produce(b"x" * 100)
+    sent = await fetch(leader)
+    assert (sent.error, sent.preferred_replica, sent.records) == (0, 2, [])
+    await eventually(lambda: near.partition.replica.high_watermark == 1)
+    found = await fetch(near)
+    assert (found.error, found.preferred_replica, found.high_watermark) == (0, -1, 1)
+    assert sum(map(len, found.records)) > 100
+    # A replica out of the ISR is not named, another one of the rack is; none at all: the leader.
+    cluster.set_isr(1, 3)
+    assert (await fetch(leader)).preferred_replica == 3
+    cluster.set_isr(1)
+    assert (await fetch(leader)).preferred_replica == -1
+
+
+async def test_others_read_from_the_leader(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    give_racks(cluster)
+    leader, near = cluster.nodes[1], cluster.nodes[2]
+    await leader.produce(b"x")
+    for more in ({"rack": ""}, {"rack": "a"}, {"rack": "c"}, {"listener": ""}, {"listener": "OTHER"}):
+        found = await fetch(leader, **more)  # type: ignore[arg-type]
+        assert (found.error, found.preferred_replica) == (0, -1), more
+        assert found.records, more
+    # Through a gateway, or without a rack, a follower is no place to read from.
+    for more in ({"rack": ""}, {"listener": ""}):
+        found = await fetch(near, **more)  # type: ignore[arg-type]
+        assert found.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await fetch(near, epoch=7)).error == ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert (await fetch(near, 99)).error == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+async def test_a_follower_wakes_who_waits_for_records(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    give_racks(cluster)
+    near = cluster.nodes[2]
+    await eventually(lambda: near.partition.replica.following is not None)
+    task = asyncio.ensure_future(fetch(near, wait_ms=60_000))
+    await eventually(lambda: near.partition.readers)
+    await cluster.nodes[1].produce(b"news")
+    found = await asyncio.wait_for(task, 50)
+    assert found.records

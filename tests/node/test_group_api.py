@@ -1,0 +1,509 @@
+"""Every version of every group request: decoded, answered by a shard, encoded, read by a client's codec."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.frames import parse_request_header, request_header
+from penstock_kafka.wire.primitives import Malformed
+from penstock_storage_node.groups.shard import Shard
+from penstock_storage_node.kafka.groups import GroupHandler
+from penstock_storage_node.kafka.request_context import RequestContext
+from unit.storage_node.groups.group_rig import FakeTopics, Rig, subscription
+
+E = ErrorCode
+
+
+class Host:
+    """One shard for all groups, but for those called `away...`."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.topics = rig.topics
+        self.settings = rig.settings
+        self.loading_count = 0
+
+    def find(self, group_id: str) -> Shard:
+        if not group_id or group_id.startswith("away"):
+            raise PenstockError(E.NOT_COORDINATOR, "elsewhere")
+        return self.rig.shard
+
+    def shards(self) -> list[Shard]:
+        return [self.rig.shard]
+
+
+class NoTopicSecret:
+    """No right to topic `secret` and group `private`."""
+
+    def authorize(self, who: Principal, operation: Operation, kind: ResourceType, name: str) -> bool:
+        return name not in ("secret", "private")
+
+
+class Peer:
+    """Calls the handler as a connection does."""
+
+    def __init__(self, authorizer: Any = None) -> None:
+        self.rig = Rig()
+        self.rig.topics.counts = {"t": 3, "secret": 1}
+        self.host = Host(self.rig)
+        self.handler = GroupHandler(self.host, authorizer or AllowAll())  # type: ignore[arg-type]
+
+    async def call(self, key: ApiKey, version: int, /, **values: Any) -> Any:
+        request = codec.build(codec.request_type(key, version), **values)
+        frame = request_header(key, version, 9, "client") + codec.encode_body(request)
+        answer = self.handler.handle(
+            RequestContext(peer="1.2.3.4:5", client_id="client", host="1.2.3.4"),
+            parse_request_header(frame),
+            frame,
+        )
+        self.rig.settle()
+        response = await answer if isinstance(answer, Awaitable) else answer
+        correlation_id, entity = codec.decode_response(key, version, b"".join(response))  # type: ignore[arg-type]
+        assert correlation_id == 9
+        return entity
+
+
+def versions(key: ApiKey) -> range:
+    low, high = SUPPORTED[key]
+    return range(low, high + 1)
+
+
+def item(key: ApiKey, version: int, kind: str, /, **values: Any) -> Any:
+    return codec.build(codec.entity_type(key, version, kind, request=True), **values)
+
+
+async def join(peer: Peer, version: int = 9, group: str = "g") -> tuple[str, int]:
+    """A member alone in its group: its id and generation."""
+    protocols = (
+        item(
+            ApiKey.JOIN_GROUP, version, "JoinGroupRequestProtocol", name="range", metadata=subscription("t")
+        ),
+    )
+    values: dict[str, Any] = {
+        "group_id": group,
+        "session_timeout": 10_000,
+        "rebalance_timeout": 20_000,
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": protocols,
+        "reason": None,
+    }
+    first = await peer.call(ApiKey.JOIN_GROUP, version, **values)
+    if version >= 4:
+        assert int(first.error_code) == E.MEMBER_ID_REQUIRED
+        first = await peer.call(ApiKey.JOIN_GROUP, version, **values | {"member_id": first.member_id})
+    assert int(first.error_code) == 0
+    assert first.protocol_name == "range"
+    assert first.leader == first.member_id
+    assert [m.metadata for m in first.members] == [subscription("t")]
+    return first.member_id, first.generation_id
+
+
+def test_membership_in_every_version() -> None:
+    async def main() -> None:
+        for version in versions(ApiKey.JOIN_GROUP):
+            peer = Peer()
+            member_id, generation = await join(peer, version)
+            both = {
+                "group_id": "g",
+                "member_id": member_id,
+                "generation_id": generation,
+                "group_instance_id": None,
+            }
+            sync = min(version, SUPPORTED[ApiKey.SYNC_GROUP][1])
+            given = (
+                item(
+                    ApiKey.SYNC_GROUP,
+                    sync,
+                    "SyncGroupRequestAssignment",
+                    member_id=member_id,
+                    assignment=b"x",
+                ),
+            )
+            synced = await peer.call(
+                ApiKey.SYNC_GROUP,
+                sync,
+                **both,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=given,
+            )
+            assert (int(synced.error_code), synced.assignment) == (0, b"x")
+            beat = min(version, SUPPORTED[ApiKey.HEARTBEAT][1])
+            assert int((await peer.call(ApiKey.HEARTBEAT, beat, **both)).error_code) == 0
+            for describe in versions(ApiKey.DESCRIBE_GROUPS):
+                found = await peer.call(
+                    ApiKey.DESCRIBE_GROUPS,
+                    describe,
+                    groups=("g", "none", "away"),
+                    include_authorized_operations=True,
+                )
+                group, none, away = found.groups
+                assert (group.group_state, group.protocol_data) == ("Stable", "range")
+                assert (group.members[0].client_id, group.members[0].client_host) == ("client", "/1.2.3.4")
+                assert group.members[0].member_assignment == b"x"
+                assert none.group_state == "Dead"
+                assert int(none.error_code) == (E.GROUP_ID_NOT_FOUND if describe >= 6 else 0)
+                assert int(away.error_code) == E.NOT_COORDINATOR
+                if describe >= 6:
+                    assert none.error_message == "Group none not found."
+                if describe >= 3:
+                    assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
+            for modern in versions(ApiKey.CONSUMER_GROUP_DESCRIBE):
+                answer = await peer.call(
+                    ApiKey.CONSUMER_GROUP_DESCRIBE,
+                    modern,
+                    group_ids=("g", "none"),
+                    include_authorized_operations=False,
+                )
+                # Kafka's words: its tools show them.
+                assert [(int(one.error_code), one.error_message) for one in answer.groups] == [
+                    (E.GROUP_ID_NOT_FOUND, "Group g is not a consumer group."),
+                    (E.GROUP_ID_NOT_FOUND, "Group none not found."),
+                ]
+            for listing in versions(ApiKey.LIST_GROUPS):
+                listed = await peer.call(ApiKey.LIST_GROUPS, listing, states_filter=(), types_filter=())
+                assert [(g.group_id, g.protocol_type) for g in listed.groups] == [("g", "consumer")]
+            leave = min(version, SUPPORTED[ApiKey.LEAVE_GROUP][1])
+            if leave < 3:
+                left = await peer.call(ApiKey.LEAVE_GROUP, leave, group_id="g", member_id=member_id)
+            else:
+                gone = tuple(
+                    item(
+                        ApiKey.LEAVE_GROUP,
+                        leave,
+                        "MemberIdentity",
+                        member_id=m,
+                        group_instance_id=None,
+                        reason=None,
+                    )
+                    for m in (member_id, "who")
+                )
+                left = await peer.call(ApiKey.LEAVE_GROUP, leave, group_id="g", members=gone)
+                assert [int(m.error_code) for m in left.members] == [0, E.UNKNOWN_MEMBER_ID]
+            assert int(left.error_code) == 0
+            for delete in versions(ApiKey.DELETE_GROUPS)[:1]:
+                deleted = await peer.call(
+                    ApiKey.DELETE_GROUPS, delete, groups_names=("g", "g", "none", "away")
+                )
+                assert [(r.group_id, int(r.error_code)) for r in deleted.results] == [
+                    ("none", E.GROUP_ID_NOT_FOUND),
+                    ("away", E.NOT_COORDINATOR),
+                    ("g", 0),
+                ]
+
+    asyncio.run(main())
+
+
+def test_members_of_a_group_without_name_are_refused_wherever_they_ask() -> None:
+    async def main() -> None:
+        peer = Peer()
+        for key, version in ((ApiKey.HEARTBEAT, 3), (ApiKey.SYNC_GROUP, 3), (ApiKey.LEAVE_GROUP, 2)):
+            call: dict[str, Any] = {"group_id": "", "member_id": "m", "group_instance_id": None}
+            if key != ApiKey.LEAVE_GROUP:
+                call["generation_id"] = 1
+            if key == ApiKey.SYNC_GROUP:
+                call["assignments"] = ()
+            assert int((await peer.call(key, version, **call)).error_code) == E.INVALID_GROUP_ID
+
+    asyncio.run(main())
+
+
+def commit_topics(version: int, *names: str) -> tuple[Any, ...]:
+    key = ApiKey.OFFSET_COMMIT
+    return tuple(
+        item(
+            key,
+            version,
+            "OffsetCommitRequestTopic",
+            **({"topic_id": FakeTopics.id_of(name)} if version >= 10 else {"name": name}),
+            partitions=tuple(
+                item(
+                    key,
+                    version,
+                    "OffsetCommitRequestPartition",
+                    partition_index=p,
+                    committed_offset=40 + p,
+                    committed_leader_epoch=3,
+                    committed_metadata="m",
+                )
+                for p in range(2)
+            ),
+        )
+        for name in names
+    )
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
+def test_commits_in_every_version(version: int) -> None:
+    async def main() -> None:
+        peer = Peer(NoTopicSecret())
+        call = {
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "retention_time": -1,
+            "topics": commit_topics(version, "t", "missing", "secret"),
+        }
+        done = await peer.call(ApiKey.OFFSET_COMMIT, version, group_id="g", **call)
+        missing = E.UNKNOWN_TOPIC_ID if version >= 10 else E.UNKNOWN_TOPIC_OR_PARTITION
+        assert [[int(p.error_code) for p in t.partitions] for t in done.topics] == [
+            [0, 0],
+            [missing] * 2,
+            [E.TOPIC_AUTHORIZATION_FAILED] * 2,
+        ]
+        assert peer.rig.offsets("g") == {("t", 0): 40, ("t", 1): 41}
+        counts = peer.rig.topics.counts
+        counts["t"] = 1
+        narrow = await peer.call(ApiKey.OFFSET_COMMIT, version, group_id="narrow", **call)
+        assert [int(p.error_code) for p in narrow.topics[0].partitions] == [0, E.UNKNOWN_TOPIC_OR_PARTITION]
+        assert peer.rig.offsets("narrow") == {("t", 0): 40}
+        for group, code in (("away", E.NOT_COORDINATOR), ("private", E.GROUP_AUTHORIZATION_FAILED)):
+            refused = await peer.call(ApiKey.OFFSET_COMMIT, version, group_id=group, **call)
+            assert {int(p.error_code) for t in refused.topics for p in t.partitions} == {code}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
+def test_fetches_in_every_version(version: int) -> None:
+    key = ApiKey.OFFSET_FETCH
+
+    def asked(everything: bool) -> Any:
+        if everything:
+            return None
+        kind = "OffsetFetchRequestTopics" if version >= 8 else "OffsetFetchRequestTopic"
+        named = {"topic_id": FakeTopics.id_of("t")} if version >= 10 else {"name": "t"}
+        return (item(key, version, kind, **named, partition_indexes=(0, 2)),)
+
+    async def main() -> None:
+        peer = Peer()
+        peer.rig.commit("g", "", -1, {("t", 0): 5, ("t", 1): 6})
+        for everything in (False, True)[: 2 if version >= 2 else 1]:
+            topics = asked(everything)
+            if version < 8:
+                found = await peer.call(key, version, group_id="g", topics=topics, require_stable=True)
+                groups = [("g", 0, found.topics)]
+                refused = await peer.call(key, version, group_id="away", topics=topics, require_stable=False)
+                if version >= 2:
+                    assert int(refused.error_code) == E.NOT_COORDINATOR
+                else:
+                    assert {int(p.error_code) for t in refused.topics for p in t.partitions} == {16}
+            else:
+                wanted = tuple(
+                    item(
+                        key,
+                        version,
+                        "OffsetFetchRequestGroup",
+                        group_id=g,
+                        member_id=None,
+                        member_epoch=-1,
+                        topics=topics,
+                    )
+                    for g in ("g", "away")
+                )
+                found = await peer.call(key, version, groups=wanted, require_stable=False)
+                groups = [(g.group_id, int(g.error_code), g.topics) for g in found.groups]
+                assert groups.pop() == ("away", E.NOT_COORDINATOR, ())
+            assert groups[0][:2] == ("g", 0)
+            (topic,) = groups[0][2]
+            places = [(p.partition_index, p.committed_offset, int(p.error_code)) for p in topic.partitions]
+            assert places == ([(0, 5, 0), (1, 6, 0)] if everything else [(0, 5, 0), (2, -1, 0)])
+
+    asyncio.run(main())
+
+
+def test_deleting_offsets() -> None:
+    async def main() -> None:
+        peer = Peer()
+        peer.rig.commit("g", "", -1, {("t", 0): 5})
+        partitions = tuple(
+            item(ApiKey.OFFSET_DELETE, 0, "OffsetDeleteRequestPartition", partition_index=p) for p in (0, 9)
+        )
+        topics = (item(ApiKey.OFFSET_DELETE, 0, "OffsetDeleteRequestTopic", name="t", partitions=partitions),)
+        done = await peer.call(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+        assert int(done.error_code) == 0
+        assert [int(p.error_code) for p in done.topics[0].partitions] == [0, E.UNKNOWN_TOPIC_OR_PARTITION]
+        missing = await peer.call(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+        assert int(missing.error_code) == 0
+        away = await peer.call(ApiKey.OFFSET_DELETE, 0, group_id="away", topics=topics)
+        assert int(away.error_code) == E.NOT_COORDINATOR
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_is_never_safe_is_answered_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_storage_node.kafka.groups.COMMIT_TIMEOUT_MS", 20)
+
+    async def main() -> None:
+        peer = Peer()
+        peer.rig.log.hold = True
+        done = await peer.call(
+            ApiKey.OFFSET_COMMIT,
+            9,
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            topics=commit_topics(9, "t"),
+        )
+        assert {int(p.error_code) for p in done.topics[0].partitions} == {E.COORDINATOR_NOT_AVAILABLE}
+        peer.rig.log.advance()
+        assert peer.rig.offsets("g") == {("t", 0): 40, ("t", 1): 41}
+
+    asyncio.run(main())
+
+
+def samples() -> list[tuple[ApiKey, dict[str, Any]]]:
+    """A full request of each API, of its newest version."""
+
+    def of(key: ApiKey, kind: str, **values: Any) -> Any:
+        return item(key, SUPPORTED[key][1], kind, **values)
+
+    member = {"group_id": "g", "member_id": "m", "generation_id": 1, "group_instance_id": "i"}
+    join_key, sync, leave = ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP
+    fetch, delete, beat = ApiKey.OFFSET_FETCH, ApiKey.OFFSET_DELETE, ApiKey.CONSUMER_GROUP_HEARTBEAT
+    owned = of(beat, "TopicPartitions", topic_id=FakeTopics.id_of("t"), partitions=(0, 1))
+    return [
+        (
+            join_key,
+            {
+                "group_id": "g",
+                "session_timeout": 10_000,
+                "rebalance_timeout": 20_000,
+                "member_id": "",
+                "group_instance_id": "i",
+                "protocol_type": "consumer",
+                "protocols": (of(join_key, "JoinGroupRequestProtocol", name="range", metadata=b"12"),),
+                "reason": "r",
+            },
+        ),
+        (
+            sync,
+            member
+            | {
+                "protocol_type": "consumer",
+                "protocol_name": "range",
+                "assignments": (of(sync, "SyncGroupRequestAssignment", member_id="m", assignment=b"x"),),
+            },
+        ),
+        (ApiKey.HEARTBEAT, member),
+        (
+            leave,
+            {
+                "group_id": "g",
+                "members": (of(leave, "MemberIdentity", member_id="m", group_instance_id="i", reason=None),),
+            },
+        ),
+        (
+            ApiKey.OFFSET_COMMIT,
+            {
+                "group_id": "g",
+                "generation_id_or_member_epoch": -1,
+                "member_id": "",
+                "group_instance_id": None,
+                "topics": commit_topics(10, "t", "u"),
+            },
+        ),
+        (
+            fetch,
+            {
+                "groups": (
+                    of(
+                        fetch,
+                        "OffsetFetchRequestGroup",
+                        group_id="g",
+                        member_id="m",
+                        member_epoch=1,
+                        topics=(
+                            of(
+                                fetch,
+                                "OffsetFetchRequestTopics",
+                                topic_id=FakeTopics.id_of("t"),
+                                partition_indexes=(0, 1),
+                            ),
+                        ),
+                    ),
+                ),
+                "require_stable": True,
+            },
+        ),
+        (
+            delete,
+            {
+                "group_id": "g",
+                "topics": (
+                    of(
+                        delete,
+                        "OffsetDeleteRequestTopic",
+                        name="t",
+                        partitions=(of(delete, "OffsetDeleteRequestPartition", partition_index=0),),
+                    ),
+                ),
+            },
+        ),
+        (ApiKey.LIST_GROUPS, {"states_filter": ("Stable",), "types_filter": ("classic",)}),
+        (ApiKey.DESCRIBE_GROUPS, {"groups": ("g", "h"), "include_authorized_operations": True}),
+        (ApiKey.DELETE_GROUPS, {"groups_names": ("g", "h")}),
+        (
+            beat,
+            {
+                "group_id": "c",
+                "member_id": "m",
+                "member_epoch": 0,
+                "instance_id": None,
+                "rack_id": "r",
+                "rebalance_timeout": 20_000,
+                "subscribed_topic_names": ("t",),
+                "subscribed_topic_regex": "t.*",
+                "server_assignor": "range",
+                "topic_partitions": (owned,),
+            },
+        ),
+        (ApiKey.CONSUMER_GROUP_DESCRIBE, {"group_ids": ("c", "g"), "include_authorized_operations": True}),
+    ]
+
+
+def test_damaged_requests_are_answered_or_refused() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        peer = Peer()
+        assert {int(key) for key, _ in samples()} == set(peer.handler.api_keys)
+        for key, values in samples():
+            version = SUPPORTED[key][1]
+            body = codec.encode_body(codec.build(codec.request_type(key, version), **values))
+            for number in range(300):
+                damaged = bytearray(body)
+                for _ in range(number and rng.randint(1, 3)):
+                    damaged[rng.randrange(len(damaged))] = rng.choice(
+                        (0, 1, 2, 127, 128, 255, rng.randrange(256))
+                    )
+                cut = rng.choice((None, None, -1, -3)) if number else None
+                frame = request_header(key, version, 9, "c") + bytes(damaged[:cut])
+                try:
+                    answer = peer.handler.handle(RequestContext(peer="h"), parse_request_header(frame), frame)
+                except Malformed:
+                    assert number
+                    continue
+                peer.rig.settle()
+                if isinstance(answer, Awaitable):
+                    peer.rig.pass_ms(100_000, 10_000)
+                    if not answer.done():  # type: ignore[attr-defined]
+                        continue
+                    answer = await answer
+                codec.decode_response(key, version, b"".join(answer))  # type: ignore[arg-type]
+
+    asyncio.run(main())

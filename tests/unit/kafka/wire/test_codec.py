@@ -1,0 +1,227 @@
+"""The generic codec: every supported version both ways, hostile input, whole-request errors."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey, is_supported
+from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
+from penstock_kafka.wire.primitives import uvarint
+
+VERSIONS = [
+    (key, version)
+    for key, (low, high) in sorted(SUPPORTED.items())
+    for version in range(low, high + 1)
+    if is_supported(key, version)
+]
+TOPIC = "orders"
+
+
+def sample(schema: Any) -> Any:
+    """An entity with one item in each array and something in each field."""
+    values: dict[str, Any] = {}
+    for field in fields(schema):
+        kind: Any = field.type
+        if type(None) in get_args(kind):
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        name = field.metadata.get("kafka_type", "")
+        if get_origin(kind) is tuple:
+            item = get_args(kind)[0]
+            if hasattr(item, "__dataclass_fields__"):
+                values[field.name] = (sample(item), sample(item))
+            else:
+                values[field.name] = (scalar(name, 1), scalar(name, 2))
+        elif hasattr(kind, "__dataclass_fields__"):
+            values[field.name] = sample(kind)
+        else:
+            values[field.name] = scalar(name, 3)
+    return codec.build(schema, **values)
+
+
+def scalar(name: str, seed: int) -> Any:
+    if name == "string":
+        return f"name-{seed}"
+    if name in ("bytes", "records"):
+        return bytes([seed]) * 5
+    if name == "bool":
+        return True
+    if name == "uuid":
+        return bytes([seed]) * 16
+    if name == "datetime_i64":
+        return datetime.fromtimestamp(seed, UTC)
+    return seed
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_both_ways(key: int, version: int) -> None:
+    entity = sample(codec.request_type(key, version))
+    frame = request_header(key, version, 5, "c") + codec.encode_body(entity)
+    header = parse_request_header(frame)
+    for form in (frame, bytearray(frame), memoryview(bytearray(frame))):
+        assert codec.decode_request(header, form) == entity
+    answer = sample(codec.response_type(key, version))
+    data = codec.encode_response(header, answer)
+    if key != ApiKey.API_VERSIONS:
+        assert codec.decode_response(key, version, data) == (5, answer)
+
+
+@pytest.mark.parametrize(("key", "version"), [v for v in VERSIONS if v[1] >= FLEXIBLE_SINCE[v[0]]])
+def test_unknown_tagged_fields_are_skipped(key: int, version: int) -> None:
+    entity = sample(codec.request_type(key, version))
+    body = codec.encode_body(entity)
+    # The last tag section is the message's own: add two tags that nobody knows.
+    known = next((f for f in fields(entity) if "tag" in f.metadata), None)
+    if known is None:
+        assert body[-1] == 0
+        body = body[:-1] + b"\x02" + uvarint(90) + b"\x03abc" + uvarint(5000) + b"\x00"
+    header = RequestHeader(key, version, 1, None, 0)
+    assert codec.decode_request(header, body) == entity
+
+
+def test_unknown_tags_inside_structures_are_skipped() -> None:
+    entity = sample(codec.request_type(ApiKey.CREATE_PARTITIONS, 3))
+    body = codec.encode_body(entity)
+    assignment = b"\x03\x00\x00\x00\x01\x00\x00\x00\x02\x00"
+    assert body.count(assignment) == 4
+    body = body.replace(assignment, assignment[:-1] + b"\x01\x63\x02hi")
+    assert codec.decode_request(RequestHeader(ApiKey.CREATE_PARTITIONS, 3, 1, None, 0), body) == entity
+
+
+@given(pair=st.sampled_from(VERSIONS), data=st.data())
+def test_changed_requests_raise_only_invalid_request(pair: tuple[int, int], data: st.DataObject) -> None:
+    key, version = pair
+    body = bytearray(codec.encode_body(sample(codec.request_type(key, version))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        if body:
+            body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.integers(0, len(body)))] + data.draw(st.binary(max_size=10))
+    header = RequestHeader(key, version, 1, None, 0)
+    try:
+        codec.decode_request(header, body)
+    except PenstockError as error:
+        assert error.code == ErrorCode.INVALID_REQUEST
+    try:
+        codec.error_response(header, body, ErrorCode.UNKNOWN_SERVER_ERROR, "no")
+    except PenstockError as error:
+        assert error.code == ErrorCode.INVALID_REQUEST
+
+
+@given(pair=st.sampled_from(VERSIONS), body=st.binary(max_size=200))
+def test_garbage(pair: tuple[int, int], body: bytes) -> None:
+    try:
+        codec.decode_request(RequestHeader(*pair, 1, None, 0), body)
+    except PenstockError as error:
+        assert error.code == ErrorCode.INVALID_REQUEST
+    try:
+        codec.decode_response(*pair, body)
+    except PenstockError as error:
+        assert error.code == ErrorCode.INVALID_REQUEST
+
+
+ABSURD = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from penstock_core.errors import PenstockError
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import RequestHeader
+for version, body in ((2, b"\\x7f\\xff\\xff\\xff"), (7, b"\\xff\\xff\\xff\\xff\\x0f"),
+                      (7, b"\\x02\\xff\\xff\\xff\\xff\\x07" + b"a" * 10), (2, b"\\x80\\x00\\x00\\x00")):
+    try:
+        codec.decode_request(RequestHeader(19, version, 1, None, 0), body)
+    except PenstockError as error:
+        print(error.code.name)
+"""
+
+
+def test_absurd_lengths_do_not_end_the_process() -> None:
+    """kio alone reserves memory for the length that the peer claims, and aborts."""
+    done = subprocess.run([sys.executable, "-c", ABSURD], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["INVALID_REQUEST"] * 4
+
+
+def test_requests_too_large_to_decode_are_refused() -> None:
+    with pytest.raises(PenstockError, match="the most for a request"):
+        codec.decode_request(RequestHeader(ApiKey.CREATE_TOPICS, 7, 1, None, 0), bytes(3 * 1024 * 1024))
+
+
+def codes_in(entity: Any) -> list[int]:
+    """Every error code of an entity."""
+    found: list[int] = []
+    for field in fields(entity):
+        value = getattr(entity, field.name)
+        if field.name == "error_code":
+            found.append(int(value))
+        elif isinstance(value, tuple):
+            for item in value:
+                if hasattr(item, "__dataclass_fields__"):
+                    found += codes_in(item)
+    return found
+
+
+@pytest.mark.parametrize(("key", "version"), [v for v in VERSIONS if v[0] != ApiKey.API_VERSIONS])
+def test_a_failed_request_carries_the_code_everywhere(key: int, version: int) -> None:
+    entity = sample(codec.request_type(key, version))
+    frame = request_header(key, version, 5, "c") + codec.encode_body(entity)
+    header = parse_request_header(frame)
+    if key == ApiKey.METADATA and 10 <= version <= 11:
+        return  # the sample asks by id, which these versions can't
+    data = codec.error_response(header, frame, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "not allowed")
+    assert data is not None
+    correlation_id, answer = codec.decode_response(key, version, data)
+    assert correlation_id == 5
+    codes = codes_in(answer)
+    assert codes
+    expected = {ErrorCode.CLUSTER_AUTHORIZATION_FAILED.value}
+    if key == ApiKey.FETCH and version >= 7:
+        expected.add(0)  # the request itself did not fail, every partition did
+    assert set(codes) == expected
+
+
+def test_produce_without_acks_gets_no_answer() -> None:
+    frame = request_header(ApiKey.PRODUCE, 9, 1, None) + b"\x00\x00\x00\x00\x00\x07\xd0\x01\x00"
+    header = parse_request_header(frame)
+    assert codec.error_response(header, frame, ErrorCode.INVALID_REQUEST) is None
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_old_produce_can_be_refused_in_its_own_form(version: int) -> None:
+    body = (
+        b"\x00\x01\x00\x00\x07\xd0\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x03\x00\x00\x00\x02xx"
+    )
+    frame = request_header(ApiKey.PRODUCE, version, 4, None) + body
+    data = codec.error_response(parse_request_header(frame), frame, ErrorCode.UNSUPPORTED_VERSION)
+    assert data is not None
+    assert data[:4] == b"\x00\x00\x00\x04"
+    assert b"\x00\x23" in data
+
+
+def test_an_unknown_api_or_version_is_an_invalid_request() -> None:
+    for key, version in ((ApiKey.FETCH, 99), (ApiKey.JOIN_GROUP, 0)):
+        with pytest.raises(PenstockError) as caught:
+            codec.decode_request(RequestHeader(key, version, 1, None, 0), b"")
+        assert caught.value.code == ErrorCode.INVALID_REQUEST
+
+
+def test_build_leaves_out_what_a_version_lacks() -> None:
+    for version in range(1, 11):
+        item = codec.build(
+            codec.entity_type(ApiKey.LIST_OFFSETS, version, "ListOffsetsPartitionResponse"),
+            partition_index=1,
+            error_code=3,
+            timestamp=5,
+            offset=6,
+            leader_epoch=7,
+        )
+        assert int(item.error_code) == 3
+        assert hasattr(item, "leader_epoch") == (version >= 4)
+    assert int(codec.error_code(31_999)) == -1
+    assert codec.topic_id(None) is None

@@ -1,0 +1,97 @@
+"""The shipped session of a node, with controllers on loopback that say what a test wants."""
+
+# ruff: noqa: N802  (gRPC names methods)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from penstock_core.metadata.image import Endpoint
+from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_storage_node.cluster.registration import Announcement, Registration
+from penstock_storage_node.disk.pool import DiskPool
+from unit.runtime.fake_controllers import Cluster, FakeController
+from unit.storage_node.log.log_model import new_disk, open_directory
+
+PATIENCE_S = 120
+
+
+class Speaker(FakeController):
+    """The active controller; what it says next is `order`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, 1)
+        cluster.members[1] = self
+        self.order = pb.NodeHeartbeatReply(controller_term=5, metadata_version=7)
+        self.said: list[int] = []
+        """Terms of the replies so far."""
+        self.begun = self.ended = 0
+
+    async def NodeSession(self, requests: Any, context: Any) -> AsyncIterator[pb.NodeHeartbeatReply]:
+        self.begun += 1
+        try:
+            async for _ in requests:
+                self.said.append(self.order.controller_term)
+                yield self.order
+        finally:
+            self.ended += 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(300)
+async def test_a_node_does_not_obey_a_controller_of_an_older_term() -> None:
+    cluster = Cluster()
+    cluster.term = 5
+    controller = Speaker(cluster)  # type: ignore[abstract]
+    await controller.start()
+    channels, pool = ChannelPool(), DiskPool(1)
+    client = ControllerClient([controller.endpoint.address], "node-1", channels)
+    nowhere = Endpoint("", "127.0.0.1", 1)
+    membership = Registration(
+        Lifecycle("test"),
+        client,
+        MetadataClient(client, "node-1", monotonic_ms),
+        open_directory(new_disk()),
+        pool,
+        Announcement(1, "", nowhere, nowhere, [], []),
+        lambda _node_id, _epoch: None,
+        lambda: False,
+    )
+    session = asyncio.create_task(membership.run())
+    try:
+        await until(lambda: not membership.fenced)
+        # It was stopped while another was elected, and has not heard of that. (Its own connection is
+        # open still, so nobody is asked who is active.)
+        controller.order = pb.NodeHeartbeatReply(
+            controller_term=4, metadata_version=99, fenced=True, may_shutdown=True
+        )
+        await until(lambda: 4 in controller.said and (controller.ended > 0 or membership.fenced))
+        assert not membership.fenced and not membership.may_shutdown.is_set()
+        assert client.heard_term == 5
+        # Of a term as high as the last one it is obeyed again.
+        cluster.term = 6
+        controller.order = pb.NodeHeartbeatReply(controller_term=6, metadata_version=99, fenced=True)
+        await until(lambda: membership.fenced)
+        assert client.heard_term == 6 and not membership.may_shutdown.is_set()
+        assert controller.begun > 1
+    finally:
+        session.cancel()
+        with suppress(asyncio.CancelledError):
+            await session
+        pool.stop()
+        await channels.close()
+        await controller.kill()

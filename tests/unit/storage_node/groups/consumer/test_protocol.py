@@ -1,0 +1,508 @@
+"""The consumer protocol (KIP-848): step by step, and random lives with invariants."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.consumer.group import NOTHING, ConsumerGroup, Parts
+from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
+from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
+from penstock_storage_node.groups.store import GroupSettings
+from unit.storage_node.groups.group_rig import FakeTopics, Rig, fresh_seeds, subscription
+
+E = ErrorCode
+
+
+def beat(rig: Rig, member_id: str, epoch: int, **values: Any) -> list[ConsumerHeartbeatResult]:
+    """A heartbeat of group `g`; the list gets its answer."""
+    answers: list[ConsumerHeartbeatResult] = []
+    if epoch == 0:
+        values = {"rebalance_timeout_ms": 30_000, "topics": ("t",), "owned": NOTHING} | values
+    rig.shard.consumer_heartbeat(ConsumerHeartbeat("g", member_id, epoch, **values), answers.append)
+    rig.settle()
+    return answers
+
+
+def one(rig: Rig, member_id: str, epoch: int, **values: Any) -> ConsumerHeartbeatResult:
+    (answer,) = beat(rig, member_id, epoch, **values)
+    return answer
+
+
+def group_of(rig: Rig) -> ConsumerGroup:
+    group = rig.shard.groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    return group
+
+
+def parts(topic: str, *numbers: int) -> Parts:
+    return frozenset((FakeTopics.id_of(topic), n) for n in numbers)
+
+
+def rig_with(**counts: int) -> Rig:
+    rig = Rig()
+    rig.topics.set(**counts)
+    return rig
+
+
+def test_a_group_has_a_session_timeout_of_its_own() -> None:
+    rig = rig_with(t=1)
+    own = {("g", "consumer.session.timeout.ms"): 60_000, ("g", "consumer.heartbeat.interval.ms"): 9_000}
+    rig.shard.setting_ms = lambda group, name, default_ms: own.get((group, name), default_ms)
+    one(rig, "a", 0)
+    rig.pass_ms(50_000, step_ms=1_000)  # longer than the default
+    assert group_of(rig).members
+    rig.pass_ms(11_000, step_ms=1_000)
+    assert not group_of(rig).members
+    assert (rig.shard.heartbeat_ms("g"), rig.shard.heartbeat_ms("h")) == (9_000, 5_000)
+
+
+def test_members_come_and_share() -> None:
+    rig = rig_with(t=4)
+    a = one(rig, "a", 0)
+    assert (a.error, a.member_id, a.epoch, a.assignment) == (E.NONE, "a", 1, parts("t", 0, 1, 2, 3))
+    assert one(rig, "a", 1) == ConsumerHeartbeatResult(member_id="a", epoch=1)
+    # b waits for what a has to give up.
+    b = one(rig, "b", 0)
+    assert (b.epoch, b.assignment) == (2, NOTHING)
+    assert group_of(rig).state == "Reconciling"
+    a = one(rig, "a", 1)
+    assert (a.epoch, a.assignment) == (1, parts("t", 0, 1))
+    assert one(rig, "b", 2).assignment is None
+    # Until it says that it gave them up, nothing moves.
+    assert one(rig, "a", 1).assignment is None
+    a = one(rig, "a", 1, owned=parts("t", 0, 1))
+    assert (a.epoch, a.assignment) == (2, None)
+    b = one(rig, "b", 2)
+    assert (b.epoch, b.assignment) == (2, parts("t", 2, 3))
+    assert group_of(rig).state == "Stable"
+    left = one(rig, "b", -1)
+    assert (left.error, left.epoch) == (E.NONE, -1)
+    assert one(rig, "a", 2).assignment == parts("t", 0, 1, 2, 3)
+
+
+def test_a_lost_answer_is_told_again() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    again = one(rig, "a", 0)
+    assert (again.epoch, again.assignment) == (1, parts("t", 0, 1))
+    full = one(rig, "a", 1, rebalance_timeout_ms=30_000, topics=("t",), owned=NOTHING)
+    assert full.assignment == parts("t", 0, 1)
+    rig.topics.set(t=3)
+    assert one(rig, "a", 1).epoch == 2
+    # The epoch before is taken from a member that owns no more than it may.
+    assert one(rig, "a", 1, owned=parts("t", 0, 1)).epoch == 2
+    assert one(rig, "a", 1).error is E.FENCED_MEMBER_EPOCH
+    assert one(rig, "a", 9).error is E.FENCED_MEMBER_EPOCH
+
+
+def test_requests_that_are_refused() -> None:
+    rig = rig_with(t=1)
+    for values, code in (
+        ({"member_id": ""}, E.INVALID_REQUEST),
+        ({"epoch": -3}, E.INVALID_REQUEST),
+        ({"epoch": -2}, E.INVALID_REQUEST),
+        ({"instance_id": ""}, E.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, E.INVALID_REQUEST),
+        ({"owned": None}, E.INVALID_REQUEST),
+        ({"topics": ()}, E.INVALID_REQUEST),
+        ({"assignor": "mine"}, E.UNSUPPORTED_ASSIGNOR),
+        ({"regex": "("}, E.INVALID_REGULAR_EXPRESSION),
+        ({"epoch": 5}, E.GROUP_ID_NOT_FOUND),
+    ):
+        request: dict[str, Any] = {"member_id": "a", "epoch": 0, **values}
+        assert one(rig, request.pop("member_id"), request.pop("epoch"), **request).error is code, values
+    assert rig.shard.groups == {}
+    one(rig, "a", 0)
+    assert one(rig, "b", 5).error is E.UNKNOWN_MEMBER_ID
+    assert one(rig, "b", -1).error is E.UNKNOWN_MEMBER_ID
+    old: list[ConsumerHeartbeatResult] = []
+    rig.shard.consumer_heartbeat(
+        ConsumerHeartbeat("g", "", 0, rebalance_timeout_ms=9, topics=("t",), owned=NOTHING, version=0),
+        old.append,
+    )
+    rig.settle()
+    assert old[0].member_id == "id1"
+
+
+def test_topics_by_regex_come_and_go() -> None:
+    rig = rig_with(t1=1, t2=1, x=1, __consumer_offsets=3)
+    a = one(rig, "a", 0, topics=None, regex="t.*|__.*")
+    assert a.assignment == parts("t1", 0) | parts("t2", 0)
+    rig.topics.set(t1=2, x=1, t3=1)
+    a = one(rig, "a", 1)
+    assert a.assignment == parts("t1", 0)
+    a = one(rig, "a", 1, owned=parts("t1", 0))
+    assert (a.epoch, a.assignment) == (2, parts("t1", 0, 1) | parts("t3", 0))
+    a = one(rig, "a", 2, regex="", topics=("x",))
+    assert one(rig, "a", 2, owned=NOTHING).assignment == parts("x", 0)
+
+
+def test_a_static_member_comes_back_to_its_partitions() -> None:
+    rig = rig_with(t=4)
+    one(rig, "a", 0, instance_id="i")
+    assert one(rig, "b", 0, instance_id="i").error is E.UNRELEASED_INSTANCE_ID
+    assert one(rig, "b", 3, instance_id="i").error is E.FENCED_INSTANCE_ID
+    assert one(rig, "a", -2, instance_id="i").epoch == -2
+    back = one(rig, "b", 0, instance_id="i")
+    assert (back.error, back.assignment) == (E.NONE, parts("t", 0, 1, 2, 3))
+    assert set(group_of(rig).members) == {"b"}
+    rig.fail_over()
+    assert set(group_of(rig).members) == {"b"}
+    one(rig, "b", -2, instance_id="i")
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig).state == "Empty"
+
+
+def test_silence_and_clinging_end_a_membership() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0, rebalance_timeout_ms=10_000)
+    one(rig, "b", 0)
+    one(rig, "a", 1)
+    for _ in range(5):
+        rig.pass_ms(3_000)
+        one(rig, "b", 2)
+        beat(rig, "a", 1)
+    assert set(group_of(rig).members) == {"b"}
+    assert one(rig, "a", 1).error is E.UNKNOWN_MEMBER_ID
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig).members == {}
+
+
+def test_offsets_are_fenced_by_member_epoch() -> None:
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    assert rig.commit("g", "a", 1, {("t", 0): 5}) == [[E.NONE]]
+    assert rig.commit("g", "a", 0, {("t", 0): 6}) == [[E.STALE_MEMBER_EPOCH]]
+    assert rig.commit("g", "b", 1, {("t", 0): 6}) == [[E.UNKNOWN_MEMBER_ID]]
+    assert rig.commit("g", "a", 1, {("t", 0): 6}, version=8) == [[E.UNSUPPORTED_VERSION]]
+    assert rig.shard.fetch("g", "a", 1, None)[0] is E.NONE
+    assert rig.shard.fetch("g", "a", 2, None)[0] is E.STALE_MEMBER_EPOCH
+    assert rig.shard.fetch("g", "z", 1, None)[0] is E.UNKNOWN_MEMBER_ID
+    assert rig.offsets("g") == {("t", 0): 5}
+
+
+def test_a_group_changes_its_kind_while_it_is_empty() -> None:
+    rig = rig_with(t=1)
+    (classic,) = rig.stable("g", 1)
+    rig.commit("g", classic, 1, {("t", 0): 5})
+    assert one(rig, "a", 0).error is E.GROUP_ID_NOT_FOUND
+    rig.shard.leave("g", [(classic, None)])
+    rig.settle()
+    assert one(rig, "a", 0).error is E.NONE
+    assert rig.join("g", protocol_type="connect")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("consumer", "Stable")]
+    assert rig.shard.describe("g") is None
+    rig.fail_over()
+    assert group_of(rig).state == "Stable"
+    one(rig, "a", -1)
+    assert rig.offsets("g") == {("t", 0): 5}
+    assert rig.join("g", "ghost")[0].error is E.UNKNOWN_MEMBER_ID
+    rig.stable("g", 1)
+    rig.fail_over()
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("classic", "Stable")]
+    assert rig.offsets("g") == {("t", 0): 5}
+
+
+def test_an_empty_group_is_deleted_with_all_that_it_had() -> None:
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    rig.commit("g", "a", 1, {("t", 0): 5})
+    codes: list[ErrorCode] = []
+    rig.shard.delete_group("g", codes.append)
+    one(rig, "a", -1)
+    rig.shard.delete_group("g", codes.append)
+    rig.settle()
+    assert codes == [E.NON_EMPTY_GROUP, E.NONE]
+    rig.fail_over()
+    assert (rig.shard.groups, rig.shard.offsets) == ({}, {})
+
+
+def test_a_refused_write_leaves_nothing_behind() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    before = group_of(rig)
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    assert one(rig, "b", 0).error is E.COORDINATOR_NOT_AVAILABLE
+    assert group_of(rig) is before
+    rig.pass_ms(46_000, 1_000)
+    assert group_of(rig) is before
+    rig.log.refuse = None
+    rig.pass_ms(2_000)
+    assert group_of(rig).members == {}
+
+
+def test_a_heartbeat_without_news_writes_nothing() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0)
+    count = len(rig.log.records)
+    for _ in range(5):
+        one(rig, "a", 1)
+    rig.topics.set(t=2, other=5)
+    one(rig, "a", 1)
+    assert len(rig.log.records) == count
+
+
+def owning(*owned: tuple[str, int], topics: tuple[str, ...] = ("t",)) -> tuple[tuple[str, bytes], ...]:
+    """Protocols of a cooperative classic member that has these partitions (subscription version 1)."""
+    places: dict[str, list[int]] = {}
+    for topic, partition in owned:
+        places.setdefault(topic, []).append(partition)
+    data = b"\0\1" + subscription(*topics)[2:] + put_assignment(1, places)[2:-4]
+    return (("cooperative-sticky", data),)
+
+
+def placed(assignment: bytes) -> frozenset[tuple[str, int]]:
+    found = read_assignment(assignment)
+    assert found is not None
+    return found
+
+
+def classic_alone(rig: Rig, count: int) -> str:
+    """A classic member that owns all `count` partitions of topic t."""
+    member_id, (joined,) = rig.enter("g", protocols=owning())
+    mine = put_assignment(1, {"t": range(count)})
+    rig.sync("g", member_id, joined.generation, [(member_id, mine)])
+    return member_id
+
+
+def test_a_classic_group_is_upgraded_while_it_works() -> None:
+    rig = rig_with(t=4)
+    old = classic_alone(rig, 4)
+    assert rig.heartbeat("g", old, 1) is E.NONE
+    new = one(rig, "n", 0)
+    assert (new.error, new.epoch, new.assignment) == (E.NONE, 2, NOTHING)
+    assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("consumer", "Reconciling")]
+    rig.fail_over()
+    # The classic member hears of it, joins, and is told what it keeps.
+    everything = tuple(("t", n) for n in range(4))
+    assert rig.heartbeat("g", old, 1) is E.REBALANCE_IN_PROGRESS
+    assert rig.commit("g", old, 1, {("t", 0): 7}) == [[E.NONE]]
+    (joined,) = rig.join("g", old, protocols=owning(*everything))
+    assert (joined.error, joined.generation, joined.leader, joined.members) == (E.NONE, 1, "", ())
+    (synced,) = rig.sync("g", old, 1, protocol="cooperative-sticky", protocol_type="consumer")
+    assert placed(synced.assignment) == {("t", 0), ("t", 1)}
+    assert one(rig, "n", 2).assignment is None
+    # It gave the others up: joins again to say so, and is done.
+    assert rig.heartbeat("g", old, 1) is E.REBALANCE_IN_PROGRESS
+    (joined,) = rig.join("g", old, protocols=owning(("t", 0), ("t", 1)))
+    assert joined.generation == 2
+    assert placed(rig.sync("g", old, 2)[0].assignment) == {("t", 0), ("t", 1)}
+    assert one(rig, "n", 2).assignment == parts("t", 2, 3)
+    assert rig.heartbeat("g", old, 2) is E.NONE
+    assert group_of(rig).state == "Stable"
+    assert rig.commit("g", old, 1, {("t", 0): 8}) == [[E.ILLEGAL_GENERATION]]
+    assert rig.heartbeat("g", old, 1) is E.ILLEGAL_GENERATION
+    assert rig.sync("g", old, 1)[0].error is E.ILLEGAL_GENERATION
+    assert rig.sync("g", old, 2, protocol="range")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
+    assert rig.shard.leave("g", [(old, None), ("who", None)]) == (E.NONE, [E.NONE, E.UNKNOWN_MEMBER_ID])
+    rig.settle()
+    assert one(rig, "n", 2).assignment == parts("t", 0, 1, 2, 3)
+    assert rig.offsets("g") == {("t", 0): 7}
+
+
+def test_who_waits_in_the_classic_group_joins_again() -> None:
+    rig = rig_with(t=2)
+    classic_alone(rig, 2)
+    _, waiting = rig.enter("g", protocols=owning())
+    assert waiting == []
+    assert one(rig, "n", 0).error is E.NONE
+    assert waiting[0].error is E.REBALANCE_IN_PROGRESS
+
+
+def test_an_upgrade_that_is_refused_leaves_the_classic_group_alone() -> None:
+    rig = rig_with(t=2)
+    old = classic_alone(rig, 2)
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    assert one(rig, "n", 0).error is E.COORDINATOR_NOT_AVAILABLE
+    rig.log.refuse = None
+    assert rig.heartbeat("g", old, 1) is E.NONE
+    assert rig.shard.list_groups()[0].kind == "classic"
+
+
+def test_classic_members_of_a_consumer_group_have_sessions_and_deadlines() -> None:
+    rig = rig_with(t=2)
+    one(rig, "n", 0)
+    a, (joined,) = rig.enter("g", protocols=owning(), rebalance_timeout_ms=20_000)
+    assert joined.generation == 2
+    rig.pass_ms(11_000)
+    one(rig, "n", 1)
+    assert set(group_of(rig).members) == {"n"}
+    b, _ = rig.enter("g", protocols=owning(), rebalance_timeout_ms=20_000)
+    assert a != b
+    generation = group_of(rig).members[b].epoch
+    rig.topics.set(t=3)
+    for _ in range(5):
+        # It lives, but never joins again.
+        rig.heartbeat("g", b, generation)
+        one(rig, "n", group_of(rig).members["n"].epoch, owned=group_of(rig).members["n"].assigned)
+        rig.pass_ms(5_000)
+    assert set(group_of(rig).members) == {"n"}
+    static = rig.join("g", protocols=owning(), instance_id="i")[0]
+    again = rig.join("g", protocols=owning(), instance_id="i")[0]
+    assert (again.error, again.member_id != static.member_id) == (E.NONE, True)
+    assert rig.shard.heartbeat("g", static.member_id, "i", static.generation) is E.FENCED_INSTANCE_ID
+    assert rig.shard.leave("g", [("", "i"), ("", "j")])[1] == [E.NONE, E.UNKNOWN_MEMBER_ID]
+
+
+class ClassicMember:
+    """A cooperative classic client that behaves."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.member_id = ""
+        self.epoch = -1
+        self.owned: Parts = NOTHING
+        self.state = "out"
+        self.answers: list[Any] = []
+
+    def step(self, rig: Rig, rng: random.Random) -> None:
+        if self.state == "out":
+            owned = [(rig.topics.topic_name(t) or "gone", p) for t, p in self.owned]
+            self.answers = rig.join("g", self.member_id, protocols=owning(*owned, topics=("t", "u")))
+            self.state = "joining"
+        elif self.state in ("joining", "syncing") and self.answers:
+            answer = self.answers[0]
+            if answer.error is E.MEMBER_ID_REQUIRED:
+                self.member_id, self.state = answer.member_id, "out"
+            elif answer.error:
+                self.failed(answer.error)
+            elif self.state == "joining":
+                self.member_id, self.epoch = answer.member_id, answer.generation
+                given = []
+                if answer.members:
+                    ids = [m[0] for m in answer.members]
+                    for i, each in enumerate(ids):
+                        mine = {
+                            t: [p for p in range(n) if p % len(ids) == i]
+                            for t, n in rig.topics.counts.items()
+                        }
+                        given.append((each, put_assignment(1, {t: mine[t] for t in ("t", "u") if t in mine})))
+                self.answers = rig.sync("g", self.member_id, self.epoch, given)
+                self.state = "syncing"
+            else:
+                self.owned = frozenset((FakeTopics.id_of(t), p) for t, p in placed(answer.assignment))
+                self.state = "in"
+        elif self.state == "in":
+            error = rig.heartbeat("g", self.member_id, self.epoch)
+            if error:
+                self.failed(error)
+
+    def failed(self, error: ErrorCode) -> None:
+        if error is not E.NOT_COORDINATOR or self.state != "in":
+            self.state = "out"
+        if error in (E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION):
+            self.owned = NOTHING
+            if error is E.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+
+
+class Member:
+    """A client that behaves: it gives up what it must, then says so."""
+
+    def __init__(self, number: int, rng: random.Random) -> None:
+        self.member_id = f"m{number}"
+        self.epoch = 0
+        self.owned: Parts = NOTHING
+        self.told: Parts | None = None
+        self.waiting: list[ConsumerHeartbeatResult] | None = None
+        self.topics = tuple(rng.sample(("t", "u", "v"), rng.randint(1, 3)))
+        self.assignor = rng.choice((None, "range", "uniform"))
+
+    def step(self, rig: Rig, rng: random.Random) -> None:
+        if self.waiting is None:
+            values: dict[str, Any] = {"topics": self.topics, "assignor": self.assignor}
+            if self.epoch and (self.told != self.owned or rng.random() < 0.2):
+                values = {"owned": self.owned, "topics": self.topics, "rebalance_timeout_ms": 30_000}
+            elif self.epoch:
+                values = {}
+            if self.epoch == 0:
+                self.owned = NOTHING
+            self.told = self.owned
+            self.waiting = beat(rig, self.member_id, self.epoch, **values)
+        if not self.waiting:
+            return
+        (answer,), self.waiting = self.waiting, None
+        if answer.error in (E.UNKNOWN_MEMBER_ID, E.FENCED_MEMBER_EPOCH, E.GROUP_ID_NOT_FOUND):
+            self.epoch, self.owned, self.told = 0, NOTHING, None
+        elif not answer.error:
+            self.epoch = answer.epoch
+            if answer.assignment is not None:
+                self.owned = answer.assignment
+
+
+def live(seed: int) -> None:
+    """Members, topics, sessions and leaders come and go: nothing is ever owned twice, and in the end
+    everything that is read has one owner."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rig = Rig(GroupSettings(), hold=True)
+    rig.topics.set(t=3, u=2)
+    members: list[Member | ClassicMember] = []
+    mixed = rng.random() < 0.6
+    count = 0
+    for _ in range(600):
+        dice = rng.random()
+        if dice < 0.6 and members:
+            rng.choice(members).step(rig, rng)
+        elif dice < 0.8:
+            rig.log.advance(rng.randint(rig.log.committed, len(rig.log.records)))
+        elif dice < 0.9:
+            rig.pass_ms(rng.choice((100, 2_000)), 500)
+        elif dice < 0.94 and len(members) < 5:
+            count += 1
+            members.append(ClassicMember(count) if mixed and rng.random() < 0.5 else Member(count, rng))
+        elif dice < 0.96 and members:
+            gone = members.pop(rng.randrange(len(members)))
+            if rng.random() < 0.5:
+                if isinstance(gone, ClassicMember):
+                    rig.shard.leave("g", [(gone.member_id, None)] if gone.member_id else [])
+                elif gone.epoch > 0:
+                    beat(rig, gone.member_id, -1)
+        elif dice < 0.98:
+            rig.topics.set(
+                t=rng.randint(1, 4), u=rng.randint(1, 3), **({"v": 2} if rng.random() < 0.5 else {})
+            )
+        else:
+            rig.fail_over(rng.randint(rig.log.committed, len(rig.log.records)))
+        group = rig.shard.groups.get("g")
+        if isinstance(group, ConsumerGroup):
+            held = [p for m in group.members.values() for p in m.assigned | m.revoking]
+            assert len(held) == len(set(held))
+            assert group.owners == {
+                p: m.member_id for m in group.members.values() for p in m.assigned | m.revoking
+            }
+    rig.log.hold = False
+    rig.settle()
+    for _ in range(60):
+        for member in members:
+            member.step(rig, rng)
+            rig.settle()
+        rig.pass_ms(3_000, 1_000)
+    if any(isinstance(m, Member) for m in members):
+        group = group_of(rig)
+        assert group.state == "Stable"
+        assert {m.member_id: m.owned for m in members} == {k: m.assigned for k, m in group.members.items()}
+        counts = rig.topics.counts
+        wanted = {
+            (FakeTopics.id_of(t), p)
+            for t in {t for m in members for t in getattr(m, "topics", ("t", "u")) if t in counts}
+            for p in range(counts[t])
+        }
+        assert {p for m in members for p in m.owned} == wanted
+        before = {k: (m.epoch, m.assigned) for k, m in group.members.items()}
+        rig.fail_over()
+        assert {k: (m.epoch, m.assigned) for k, m in group_of(rig).members.items()} == before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lives(seed: int) -> None:
+    live(seed)
+
+
+def test_random_lives_that_nobody_has_seen_yet() -> None:
+    for seed in fresh_seeds(5):
+        live(seed)

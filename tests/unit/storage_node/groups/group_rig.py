@@ -1,0 +1,230 @@
+"""A shard of the group coordinator in simulated time, with a log that is a list."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
+from penstock_storage_node.groups.classic.group import JoinResult, SyncResult
+from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
+from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
+from penstock_storage_node.groups.records import Record
+from penstock_storage_node.groups.shard import Shard
+from penstock_storage_node.groups.store import Done, GroupSettings
+
+WALL_BASE_MS = 1_700_000_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def wall(self) -> int:
+        return WALL_BASE_MS + self.now_ms
+
+
+class FakeTopics:
+    """Topics by partition count."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._token = object()
+
+    @staticmethod
+    def id_of(topic: str) -> TopicId:
+        return TopicId(topic.encode().ljust(16, b"\0")[:16])
+
+    def partition_count(self, topic: str) -> int:
+        return self.counts.get(topic, 0)
+
+    def topic_id(self, topic: str) -> TopicId | None:
+        return self.id_of(topic) if topic in self.counts else None
+
+    def topic_name(self, topic_id: TopicId) -> str | None:
+        return next((t for t in self.counts if self.id_of(t) == topic_id), None)
+
+    def names(self) -> Sequence[str]:
+        return list(self.counts)
+
+    def token(self) -> object:
+        return self._token
+
+    def set(self, **counts: int) -> None:
+        """Have these topics, and no others."""
+        self.counts = counts
+        self._token = object()
+
+
+class FakeLog:
+    """Records in order; the high watermark follows when told to, or at once."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        self.records: list[Record] = []
+        self.committed = 0
+        self.hold = hold
+        self.refuse: ErrorCode | None = None
+        self._waiting: list[tuple[int, Done]] = []
+
+    def append(self, records: Sequence[Record], done: Done) -> None:
+        if self.refuse is not None:
+            raise PenstockError(self.refuse, "refused by the test")
+        self.records += records
+        self._waiting.append((len(self.records), done))
+
+    def advance(self, to: int | None = None) -> None:
+        """Commit everything, or up to `to`."""
+        self.committed = len(self.records) if to is None else to
+        while self._waiting and self._waiting[0][0] <= self.committed:
+            self._waiting.pop(0)[1](ErrorCode.NONE)
+
+    def lose(self, kept: int) -> None:
+        """Leadership ends; the next leader has the first `kept` records."""
+        assert kept >= self.committed
+        waiting, self._waiting = self._waiting, []
+        for _, done in waiting:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        del self.records[kept:]
+
+
+class Rig:
+    """One shard, its log and its clock."""
+
+    def __init__(self, settings: GroupSettings | None = None, *, hold: bool = False) -> None:
+        self.clock = Clock()
+        self.log = FakeLog(hold=hold)
+        self.topics = FakeTopics()
+        self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
+        self._ids = itertools.count(1)
+        self.shard = self._make()
+
+    def _make(self) -> Shard:
+        return Shard(
+            self.log,
+            self.topics,
+            self.settings,
+            clock_ms=self.clock,
+            wall_ms=self.clock.wall,
+            new_id=lambda: f"id{next(self._ids)}",
+        )
+
+    def settle(self) -> None:
+        """Let the high watermark catch up, unless it is held."""
+        while not self.log.hold and self.log.committed < len(self.log.records):
+            self.log.advance()
+
+    def pass_ms(self, ms: int, step_ms: int = 50) -> None:
+        """Time goes by."""
+        until_ms = self.clock.now_ms + ms
+        while self.clock.now_ms < until_ms:
+            self.clock.now_ms = min(self.clock.now_ms + step_ms, until_ms)
+            self.shard.tick()
+            self.settle()
+
+    def fail_over(self, kept: int | None = None) -> None:
+        """Another node takes over with the first `kept` records (all of them by default)."""
+        self.shard.close()
+        self.log.lose(len(self.log.records) if kept is None else kept)
+        self.shard = self._make()
+        for record in self.log.records:
+            self.shard.replay(record.key, record.value)
+        self.log.committed = len(self.log.records)
+        self.shard.resume()
+
+    # -- requests -----------------------------------------------------------------------
+
+    def join(self, group: str, member_id: str = "", **changes: Any) -> list[JoinResult]:
+        """A JoinGroup; the list gets its answer."""
+        answers: list[JoinResult] = []
+        values: dict[str, Any] = {
+            "instance_id": None,
+            "protocol_type": "consumer",
+            "protocols": (("range", subscription("t")),),
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 60_000,
+            "client_id": "c",
+            "client_host": "/127.0.0.1",
+        } | changes
+        self.shard.join(JoinRequest(group, member_id, **values), answers.append)
+        self.settle()
+        return answers
+
+    def enter(self, group: str, **changes: Any) -> tuple[str, list[JoinResult]]:
+        """Join as a new member: the id that was given, and the second JoinGroup's answers."""
+        first = self.join(group, **changes)
+        assert first[0].error is ErrorCode.MEMBER_ID_REQUIRED, first
+        return first[0].member_id, self.join(group, first[0].member_id, **changes)
+
+    def sync(
+        self,
+        group: str,
+        member_id: str,
+        generation: int,
+        assignments: Sequence[tuple[str, bytes]] = (),
+        **changes: Any,
+    ) -> list[SyncResult]:
+        """A SyncGroup; the list gets its answer."""
+        answers: list[SyncResult] = []
+        values: dict[str, Any] = {"instance_id": None, "protocol_type": None, "protocol": None} | changes
+        request = SyncRequest(group, member_id, generation=generation, assignments=assignments, **values)
+        self.shard.sync(request, answers.append)
+        self.settle()
+        return answers
+
+    def commit(
+        self, group: str, member_id: str, generation: int, items: dict[tuple[str, int], int], **changes: Any
+    ) -> list[list[ErrorCode]]:
+        """An OffsetCommit of offsets by (topic, partition); the list gets its answer."""
+        answers: list[list[ErrorCode]] = []
+        new = [NewOffset(topic, partition, offset, -1, "") for (topic, partition), offset in items.items()]
+        values: dict[str, Any] = {"instance_id": None} | changes
+        request = CommitRequest(group, member_id, generation=generation, items=new, **values)
+        self.shard.commit(request, lambda codes: answers.append(list(codes)))
+        self.settle()
+        return answers
+
+    def offsets(self, group: str) -> dict[tuple[str, int], int]:
+        """All offsets of a group, by OffsetFetch."""
+        error, found = self.shard.fetch(group, None, -1, None)
+        assert not error
+        return {key: value.offset for key, value in found if value is not None}
+
+    def heartbeat(self, group: str, member_id: str, generation: int) -> ErrorCode:
+        return self.shard.heartbeat(group, member_id, None, generation)
+
+    def stable(self, group: str, count: int, **changes: Any) -> list[str]:
+        """A group of `count` members with assignments; the leader first."""
+        ids: list[str] = []
+        for _ in range(count):
+            member_id, _answer = self.enter(group, **changes)
+            for known in ids:
+                self.join(group, known, **changes)
+            ids.append(member_id)
+        view = self.shard.groups[group]
+        generation = view.generation  # type: ignore[union-attr]
+        leader = view.leader  # type: ignore[union-attr]
+        ids.sort(key=lambda each: each != leader)
+        for member_id in ids[1:]:
+            self.sync(group, member_id, generation)
+        self.sync(group, ids[0], generation, [(each, each.encode()) for each in ids])
+        return ids
+
+
+def subscription(*topics: str) -> bytes:
+    """A ConsumerProtocolSubscription of version 0."""
+    out = b"\0\0" + len(topics).to_bytes(4, "big")
+    for topic in topics:
+        out += len(topic).to_bytes(2, "big") + topic.encode()
+    return out + b"\xff\xff\xff\xff"
+
+
+def fresh_seeds(count: int) -> list[int]:
+    """Seeds for randomised tests, other ones each run; tests print theirs."""
+    rng = random.SystemRandom()
+    return [rng.randrange(1 << 32) for _ in range(count)]

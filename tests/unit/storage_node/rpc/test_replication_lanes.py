@@ -1,0 +1,134 @@
+"""Two streams per pair of nodes: a replica that is rebuilt holds up no live partition."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.harness import MiniCluster, eventually, ids, make_batch
+from penstock_core.errors import ErrorCode
+from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.log import FileSystem
+from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, LaneLimits
+
+BIG_ID = TopicId(b"B" * 16)
+BIG = TopicPartition(BIG_ID, 0)
+LANES = LaneLimits(behind_bytes=128 * 1024, near_bytes=8 * 1024, credit_bytes=64 * 1024, bytes_per_s=0)
+
+
+class GatedFileSystem(FileSystem):
+    """Writes to one partition's log wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = 0
+
+    def pwritev(self, fd: int, buffers: object, position: int) -> int:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if not self.gate.is_set() and "/big-0/" in path and path.endswith(".log"):
+            self.waiting += 1
+            self.gate.wait()
+        return super().pwritev(fd, buffers, position)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    """Node 3 comes late: it is in nobody's ISR and has 4 MB of `big` to fetch."""
+    made = MiniCluster(tmp_path)
+    for number in (1, 2):
+        await made.start_node(number, lanes=LANES)
+    made.make_topic(isr=(1, 2))
+    state = replace(made.state, topic_id=BIG_ID, replicas=ids(1, 2, 3), isr=ids(1, 2), partition_epoch=1)
+    made.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=BIG_ID, name="big")),
+        pb.MetadataRecord(partition=state.to_pb()),
+    )
+    events = replace(made.state, replicas=ids(1, 2, 3), partition_epoch=1)
+    made.change(pb.MetadataRecord(partition=events.to_pb()))
+    leader = made.nodes[1]
+    await eventually(lambda: BIG in leader.manager.partitions)
+    await eventually(lambda: leader.manager.partitions[BIG].replica.leadership is not None)
+    for _ in range(64):
+        got = await leader.produce_batch(make_batch(os.urandom(60_000)), topic="big", timeout_ms=60_000)
+        assert got.error == ErrorCode.NONE
+    yield made
+    for node in made.nodes.values():
+        if isinstance(node.fs, GatedFileSystem):
+            node.fs.gate.set()
+    await made.stop()
+
+
+def big(cluster: MiniCluster, number: int) -> Partition:
+    return cluster.nodes[number].manager.partitions[BIG]
+
+
+async def test_live_partitions_go_on_while_a_rebuild_is_stuck(cluster: MiniCluster) -> None:
+    fs = GatedFileSystem()
+    fs.gate.clear()
+    node = await cluster.start_node(3, lanes=LANES, fs=fs)
+    leader = cluster.nodes[1]
+    await eventually(lambda: fs.waiting > 0)
+    stuck = [s for s in big(cluster, 1).sessions if s.sender.node == NodeId(3)]
+    assert len(stuck) == 1
+    # The rebuild has used up its credit and gets no further.
+    await eventually(lambda: stuck[0].sender.outstanding_bytes > LANES.credit_bytes - 60_000)
+    assert node.links.catching_up_count == 1
+    end = big(cluster, 3).log.log_end_offset
+    assert end < 64
+    # Node 3 joins the live partition's ISR: every ack of it needs node 3 as well.
+    await eventually(lambda: leader.partition.replica in leader.proposed)
+    cluster.set_isr(1, 2, 3)
+    for index in range(30):
+        assert (await leader.produce(b"%d" % index, timeout_ms=60_000)).error == ErrorCode.NONE
+        assert node.partition.log.flushed_offset == index + 1
+    live = next(s for s in leader.partition.sessions if s.sender.node == NodeId(3))
+    assert live.sender is not stuck[0].sender
+    assert big(cluster, 3).log.log_end_offset - end <= LANES.credit_bytes // 60_000 + 1
+    # Once its disk goes on, the rebuild ends, and the partition is live as any other.
+    fs.gate.set()
+    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64)
+    await eventually(lambda: node.links.catching_up_count == 0)
+    assert leader.metrics.catch_up_out_bytes > 3_000_000
+    await eventually(lambda: any(s.sender is live.sender for s in big(cluster, 1).sessions))
+    assert (await leader.produce_batch(make_batch(b"x"), topic="big")).error == ErrorCode.NONE
+    await eventually(lambda: big(cluster, 3).log.flushed_offset == 65)
+
+
+async def test_a_rebuild_under_writing_catches_up(cluster: MiniCluster) -> None:
+    leader = cluster.nodes[1]
+    node = await cluster.start_node(3, lanes=LANES)
+
+    async def write() -> None:
+        for _ in range(40):
+            batch = make_batch(os.urandom(2_000))
+            assert (await leader.produce_batch(batch, topic="big", timeout_ms=60_000)).error == ErrorCode.NONE
+
+    await asyncio.gather(*(write() for _ in range(3)))
+    await eventually(lambda: BIG in node.manager.partitions)
+    await eventually(lambda: big(cluster, 3).log.flushed_offset == 64 + 120)
+    files = [
+        b"".join(p.read_bytes() for p in sorted(big(cluster, n).log.directory.glob("*.log"))) for n in (1, 3)
+    ]
+    assert files[0] == files[1]
+    await eventually(lambda: node.links.catching_up_count == 0)
+
+
+def test_who_goes_where() -> None:
+    limits = LaneLimits(behind_bytes=1000, near_bytes=100, bytes_per_s=1000)
+    assert limits.lane_after(LIVE, 1000) == LIVE
+    assert limits.lane_after(LIVE, 1001) == CATCH_UP
+    assert limits.lane_after(CATCH_UP, 101) == CATCH_UP
+    assert limits.lane_after(CATCH_UP, 100) == LIVE
+    assert limits.pause_s(LIVE, 500) == 0
+    assert limits.pause_s(CATCH_UP, 500) == 0.5
+    assert LaneLimits(bytes_per_s=0).pause_s(CATCH_UP, 500) == 0
