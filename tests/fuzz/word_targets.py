@@ -8,6 +8,7 @@ from typing import Final
 
 from fuzz.target import Target, expect
 from penstock_controller.state import configs
+from penstock_core.addresses import parse_address, parse_member
 from penstock_core.config import catalog
 from penstock_core.config.topic import TOPIC_CONFIG_DEFAULTS, TopicConfig
 from penstock_core.errors import PenstockError
@@ -15,7 +16,7 @@ from penstock_core.failpoints import FAILPOINTS
 from penstock_core.metadata import MetadataImage
 from penstock_core.topics import check_topic_name
 from penstock_runtime import failpoints
-from penstock_runtime.addresses import StartupError, parse_address, parse_member
+from penstock_runtime.addresses import StartupError
 from penstock_runtime.settings import ListenerSettings, RoleSettings, load_settings
 from penstock_storage_node.settings import StorageNodeSettings
 from pyspark_penstock.errors import OptionError

@@ -14,7 +14,7 @@ from node.harness import KEY, TOPIC, MiniCluster, eventually
 from penstock_storage_node.groups.records import OffsetValue
 from penstock_storage_node.reporting import group_lag
 from penstock_storage_node.reporting.group_lag import LagExporter
-from penstock_storage_node.rpc.log_ends import LogEndsService
+from penstock_storage_node.rpc.log_ends import LogEnds, LogEndsService
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def watch(
     return LagExporter(
         node.manager,
         groups,
-        LogEndsService(node.manager),
-        node.channels,
+        LogEnds(node.manager, LogEndsService(node.manager), node.channels),
         interval_ms,
         node.manager.clock_ms,
     )

@@ -20,9 +20,9 @@ from penstock_kafka.records.batch import iter_batches
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.groups import host as host_module
 from penstock_storage_node.groups.host import GroupHost
-from penstock_storage_node.groups.store import GroupSettings
 from penstock_storage_node.log import FileSystem, LogState
 from penstock_storage_node.replica.log_start import drop_old_segments
+from penstock_storage_node.settings import GroupSettings
 
 HOLD_S_MAX = 60.0
 

@@ -11,9 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock_core.addresses import is_loopback
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_proto.v1 import data_pb2, storage_pb2, storage_pb2_grpc
-from penstock_runtime.addresses import StartupError, advertised_endpoint, is_loopback
+from penstock_runtime.addresses import StartupError, advertised_endpoint
 from penstock_runtime.grpc_tools import ChannelPool, Probe, fail, probe, serve
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle

@@ -181,6 +181,18 @@ class ControllerClient:
             f"no active controller within {timeout_ms} ms among {', '.join(self.addresses)}",
         )
 
+    async def ask_each(self, method: str, request: Any, timeout_s: float) -> list[Any]:
+        """The answers of all controllers that give one in time, the active one or not."""
+
+        async def ask(address: str) -> Any:
+            try:
+                return await getattr(self.stub(address), method)(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError:
+                return None
+
+        answers = await asyncio.gather(*(ask(address) for address in self.addresses))
+        return [answer for answer in answers if answer is not None]
+
     def stub(self, address: str) -> Any:
         """The Controller stub (asynchronous) for one controller."""
         return self._stub(address)

@@ -39,7 +39,8 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError as SourceError
 
-from penstock_runtime.addresses import Address, StartupError, parse_address, parse_member
+from penstock_core.addresses import Address, parse_address, parse_member
+from penstock_runtime.addresses import StartupError
 from penstock_runtime.version import VERSION
 
 __all__ = [

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from penstock_core.addresses import parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll
@@ -43,13 +44,7 @@ from penstock_gateway.settings import GatewaySettings
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ROUTES, SUPPORTED, Route, intersect
 from penstock_proto.v1 import controller_pb2, metadata_pb2
-from penstock_runtime.addresses import (
-    StartupError,
-    advertised_endpoint,
-    check_bind,
-    check_free,
-    parse_address,
-)
+from penstock_runtime.addresses import StartupError, advertised_endpoint, check_bind, check_free
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool, serve
 from penstock_runtime.http import HttpServer

@@ -46,7 +46,7 @@ from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.reporting.group_lag import LagExporter
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
-from penstock_storage_node.rpc.log_ends import LogEndsService
+from penstock_storage_node.rpc.log_ends import LogEnds, LogEndsService
 from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_OPTIONS, FollowerStreams
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
@@ -232,7 +232,11 @@ class StorageNode:
         manager.watchers.append(self._groups)
         self._positions = LogEndsService(manager)
         self._lag = LagExporter(
-            manager, self._groups, self._positions, self._channels, settings.lag_interval_ms, monotonic_ms
+            manager,
+            self._groups,
+            LogEnds(manager, self._positions, self._channels),
+            settings.lag_interval_ms,
+            monotonic_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
         self._data = DataApis(manager, authorizer, self._groups)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
 from penstock_core.config.catalog import NODE_STATIC
 from penstock_runtime.settings import ListenerSettings, RoleSettings
-from penstock_storage_node.groups.store import GroupSettings
+
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Named and set as in Kafka (GroupCoordinatorConfig), times in ms."""
+
+    session_min_ms: int = 6_000
+    session_max_ms: int = 1_800_000
+    initial_rebalance_delay_ms: int = 3_000
+    new_member_join_timeout_ms: int = 300_000
+    group_size_max: int = 2**31 - 1
+    offsets_retention_ms: int = 7 * _DAY_MS
+    offset_metadata_bytes_max: int = 4_096
+    consumer_session_ms: int = 45_000
+    consumer_heartbeat_ms: int = 5_000
 
 
 class StorageNodeSettings(RoleSettings):

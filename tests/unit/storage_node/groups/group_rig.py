@@ -14,7 +14,8 @@ from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncReque
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
-from penstock_storage_node.groups.store import Done, GroupSettings
+from penstock_storage_node.groups.store import Done
+from penstock_storage_node.settings import GroupSettings
 
 WALL_BASE_MS = 1_700_000_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups import records as rec
-from penstock_storage_node.groups.store import GroupSettings
+from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import Rig
 
 E = ErrorCode

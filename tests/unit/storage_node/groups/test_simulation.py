@@ -15,7 +15,7 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState, JoinResult, SyncResult
-from penstock_storage_node.groups.store import GroupSettings
+from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import Rig, fresh_seeds, subscription
 
 E = ErrorCode

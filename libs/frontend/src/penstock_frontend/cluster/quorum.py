@@ -12,11 +12,8 @@ Sources: KIP-595, KIP-853, KIP-584, KIP-546.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any, Final
-
-import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
@@ -69,18 +66,10 @@ class QuorumApis:
     async def _ask_all(self) -> dict[int, pb.DescribeQuorumResponse]:
         """What each controller that answers says of the quorum, by its id."""
 
-        async def ask(address: str) -> pb.DescribeQuorumResponse | None:
-            stub = self._calls.controllers.stub(address)
-            try:
-                answer: pb.DescribeQuorumResponse = await stub.DescribeQuorum(
-                    pb.DescribeQuorumRequest(), timeout=_ASK_TIMEOUT_S
-                )
-            except grpc.aio.AioRpcError:
-                return None
-            return answer
-
-        answers = await asyncio.gather(*(ask(a) for a in self._calls.controllers.addresses))
-        return {a.controller_id: a for a in answers if a is not None}
+        answers = await self._calls.controllers.ask_each(
+            "DescribeQuorum", pb.DescribeQuorumRequest(), _ASK_TIMEOUT_S
+        )
+        return {a.controller_id: a for a in answers}
 
     def _partition(
         self,

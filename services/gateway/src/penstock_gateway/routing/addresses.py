@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock_core.addresses import is_loopback
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_gateway.routing.address_aliases import with_distinct_aliases
 from penstock_gateway.routing.client_networks import AdvertisedRule, first_match
 from penstock_gateway.routing.node_spread import Address, spread
-from penstock_runtime.addresses import is_loopback
 
 VIEWS_MAX = 1024
 """Address views remembered; one per (listener, client network) in use."""

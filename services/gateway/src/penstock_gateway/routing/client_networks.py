@@ -12,8 +12,8 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock_core.addresses import WILDCARD_HOSTS
 from penstock_proto.v1 import metadata_pb2 as pb
-from penstock_runtime.addresses import WILDCARD_HOSTS
 
 EVERYONE = "*"
 HOST_GATEWAY = "host-gateway"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_core.addresses import Address, is_loopback
 from penstock_core.errors import ErrorCode
 from penstock_core.metadata.image import Endpoint, MetadataImage, TopicImage
 from penstock_proto.v1 import gateway_pb2 as pb
-from penstock_runtime.addresses import Address, is_loopback
 
 
 def describe(

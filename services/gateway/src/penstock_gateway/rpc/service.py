@@ -19,6 +19,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from penstock_core.addresses import Address, parse_address
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata.image import Endpoint
@@ -30,7 +31,6 @@ from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wai
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
-from penstock_runtime.addresses import Address, parse_address
 
 DIALLED_KEY: Final = "penstock-dialled"
 LISTENER: Final = "GRPC"

@@ -30,11 +30,12 @@ from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
-from penstock_storage_node.groups.store import Done, GroupSettings
+from penstock_storage_node.groups.store import Done
 from penstock_storage_node.log import LogState, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
+from penstock_storage_node.settings import GroupSettings
 
 TICK_MS = 50
 LOAD_READ_BYTES = 256 * 1024

@@ -8,7 +8,6 @@ records, else with the reason for which that is not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -18,33 +17,17 @@ from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.consumer.regex import TopicRegex
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.timers import Timer, TimerQueue
+from penstock_storage_node.settings import GroupSettings
 
 ID_LENGTH_MAX: Final = 1_024
 """Characters of a member id, an instance id or a protocol's name."""
 GROUP_ID_BYTES_MAX: Final = 16_384
 """Longest group id: it has to fit a record's key (int16 length), beside other texts."""
 
-_DAY_MS: Final = 24 * 60 * 60 * 1000
-
 Done = Callable[[ErrorCode], None]
 Group = ClassicGroup | ConsumerGroup
 TopicKey = tuple[str, int]
 """Topic name and partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Named and set as in Kafka (GroupCoordinatorConfig), times in ms."""
-
-    session_min_ms: int = 6_000
-    session_max_ms: int = 1_800_000
-    initial_rebalance_delay_ms: int = 3_000
-    new_member_join_timeout_ms: int = 300_000
-    group_size_max: int = 2**31 - 1
-    offsets_retention_ms: int = 7 * _DAY_MS
-    offset_metadata_bytes_max: int = 4_096
-    consumer_session_ms: int = 45_000
-    consumer_heartbeat_ms: int = 5_000
 
 
 class Log(Protocol):

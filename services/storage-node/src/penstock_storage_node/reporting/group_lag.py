@@ -11,21 +11,18 @@ that are furthest behind; how many are left out is a metric of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import grpc
-import grpc.aio
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import storage_pb2 as pb
-from penstock_runtime.grpc_tools import ChannelPool
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.replica.manager import ReplicaManager
-from penstock_storage_node.rpc.log_ends import POSITIONS_MAX, LogEndsService
+from penstock_storage_node.rpc.log_ends import POSITIONS_MAX, LogEnds
 
 SERIES_MAX: Final = 500
 """Rows told: (group, topic)."""
@@ -33,8 +30,6 @@ PLACES_MAX: Final = 50_000
 """Committed offsets looked at in one round."""
 IDLE_ROUNDS: Final = 4
 """Rounds after a scrape before the node stops asking."""
-_TIMEOUT_S: Final = 5.0
-_METHOD: Final = "/penstock.v1.Storage/Positions"
 
 Row = tuple[str, str]
 """Group and topic."""
@@ -65,15 +60,13 @@ class LagExporter(Collector):
         self,
         manager: ReplicaManager,
         groups: GroupHost,
-        positions: LogEndsService,
-        channels: ChannelPool,
+        log_ends: LogEnds,
         interval_ms: int,
         clock_ms: Callable[[], int],
     ) -> None:
         self._manager = manager
         self._groups = groups
-        self._positions = positions
-        self._channels = channels
+        self._log_ends = log_ends
         self._interval_ms = interval_ms
         self._clock_ms = clock_ms
         self._scraped_ms: int | None = None
@@ -125,7 +118,7 @@ class LagExporter(Collector):
             for first in range(0, len(indexes), POSITIONS_MAX):
                 some = indexes[first : first + POSITIONS_MAX]
                 request = pb.PositionsRequest(positions=[places[i][2] for i in some])
-                answers = await self._ask(leader, request)
+                answers = await self._log_ends.ask(leader, request)
                 for index, answer in zip(some, answers, strict=False):
                     group, topic, position = places[index]
                     if not answer.error.code:
@@ -154,19 +147,3 @@ class LagExporter(Collector):
                     position = pb.Position(topic_id=topic.topic_id, partition=index, offset=value.offset)
                     places.append((group, name, position))
         return by_leader, places, left_out
-
-    async def _ask(self, leader: NodeId, request: pb.PositionsRequest) -> Sequence[pb.PositionAnswer]:
-        """A leader's answers; none when it does not answer in time."""
-        if leader == self._manager.node_id:
-            return (await self._positions.find(request)).answers
-        channel = self._channels.get(self._manager.image.nodes[leader].grpc.address)
-        call = channel.unary_unary(
-            _METHOD,
-            request_serializer=pb.PositionsRequest.SerializeToString,
-            response_deserializer=pb.PositionsResponse.FromString,
-        )
-        try:
-            response: pb.PositionsResponse = await call(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return ()
-        return response.answers

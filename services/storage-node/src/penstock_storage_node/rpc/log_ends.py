@@ -6,11 +6,17 @@ decoded. What lies below the log start has no time any more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
+import grpc.aio
+
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_kafka.records.batch import HEADER, HEADER_BYTES
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import ChannelPool
 from penstock_storage_node.log import ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
@@ -18,6 +24,8 @@ from penstock_storage_node.replica.partition import Partition
 POSITIONS_MAX = 2_000
 """Of one call; more are refused."""
 _MAX_TIMESTAMP_FIELD = 8
+_TIMEOUT_S: Final = 5.0
+_METHOD: Final = "/penstock.v1.Storage/Positions"
 
 
 class LogEndsService:
@@ -63,6 +71,31 @@ class LogEndsService:
             newest[key] = await _time_of(partition, end - 1)
         answer.newest_ms = newest[key]
         answer.before_ms = await _time_of(partition, position.offset - 1)
+
+
+class LogEnds:
+    """The question, to whichever node leads."""
+
+    def __init__(self, manager: ReplicaManager, here: LogEndsService, channels: ChannelPool) -> None:
+        self._manager = manager
+        self._here = here
+        self._channels = channels
+
+    async def ask(self, leader: NodeId, request: pb.PositionsRequest) -> Sequence[pb.PositionAnswer]:
+        """A leader's answers; none when it does not answer in time."""
+        if leader == self._manager.node_id:
+            return (await self._here.find(request)).answers
+        channel = self._channels.get(self._manager.image.nodes[leader].grpc.address)
+        call = channel.unary_unary(
+            _METHOD,
+            request_serializer=pb.PositionsRequest.SerializeToString,
+            response_deserializer=pb.PositionsResponse.FromString,
+        )
+        try:
+            response: pb.PositionsResponse = await call(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return ()
+        return response.answers
 
 
 async def _time_of(partition: Partition, offset: int) -> int:

@@ -11,7 +11,7 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.consumer.group import NOTHING, ConsumerGroup, Parts
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
-from penstock_storage_node.groups.store import GroupSettings
+from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import FakeTopics, Rig, fresh_seeds, subscription
 
 E = ErrorCode
