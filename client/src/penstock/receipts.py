@@ -19,6 +19,9 @@ from penstock.errors import CommandError, ExitCode
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
 
+UNKNOWN_TOPIC_OR_PARTITION = 3
+"""Kafka's error code."""
+
 Record = tuple[bytes | None, bytes]
 """(key, value)."""
 
@@ -76,6 +79,8 @@ def produce_with_receipts(
                     acks=acks,
                     timeout_ms=timeout_ms,
                 )
+        except GeneratorExit:
+            raise  # the call is over, and gRPC wants no more: that is no failure of the source
         except BaseException as error:
             failure.append(error)  # gRPC calls this from a thread of its own and tells nobody
             raise
@@ -84,6 +89,11 @@ def produce_with_receipts(
         call: Any = gateway_pb2_grpc.GatewayStub(channel).Produce(requests())
         try:
             for response in call:
+                if response.error.code == UNKNOWN_TOPIC_OR_PARTITION:
+                    raise CommandError(
+                        f"topic {topic!r} has no partition {partition}; `penstock topic describe {topic}` shows "
+                        f"what there is, `penstock topic create {topic}` makes a topic"
+                    )
                 if response.error.code:
                     raise CommandError(response.error.message)
                 receipt = response.receipt
@@ -99,8 +109,11 @@ def produce_with_receipts(
         except grpc.RpcError as error:
             if failure:
                 raise failure[0] from None
+            details = " ".join((call.details() or str(error)).split())
             raise CommandError(
-                f"gateway {gateway}: {call.details() or error}", ExitCode.UNREACHABLE
+                f"gateway {gateway} was lost ({details}): what has no receipt may be written or not; "
+                "is it up, and is --gateway right?",
+                ExitCode.UNREACHABLE,
             ) from None
         finally:
             call.cancel()

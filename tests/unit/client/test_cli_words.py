@@ -14,18 +14,7 @@ import pytest
 from penstock.cli import consume, output
 from penstock.cli.main import COMMANDS, cli, run
 from penstock.errors import CommandError
-
-
-def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name."""
-    context = click.Context(cli)
-    for name in COMMANDS:
-        command = cli.get_command(context, name)
-        assert command is not None
-        yield name, command
-        if isinstance(command, click.Group):
-            for below in command.commands.values():
-                yield f"{name} {below.name}", below
+from unit.client.cli_tree import commands
 
 
 @pytest.fixture
@@ -87,21 +76,6 @@ def test_bad_usage_is_one_line_and_exit_2(
     assert captured.err.count("\n") == 1
     assert word in captured.err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["topic", "list"], ["produce", "x"], ["consume", "x"], ["cluster", "describe"], ["node", "list"]],
-)
-def test_unreachable_is_one_line_and_exit_3(
-    arguments: list[str], dead_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    address = f"127.0.0.1:{dead_port}"
-    assert run([*arguments, "--bootstrap", address]) == 3
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert address in line
-    assert "connection refused" in line
 
 
 def test_bootstrap_comes_from_the_environment(

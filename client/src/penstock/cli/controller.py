@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli import reach
 from penstock.cli.output import note, print_facts, print_json, print_table, spinner
 from penstock.errors import CommandError, ExitCode
 
@@ -227,8 +229,10 @@ async def _look(client: ControllerClient) -> Seen:
                 addresses += [m.grpc_address for m in answer.members if m.grpc_address]
     said = {a.controller_id: a for a in answers.values() if a is not None}
     if not said:
+        seen = await asyncio.gather(*(asyncio.to_thread(reach.look_for_grpc, a) for a in answers))
         raise CommandError(
-            f"no controller answers at {', '.join(answers)}; are they running, and is --controllers right?",
+            f"no controller answers ({'; '.join(_why(problem) for problem in seen)}); are they running, and is "
+            "--controllers right?",
             ExitCode.UNREACHABLE,
         )
     best = max(
@@ -247,6 +251,13 @@ async def _describe(client: ControllerClient, address: str) -> Any:
         return await client.stub(address).DescribeQuorum(pb.DescribeQuorumRequest(), timeout=ASK_TIMEOUT_S)
     except grpc.aio.AioRpcError:
         return None
+
+
+def _why(seen: reach.Problem) -> str:
+    """What is wrong at an address where no controller answered."""
+    if seen.speaks is reach.Speaks.GRPC:
+        return f"{seen.address}: a gRPC server that is no controller, or does not answer"
+    return str(seen)
 
 
 def _with_client(
@@ -278,12 +289,9 @@ def _with_client(
 
 def _addresses(controllers: str | None, directory: Path) -> list[str]:
     if controllers:
-        found = [a.strip() for a in controllers.split(",") if a.strip()]
-        for address in found:
-            host, _, port = address.rpartition("@")[2].rpartition(":")
-            if not host or not port.isdigit():
-                raise CommandError(f"--controllers {address}: write HOST:PORT", ExitCode.USAGE)
-        return found
+        words = [word.strip() for word in controllers.split(",") if word.strip()]
+        # "1@host:port", as the controllers' own setting has it, is taken too.
+        return reach.addresses_of(",".join(re.sub("^[0-9]+@", "", word) for word in words), "--controllers")
     from penstock.local.plan import CONTROLLER, HOST
     from penstock.local.store import Store
 

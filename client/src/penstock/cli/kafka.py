@@ -1,7 +1,7 @@
 """Talking to a cluster by Kafka's protocol: clients, deadlines, and errors in plain words.
 
 librdkafka keeps trying for ever and tells its troubles to stderr. Here a broker that
-cannot be reached is found out first, by a bare connection, within a bound; its own log
+cannot be reached is found out first, by one question within a bound (`reach`); its own log
 is switched off; and every error that comes back is turned into one line.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli import reach
 from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
-CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 15.0
 
 bootstrap_option = click.option(
@@ -49,29 +49,33 @@ def client_config(bootstrap: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def check_reachable(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Raise UNREACHABLE unless something accepts a connection at one of the addresses."""
+def kafka_connection(bootstrap: str) -> socket.socket:
+    """A connection to the first of the addresses at which a Kafka broker answers.
+
+    Raises UNREACHABLE, in a line that says of each address what is wrong with it.
+    """
     problems = []
-    for address in bootstrap.split(","):
-        host, port = split_address(address.strip())
-        try:
-            socket.create_connection((host, port), timeout=timeout_s).close()
-            return
-        except socket.gaierror:
-            problems.append(f"{address}: no such host")
-        except TimeoutError:
-            problems.append(f"{address}: no answer within {timeout_s:.0f} s")
-        except OSError as error:
-            problems.append(f"{address}: {(error.strerror or str(error)).lower()}")
+    for address in reach.addresses_of(bootstrap, "--bootstrap"):
+        found = reach.kafka_connection(address)
+        if not isinstance(found, reach.Problem):
+            return found
+        problems.append(found)
+    if any(problem.is_another_port for problem in problems):
+        mend = "give --bootstrap the cluster's Kafka address; `penstock local status` shows a local cluster's"
+    else:
+        mend = "is the cluster up (`penstock local status`), and is --bootstrap right?"
     raise CommandError(
-        f"no broker can be reached ({'; '.join(problems)}); is the cluster up (`penstock local status`), "
-        "and is --bootstrap right?",
-        ExitCode.UNREACHABLE,
+        f"no broker can be reached ({'; '.join(map(str, problems))}); {mend}", ExitCode.UNREACHABLE
     )
 
 
+def check_reachable(bootstrap: str) -> None:
+    """Raise UNREACHABLE unless a Kafka broker answers at one of the addresses."""
+    kafka_connection(bootstrap).close()
+
+
 def admin_client(bootstrap: str) -> AdminClient:
-    """An admin client of a cluster that was seen to accept connections."""
+    """An admin client of a cluster that was seen to answer."""
     from confluent_kafka.admin import AdminClient
 
     check_reachable(bootstrap)
@@ -136,14 +140,6 @@ def wait_for(future: Any, thing: str) -> Any:
         raise failure(error.args[0], thing) from error
     except TimeoutError as error:
         raise CommandError(f"{thing}: no answer in time", ExitCode.UNREACHABLE) from error
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise CommandError(f"--bootstrap {address!r}: write it as HOST:PORT", ExitCode.USAGE)
-    return host.strip("[]"), int(port)
 
 
 def _silent_logger() -> logging.Logger:

@@ -66,10 +66,11 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done; 1 it failed, and the line on stderr says why; 2 a bad option or
-    argument; 3 no broker could be reached; 130 interrupted.
+    argument; 3 no broker, gateway or controller could be reached; 130 interrupted.
 
     Commands that talk to a cluster take --bootstrap, or PENSTOCK_BOOTSTRAP from the
-    environment; the default is 127.0.0.1:9092.
+    environment; the default is 127.0.0.1:9092. An address has 3 s to take a connection and
+    10 s for its first answer; PENSTOCK_TIMEOUT_S sets both.
     """
 
 

@@ -9,6 +9,7 @@ lines go through the gateway's gRPC API instead: one receipt per batch, nothing 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli.kafka import bootstrap_option, check_reachable, client_config, failure, topic_metadata
 from penstock.cli.output import console, note, print_json
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 POLL_EVERY_RECORDS = 512
 QUEUE_RECORDS_MAX = 200_000
-GATEWAY_DEFAULT = "127.0.0.1:9094"
 
 Advance = Callable[[int], None]
 
@@ -87,11 +88,19 @@ class Tally:
 )
 @click.option(
     "--gateway",
-    default=GATEWAY_DEFAULT,
     envvar="PENSTOCK_GATEWAY",
+    metavar="HOST:PORT[,...]",
+    help="gRPC address of a gateway, for --receipt. Also PENSTOCK_GATEWAY. By default one of the cluster "
+    "at --bootstrap if that is given, else of the local cluster in --dir, else 127.0.0.1:9094.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".penstock",
+    envvar="PENSTOCK_LOCAL_DIR",
     show_default=True,
-    metavar="HOST:PORT",
-    help="gRPC address of a gateway, for --receipt. Also PENSTOCK_GATEWAY.",
+    help="Local cluster whose gateways are taken, for --receipt. Also PENSTOCK_LOCAL_DIR.",
 )
 @click.option(
     "--acks",
@@ -102,7 +111,9 @@ class Tally:
 )
 @bootstrap_option
 @click.option("--json", "as_json", is_flag=True, help="Print the tally, or each receipt, as JSON on stdout.")
+@click.pass_context
 def COMMAND(  # noqa: N802 (the name that cli.main looks for)
+    ctx: click.Context,
     topic: str,
     file: Path | None,
     key_separator: str | None,
@@ -110,7 +121,8 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     compression: str,
     timeout_s: int,
     receipt: bool,
-    gateway: str,
+    gateway: str | None,
+    directory: Path,
     acks: str,
     bootstrap: str,
     as_json: bool,
@@ -129,9 +141,14 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     if receipt:
         if compression != "none":
             raise CommandError("--receipt takes no --compression: batches go as they are", ExitCode.USAGE)
-        with _source(file) as source:
-            lines = _records(source, key_separator)
-            _tell_receipts(gateway, topic, partition or 0, lines, acks, timeout_s, as_json)
+        from penstock.cli.gateways import find_gateway
+
+        given = ctx.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT
+        found = find_gateway(gateway, bootstrap if given else None, directory)
+        source = _source_of_a_thread(file)
+        lines = _records(source, key_separator)
+        _tell_receipts(found, topic, partition or 0, lines, acks, timeout_s, as_json)
+        source.close()
         return ExitCode.OK
     if acks != "all":
         raise CommandError("--acks 1 goes with --receipt; without it, acks is all", ExitCode.USAGE)
@@ -279,12 +296,28 @@ def _check_partition(producer: Producer, bootstrap: str, topic: str, partition: 
 @contextmanager
 def _source(file: Path | None) -> Iterator[BinaryIO]:
     if file is None:
-        if sys.stdin.isatty():
-            note("type a line for each record, Ctrl-D to end")
+        _invite()
         yield sys.stdin.buffer
         return
     with file.open("rb") as source:
         yield source
+
+
+def _source_of_a_thread(file: Path | None) -> BinaryIO:
+    """The lines, for gRPC's thread, which may still wait for one when the command has failed.
+
+    So it is closed only once all was read: to close a file that a thread waits at would wait with it.
+    And it is not `sys.stdin.buffer`, whose lock the interpreter takes at its end, or aborts.
+    """
+    if file is not None:
+        return file.open("rb")
+    _invite()
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+
+
+def _invite() -> None:
+    if sys.stdin.isatty():
+        note("type a line for each record, Ctrl-D to end")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.cli.kafka import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, split_address
+from penstock.cli.kafka import CALL_TIMEOUT_S, kafka_connection
 from penstock.errors import CommandError, ExitCode
 
 DESCRIBE_CONFIGS: Final = 32
@@ -164,7 +164,8 @@ def _ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: b
         struct.pack(">hhih", key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID + (b"\x00" if flexible else b"")
     )
     frame = head + body
-    with _connect(bootstrap) as connection:
+    with kafka_connection(bootstrap) as connection:
+        connection.settimeout(CALL_TIMEOUT_S)
         try:
             connection.sendall(struct.pack(">i", len(frame)) + frame)
             (length,) = struct.unpack(">i", _exactly(connection, 4))
@@ -177,18 +178,6 @@ def _ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: b
                 ExitCode.UNREACHABLE,
             ) from error
     return response[5 if flexible else 4 :]
-
-
-def _connect(bootstrap: str) -> socket.socket:
-    problems = []
-    for address in bootstrap.split(","):
-        try:
-            connection = socket.create_connection(split_address(address.strip()), timeout=CONNECT_TIMEOUT_S)
-            connection.settimeout(CALL_TIMEOUT_S)
-            return connection
-        except OSError as error:
-            problems.append(f"{address}: {error}")
-    raise CommandError(f"no broker can be reached ({'; '.join(problems)})", ExitCode.UNREACHABLE)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

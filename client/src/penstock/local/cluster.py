@@ -139,6 +139,17 @@ class LocalCluster:
         """Names of the processes that exist now, stopped ones included."""
         return [r.name for r in self.state.processes if _state_of(r) is not ProcessState.DEAD]
 
+    def gateways_alive(self) -> list[str]:
+        """gRPC addresses of the gateways whose processes exist now."""
+        state = self.state
+        members = [
+            state.member(name)
+            for record in state.processes
+            if _state_of(record) is not ProcessState.DEAD
+            for name in record.members
+        ]
+        return [f"{HOST}:{member.ports['grpc']}" for member in members if member.role == GATEWAY]
+
     # --- changes -----------------------------------------------------------------
 
     def up(self, spec: ClusterSpec, timeout_s: float = START_TIMEOUT_S) -> bool:

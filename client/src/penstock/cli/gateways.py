@@ -1,0 +1,126 @@
+"""Which gateway a command talks gRPC to, when the user named one, or the cluster, or nothing.
+
+Theory: a gateway is asked who it is before anything is read or sent, so that an address at which nobody
+answers is one line and not a stream that breaks. Kafka's protocol does not tell gRPC addresses. Behind a
+`--bootstrap` they are looked for at the ports that go with that one in the defaults of a gateway, of
+`penstock local` and of the compose file, and at the default; what answers there counts only if it is
+of the same cluster.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.cli import reach
+from penstock.cli.kafka import admin_client, cluster_metadata
+from penstock.errors import CommandError, ExitCode
+
+GRPC_PORT_OFFSETS: Final = (2, -98)
+"""From a gateway's Kafka port, and from its direct one."""
+GATEWAY_DEFAULT: Final = "127.0.0.1:9094"
+
+
+def find_gateway(gateways: str | None, bootstrap: str | None, directory: Path) -> str:
+    """gRPC address of a gateway that answers: of `gateways`, or of the cluster at `bootstrap`, or of the
+    running local cluster in `directory`, or the default, whichever is given or there first.
+
+    Raises UNREACHABLE in a line that names every address tried, and the mend.
+    """
+    if gateways:
+        return _first(reach.addresses_of(gateways, "--gateway"), "is the cluster up, and is --gateway right?")
+    if bootstrap:
+        return _of_cluster(bootstrap, directory)
+    running, where = _of_local_cluster(directory)
+    if running:
+        return _first(running, f"see `penstock local status --dir {directory}`")
+    mend = (
+        f"{where}: `penstock local up` starts it" if where else "`penstock local up` starts a local cluster"
+    )
+    return _first([GATEWAY_DEFAULT], f"{mend}, --gateway HOST:PORT names another gateway")
+
+
+def _of_local_cluster(directory: Path) -> tuple[list[str], str]:
+    """Addresses of the gateways that run there, and what is to be said of it where none does."""
+    from penstock.local.cluster import LocalCluster
+
+    cluster = LocalCluster(directory)
+    if not cluster.store.exists():
+        return [], ""
+    running = cluster.gateways_alive()
+    return running, "" if running else f"no gateway of the cluster in {cluster.directory} runs"
+
+
+def _of_cluster(bootstrap: str, directory: Path) -> str:
+    """A gateway of the cluster at a Kafka address."""
+    cluster_id = cluster_metadata(admin_client(bootstrap), bootstrap).cluster_id
+    candidates = []
+    for address in reach.addresses_of(bootstrap, "--bootstrap"):
+        host, port = reach.split_address(address)
+        shown = f"[{host}]" if ":" in host else host
+        ports = [port + offset for offset in GRPC_PORT_OFFSETS] + [_port(GATEWAY_DEFAULT)]
+        candidates += [f"{shown}:{one}" for one in ports if 0 < one < 65_536]
+    running, _ = _of_local_cluster(directory)
+    return _first(
+        [*running, *candidates],
+        "--gateway HOST:PORT names one",
+        f"no gateway of the cluster at {bootstrap} was found",
+        cluster_id,
+    )
+
+
+def _first(
+    addresses: Sequence[str], mend: str, trouble: str = "no gateway answers", cluster_id: str | None = None
+) -> str:
+    """The first address at which a gateway answers, one of that cluster if one is asked for."""
+    problems = []
+    for address in dict.fromkeys(addresses):
+        found = cluster_id_at(address)
+        if isinstance(found, reach.Problem):
+            problems.append(str(found))
+        elif cluster_id is not None and found != cluster_id:
+            problems.append(f"{address}: a gateway of another cluster")
+        else:
+            return address
+    raise CommandError(f"{trouble} ({'; '.join(problems)}); {mend}", ExitCode.UNREACHABLE)
+
+
+def cluster_id_at(address: str) -> str | reach.Problem:
+    """Ask a gateway for its cluster's id, as Kafka clients are told it (UUID in base64url)."""
+    try:
+        import grpc
+
+        from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+    except ImportError as error:
+        raise CommandError(
+            f"a gateway is asked by gRPC ({error.name} is not installed): pip install 'penstock[native]'"
+        ) from None
+    seen = reach.look_for_grpc(address)
+    if seen.speaks in (None, reach.Speaks.KAFKA):
+        return seen
+    _, answer_s = reach.timeouts_s()
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+        try:
+            answer = stub.Describe(gateway_pb2.DescribeRequest(), timeout=answer_s)
+        except grpc.RpcError as error:
+            return reach.Problem(address, _why(error, seen))
+    return base64.urlsafe_b64encode(answer.cluster_id).rstrip(b"=").decode()
+
+
+def _why(error: Any, seen: reach.Problem) -> str:
+    """In a few words, why a call failed; gRPC's own are for those who debug it."""
+    code = error.code().name
+    if seen.speaks is not reach.Speaks.GRPC:
+        return seen.reason
+    if code == "UNIMPLEMENTED":
+        return "this is the gRPC port of another role, or of another program"
+    if code == "DEADLINE_EXCEEDED":
+        return "no answer in time"
+    return " ".join((error.details() or code).split())
+
+
+def _port(address: str) -> int:
+    return reach.split_address(address)[1]

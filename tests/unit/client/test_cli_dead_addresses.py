@@ -1,0 +1,182 @@
+"""Every command against addresses at which nobody serves: one line that names the address and the mend.
+
+The commands come from the command's own tree, so that a new one is tried without being named here. Each is
+a process of its own with an open stdin, because what hangs or breaks does so at a process's end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from penstock.errors import ExitCode
+from unit.client.cli_tree import leaves
+
+ADDRESS_OPTIONS = {"bootstrap": "--bootstrap", "gateway": "--gateway", "controllers": "--controllers"}
+"""Options that take addresses, by parameter: Kafka's port, a gateway's gRPC port, controllers' gRPC ports.
+
+No command takes an HTTP address."""
+
+WORDS = {
+    "topic create": ["x"],
+    "topic describe": ["x"],
+    "topic delete": ["x"],
+    "topic alter": ["x", "--set", "retention.ms=1"],
+    "topic add-partitions": ["x", "--total", "2"],
+    "topic trim": ["x", "--everything"],
+    "topic reassign": ["x", "--status"],
+    "group describe": ["x"],
+    "group reset-offsets": ["x", "--to-earliest"],
+    "group delete": ["x"],
+    "config describe": ["cluster"],
+    "config set": ["cluster", "log.retention.ms=1"],
+    "config unset": ["cluster", "log.retention.ms"],
+    "produce": ["x"],
+    "consume": ["x"],
+    "node forget": ["1"],
+    "controller replace": ["1"],
+}
+"""What a command needs to be called at all; the others need nothing."""
+
+MORE_WORDS = {("produce", "gateway"): ["--receipt"]}
+"""What it needs to use an option."""
+
+MENDS = re.compile(r"is --(bootstrap|gateway|controllers) right\?|--gateway HOST:PORT")
+PROCESS_TIMEOUT_S = 120.0
+"""A second and a half on a quiet machine."""
+
+
+def takes(command: click.Command) -> list[str]:
+    """Parameters of a command that are addresses."""
+    return [p.name for p in command.params if p.name in ADDRESS_OPTIONS and "HOST:PORT" in shown(p)]
+
+
+def shown(parameter: click.Parameter) -> str:
+    """How help shows it."""
+    return f"{parameter.metavar or ''} {getattr(parameter, 'help', '') or ''}"
+
+
+CALLS = [
+    *(
+        pytest.param(
+            [*name.split(), *WORDS.get(name, []), *MORE_WORDS.get((name, option), [])],
+            option,
+            id=f"{name} {ADDRESS_OPTIONS[option]}",
+        )
+        for name, command in leaves().items()
+        for option in takes(command)
+    ),
+    pytest.param(["produce", "x", "--receipt"], "bootstrap", id="produce --receipt --bootstrap"),
+]
+
+
+@dataclass(frozen=True)
+class Dead:
+    """Addresses at which nobody serves."""
+
+    refusing: str
+    silent: str
+    nameless: str = "no-such-host.invalid:9092"
+
+
+@pytest.fixture(scope="module")
+def dead() -> Iterator[Dead]:
+    """Bound ports: nobody else gets them meanwhile. The silent one takes connections and never reads."""
+    with socket.socket() as refusing, socket.create_server(("127.0.0.1", 0), backlog=128) as silent:
+        refusing.bind(("127.0.0.1", 0))
+        yield Dead(*(f"127.0.0.1:{s.getsockname()[1]}" for s in (refusing, silent)))
+
+
+@contextmanager
+def started(words: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """`penstock` with an open stdin, in an empty directory, with a second for each address."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", *words],
+        cwd=directory,
+        env={**environment, "PENSTOCK_TIMEOUT_S": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its end, with stdin open until then: exit status, stdout, stderr."""
+    code = process.wait(PROCESS_TIMEOUT_S)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return code, process.stdout.read(), process.stderr.read()
+
+
+def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> None:
+    for name, command in leaves().items():
+        found = takes(command)
+        assert bool(found) != name.startswith("local "), name
+        for parameter in command.params:
+            if any(word in shown(parameter) for word in ("HOST:PORT", "://", "URL")):
+                assert parameter.name in ADDRESS_OPTIONS, f"{name} {parameter.name}"
+    assert set(WORDS) <= set(leaves())
+
+
+@pytest.mark.parametrize(("words", "option"), CALLS)
+def test_a_dead_address_is_one_line_that_names_it_and_the_mend(
+    words: list[str], option: str, dead: Dead, tmp_path: Path
+) -> None:
+    faults = {
+        dead.refusing: "connection refused",
+        dead.silent: "no answer within 1 s",
+        dead.nameless: "no such host",
+    }
+    with ExitStack() as stack:
+        processes = {
+            address: stack.enter_context(started([*words, ADDRESS_OPTIONS[option], address], tmp_path))
+            for address in faults
+        }
+        for address, fault in faults.items():
+            code, out, error = outcome(processes[address])
+            assert (code, out) == (ExitCode.UNREACHABLE, ""), (address, error)
+            assert error.count("\n") == 1, error
+            assert f"{address}: " in error, error
+            assert fault in error, error
+            assert MENDS.search(error), error
+            assert "Traceback" not in error
+
+
+def test_the_first_address_that_answers_counts_and_all_are_named_when_none_does(
+    dead: Dead, tmp_path: Path
+) -> None:
+    addresses = [dead.refusing, dead.nameless, dead.silent]
+    with started(["topic", "list", "--bootstrap", ",".join(addresses)], tmp_path) as process:
+        code, _, error = outcome(process)
+    assert code == ExitCode.UNREACHABLE
+    assert [address for address in addresses if address in error] == addresses
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
+def test_a_bad_timeout_is_named(value: str, dead: Dead, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "topic", "list", "--bootstrap", dead.refusing],
+        env={**os.environ, "PENSTOCK_TIMEOUT_S": value},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert f"PENSTOCK_TIMEOUT_S='{value}'" in done.stderr
