@@ -84,9 +84,9 @@ def test_up_produce_kill_start_down_by_the_command(tmp_path: Path) -> None:
             load.wait_for_acks(2_000)
             command("local", "start", "node-2", "--dir", directory)
             wait_for_full_isr(bootstrap, "flights")
-            command("local", "kill", "controller-1", "--dir", directory)
+            command("local", "kill", "controller-1", "node-1", "--dir", directory)
             load.wait_for_acks(2_000)
-            command("local", "start", "controller-1", "--dir", directory)
+            command("local", "start", "--all", "--dir", directory)
             load.wait_for_acks(1_000)
         check_nothing_lost(load.ledger, read_all(bootstrap, "flights"))
         pids = [row["pid"] for row in command_json("local", "status", "--dir", directory)["processes"]]

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import CommandError
+from penstock.cli.main import run
+from penstock.errors import CommandError, ExitCode
 from penstock.local import cluster as cluster_module
 from penstock.local import ports, processes
 from penstock.local.cluster import LocalCluster
@@ -76,6 +77,97 @@ def test_stopped_and_continued(fake_cluster: LocalCluster) -> None:
 def test_unknown_name_lists_the_names(fake_cluster: LocalCluster) -> None:
     with pytest.raises(CommandError, match="no process is named 'node-9'; there are: controller-1, node-1"):
         fake_cluster.kill("node-9")
+
+
+def test_several_unknown_names_are_all_named_and_nothing_happens(fake_cluster: LocalCluster) -> None:
+    pid = pid_of(fake_cluster, "node-1")
+    with pytest.raises(CommandError, match="named 'node-9' or 'x'; there are: controller-1, node-1") as told:
+        fake_cluster.kill_several(["node-1", "node-9", "x"])
+    assert told.value.exit_code == ExitCode.USAGE
+    with pytest.raises(CommandError, match="named 'node-9'; there are"):
+        fake_cluster.start("node-1", "node-9")
+    assert states(fake_cluster)["node-1"] == "running"
+    assert pid_of(fake_cluster, "node-1") == pid
+
+
+def test_several_are_started_side_by_side(fake_cluster: LocalCluster) -> None:
+    """Neither of two is ready before the other one was asked whether it is."""
+    names = ["node-1", "node-2"]
+    pids = {name: pid_of(fake_cluster, name) for name in names}
+    assert fake_cluster.kill_several(names) == pids
+    for name in names:
+        (fake_cluster.directory / name / "unready").touch()
+        (fake_cluster.directory / name / "told").unlink()
+
+    def release() -> None:
+        wait_for(
+            lambda: all((fake_cluster.directory / n / "told").exists() for n in names), "both asked", 120
+        )
+        for name in names:
+            (fake_cluster.directory / name / "unready").unlink()
+
+    thread = threading.Thread(target=release, daemon=True)
+    thread.start()
+    assert fake_cluster.start(*names, *names) == []
+    thread.join()
+    assert states(fake_cluster) == dict.fromkeys(states(fake_cluster), "running")
+
+
+def test_start_all_starts_what_is_dead_or_stopped_and_nothing_else(fake_cluster: LocalCluster) -> None:
+    kept = pid_of(fake_cluster, "controller-1")
+    fake_cluster.kill_several(["node-2", "gateway-1"])
+    fake_cluster.kill("node-1", signal.SIGSTOP)
+    assert fake_cluster.start_all() == (
+        ["node-1", "node-2", "gateway-1"],
+        ["node-1 was stopped and goes on"],
+    )
+    assert set(states(fake_cluster).values()) == {"running"}
+    assert pid_of(fake_cluster, "controller-1") == kept
+    assert fake_cluster.start_all() == ([], [])
+
+
+def test_several_are_killed_side_by_side(fake_cluster: LocalCluster) -> None:
+    """The signal reaches the second although the first does not go: it waits for TERM's effect on both."""
+    (fake_cluster.directory / "node-1" / "ignore-term").touch()
+    with pytest.raises(CommandError) as told:
+        fake_cluster.kill_several(["node-1", "node-2"], signal.SIGTERM, timeout_s=2.0)
+    assert f"node-1 (process {pid_of(fake_cluster, 'node-1')})" in told.value.message
+    assert "still there 2 s after SIGTERM" in told.value.message
+    wait_for(lambda: states(fake_cluster)["node-2"] == "dead", "node-2 ends", 120)
+    assert states(fake_cluster)["node-1"] == "running"
+
+
+def test_nothing_is_killed_when_one_of_several_is_dead_already(fake_cluster: LocalCluster) -> None:
+    fake_cluster.kill("node-2")
+    with pytest.raises(CommandError, match="node-2 is dead already; `penstock local start node-2` brings it"):
+        fake_cluster.kill_several(["node-1", "node-2"])
+    assert states(fake_cluster)["node-1"] == "running"
+    assert set(fake_cluster.kill_several(None)) == {"controller-1", "node-1", "gateway-1"}
+    assert fake_cluster.alive() == []
+    assert fake_cluster.kill_several(None) == {}
+
+
+def test_the_commands_take_several_names_or_all(
+    fake_cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--dir", str(fake_cluster.directory)]
+
+    def says(*words: str, code: int = 0) -> str:
+        assert run(["local", *words, *where]) == code
+        return capsys.readouterr().err
+
+    for command in ("start", "kill"):
+        for words in ([], ["node-1", "--all"]):
+            assert "NAME..., or --all" in says(command, *words, code=2)
+    assert says("start", "--all") == "every process is running already\n"
+    assert says("kill", "node-1", "node-2").count("SIGKILL sent") == 2
+    assert "node-1, node-2: ready" in says("start", "node-1", "node-2")
+    assert says("kill", "--all").count("SIGKILL sent") == 4
+    assert says("kill", "--all") == "nothing was running\n"
+    assert "controller-1, node-1, node-2, gateway-1: ready" in says("start", "--all")
+    assert "no process is named 'node-9'; there are: controller-1" in says(
+        "start", "node-9", "node-1", code=2
+    )
 
 
 def test_add_takes_the_next_name(fake_cluster: LocalCluster) -> None:

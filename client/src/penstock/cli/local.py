@@ -28,6 +28,7 @@ directory_option = click.option(
     help="Where the cluster lives: data, settings, logs, cluster.json. Also PENSTOCK_LOCAL_DIR.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+names_argument = click.argument("names", metavar="[NAME]...", nargs=-1)
 
 
 @click.group("local")
@@ -111,7 +112,7 @@ def up(directory: Path, as_json: bool, words: tuple[str, ...], **given: Any) -> 
     else:
         note("it was running already" + (" (settings given now are not used)" if settings else ""))
     if dead:
-        note(f"dead: {', '.join(dead)}; bring them back with `penstock local start {' '.join(dead)}`")
+        note(f"dead: {', '.join(dead)}; bring them back with `penstock local start --all`")
 
 
 @COMMAND.command()
@@ -133,7 +134,8 @@ def status(directory: Path, as_json: bool) -> None:
 
 
 @COMMAND.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@names_argument
+@click.option("--all", "everything", is_flag=True, help="Every process that lives.")
 @click.option(
     "--signal",
     "signal_name",
@@ -143,38 +145,49 @@ def status(directory: Path, as_json: bool) -> None:
     help="KILL: at once; TERM: in order; STOP: frozen until CONT.",
 )
 @directory_option
-def kill(names: tuple[str, ...], signal_name: str, directory: Path) -> None:
-    """Send a signal to processes; after KILL or TERM, wait until they are gone.
+def kill(names: tuple[str, ...], everything: bool, signal_name: str, directory: Path) -> None:
+    """Send a signal to processes, side by side; after KILL or TERM, wait until they are gone.
 
     What was killed stays dead until `penstock local start NAME`.
 
     \b
     Examples:
       penstock local kill node-2
-      penstock local kill gateway-1 --signal TERM
+      penstock local kill gateway-1 node-1 --signal TERM
       penstock local kill controller-3 --signal STOP
+      penstock local kill --all
     """
-    with spinner(f"{signal_name} {', '.join(names)}") as progress:
+    _check_names(names, everything)
+    with spinner(f"{signal_name} {', '.join(names) or 'all'}") as progress:
         cluster = LocalCluster(directory, progress)
-        for name in names:
-            pid = cluster.kill(name, SIGNALS[signal_name.upper()])
-            note(f"{name} (process {pid}): SIG{signal_name.upper()} sent")
+        pids = cluster.kill_several(None if everything else names, SIGNALS[signal_name.upper()])
+    for name, pid in pids.items():
+        note(f"{name} (process {pid}): SIG{signal_name.upper()} sent")
+    if not pids:
+        note("nothing was running")
 
 
 @COMMAND.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@names_argument
+@click.option("--all", "everything", is_flag=True, help="Every process that is dead or stopped.")
 @directory_option
-def start(names: tuple[str, ...], directory: Path) -> None:
-    """Start dead processes again with their data and ports; returns when they are ready.
+def start(names: tuple[str, ...], everything: bool, directory: Path) -> None:
+    """Start dead processes again, side by side, with their data and ports; returns when they are ready.
 
     \b
     Examples:
       penstock local start node-2
       penstock local start controller-1 controller-2
+      penstock local start --all
     """
-    with spinner(f"starting {', '.join(names)}") as progress:
-        notes = LocalCluster(directory, progress).start(*names)
-    for line in notes or [f"{', '.join(names)}: ready"]:
+    _check_names(names, everything)
+    with spinner(f"starting {', '.join(names) or 'all'}") as progress:
+        cluster = LocalCluster(directory, progress)
+        if everything:
+            found, notes = cluster.start_all()
+        else:
+            found, notes = list(names), cluster.start(*names)
+    for line in notes or [f"{', '.join(found)}: ready" if found else "every process is running already"]:
         note(line)
 
 
@@ -243,6 +256,13 @@ def down(wipe: bool, directory: Path) -> None:
     note(f"stopped {len(names)} processes in {took_s:.1f} s" if names else "nothing was running")
     if wipe:
         note(f"removed {cluster.directory}")
+
+
+def _check_names(names: tuple[str, ...], everything: bool) -> None:
+    if everything == bool(names):
+        raise CommandError(
+            "say which processes: NAME..., or --all (see `penstock local status`)", ExitCode.USAGE
+        )
 
 
 def _show(status: ClusterStatus) -> None:

@@ -195,46 +195,57 @@ class LocalCluster:
         when they are ready; a process that lives but cannot be ready, say a controller
         without a quorum, is told in the notes returned. One that dies is an error.
         """
-        notes = []
         with self.store.locked():
             state = self.store.load()
-            dead = []
-            for record in [state.process(name) for name in dict.fromkeys(names)]:
-                now = _state_of(record)
-                if now is ProcessState.STOPPED:
-                    send_signal(record.pid, record.identity, signal.SIGCONT)
-                    notes.append(f"{record.name} was stopped and goes on")
-                elif now is ProcessState.DEAD:
-                    dead.append(record)
-                else:
-                    notes.append(f"{record.name} is running already (process {record.pid})")
-            self._check_ports(state, [state.member(name) for record in dead for name in record.members])
-            self._launch(state, dead)
-            return notes + self._await_ready(state, dead, timeout_s, patience_s=PATIENCE_S)
+            return self._start(state, state.processes_named(names), timeout_s)
+
+    def start_all(self, timeout_s: float = START_TIMEOUT_S) -> tuple[list[str], list[str]]:
+        """Start all that is dead or stopped, as `start` does: the names of these processes, and the notes."""
+        with self.store.locked():
+            state = self.store.load()
+            records = [r for r in state.processes if _state_of(r) is not ProcessState.RUNNING]
+            return [r.name for r in records], self._start(state, records, timeout_s)
 
     def kill(self, name: str, signal_number: signal.Signals = signal.SIGKILL, timeout_s: float = 30.0) -> int:
         """Send a signal to a process; after KILL or TERM waits until it is gone. Returns the pid."""
+        return self.kill_several([name], signal_number, timeout_s)[name]
+
+    def kill_several(
+        self,
+        names: Sequence[str] | None,
+        signal_number: signal.Signals = signal.SIGKILL,
+        timeout_s: float = 30.0,
+    ) -> dict[str, int]:
+        """Send a signal to processes side by side, None: to all that live; the pids by name.
+
+        After KILL or TERM waits until they are gone. Nothing is sent when one of the names is unknown or dead.
+        """
         with self.store.locked():
-            record = self.store.load().process(name)
-            pid = record.pid
-            if pid is None or not send_signal(pid, record.identity, signal_number):
-                raise CommandError(f"{name} is dead already; `penstock local start {name}` brings it back")
-            stopped = _state_of(record) is ProcessState.STOPPED
-            wanted = {
-                signal.SIGKILL: ProcessState.DEAD,
-                signal.SIGTERM: ProcessState.STOPPED if stopped else ProcessState.DEAD,
-                signal.SIGSTOP: ProcessState.STOPPED,
-                signal.SIGCONT: ProcessState.RUNNING,
-            }.get(signal_number)
-            reached = wanted is None or _wait_until(
-                lambda: _state_of(record) in (wanted, ProcessState.DEAD), timeout_s
-            )
-            if not reached:
+            state = self.store.load()
+            living = [r for r in state.processes if _state_of(r) is not ProcessState.DEAD]
+            records = living if names is None else state.processes_named(names)
+            dead = [record.name for record in records if record not in living]
+            if dead:
+                raise _dead_already(dead)
+            stopped = [record for record in records if _state_of(record) is ProcessState.STOPPED]
+            pids = {}
+            for record in records:
+                if record.pid is None or not send_signal(record.pid, record.identity, signal_number):
+                    raise _dead_already([record.name])
+                pids[record.name] = record.pid
+            left = list(records)
+
+            def all_there() -> bool:
+                left[:] = [r for r in left if not _has_obeyed(r, signal_number, was_stopped=r in stopped)]
+                return not left
+
+            if not _wait_until(all_there, timeout_s):
+                shown = ", ".join(f"{record.name} (process {record.pid})" for record in left)
                 raise CommandError(
-                    f"{name} (process {pid}) is still there {timeout_s:.0f} s after {signal_number.name}: "
-                    f"look at `penstock local logs {name}`, or use --signal KILL"
+                    f"{shown}: still there {timeout_s:.0f} s after {signal_number.name}; look at "
+                    f"`penstock local logs {left[0].name}`, or use --signal KILL"
                 )
-            return pid
+            return pids
 
     def add(self, role: str, timeout_s: float = START_TIMEOUT_S) -> str:
         """Add and start one more storage node or gateway; returns its name."""
@@ -296,6 +307,23 @@ class LocalCluster:
         return [f"{name} is {_shown(have[name])}" for name, value in asked.items() if have[name] != value]
 
     # --- inside ------------------------------------------------------------------
+
+    def _start(self, state: ClusterState, records: Sequence[ProcessRecord], timeout_s: float) -> list[str]:
+        """Start the dead ones, all at once; notes on the others, and on what is not ready then."""
+        notes = []
+        dead = []
+        for record in records:
+            now = _state_of(record)
+            if now is ProcessState.STOPPED:
+                send_signal(record.pid, record.identity, signal.SIGCONT)
+                notes.append(f"{record.name} was stopped and goes on")
+            elif now is ProcessState.DEAD:
+                dead.append(record)
+            else:
+                notes.append(f"{record.name} is running already (process {record.pid})")
+        self._check_ports(state, [state.member(name) for record in dead for name in record.members])
+        self._launch(state, dead)
+        return notes + self._await_ready(state, dead, timeout_s, patience_s=PATIENCE_S)
 
     def _log(self, name: str) -> Path:
         return self.directory / name / LOG_FILE
@@ -448,6 +476,26 @@ def role_fields() -> dict[str, set[str]]:
 
 def _state_of(record: ProcessRecord) -> ProcessState:
     return process_state(record.pid, record.identity)
+
+
+def _has_obeyed(record: ProcessRecord, signal_number: signal.Signals, *, was_stopped: bool) -> bool:
+    """Whether a signal has had the effect that is to be waited for."""
+    now = _state_of(record)
+    wanted = {
+        signal.SIGKILL: ProcessState.DEAD,
+        # A stopped process gets it when it goes on.
+        signal.SIGTERM: ProcessState.STOPPED if was_stopped else ProcessState.DEAD,
+        signal.SIGSTOP: ProcessState.STOPPED,
+        signal.SIGCONT: ProcessState.RUNNING,
+    }.get(signal_number)
+    return wanted is None or now in (wanted, ProcessState.DEAD)
+
+
+def _dead_already(names: Sequence[str]) -> CommandError:
+    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    return CommandError(
+        f"{', '.join(names)} {are} dead already; `penstock local start {' '.join(names)}` brings {them} back"
+    )
 
 
 def _is_known(record: ProcessRecord) -> bool:

@@ -149,11 +149,17 @@ class ClusterState:
 
     def process(self, name: str) -> ProcessRecord:
         """The process of that name; raises a usage error that lists the names there are."""
-        for process in self.processes:
-            if process.name == name:
-                return process
-        names = ", ".join(process.name for process in self.processes)
-        raise CommandError(f"no process is named {name!r}; there are: {names}", ExitCode.USAGE)
+        return self.processes_named([name])[0]
+
+    def processes_named(self, names: Sequence[str]) -> list[ProcessRecord]:
+        """The processes of these names, each once; raises a usage error that lists the names there are."""
+        known = {process.name: process for process in self.processes}
+        unknown = " or ".join(repr(name) for name in dict.fromkeys(names) if name not in known)
+        if unknown:
+            raise CommandError(
+                f"no process is named {unknown}; there are: {', '.join(known)}", ExitCode.USAGE
+            )
+        return [known[name] for name in dict.fromkeys(names)]
 
 
 def gateway_ports(base: int, gateway_id: int) -> dict[str, int]:
