@@ -14,9 +14,16 @@ from penstock.local import plan
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE, ClusterSpec, ClusterState
 
 FIELDS = {
-    CONTROLLER: {"log_level", "node_session_timeout_ms", "controllers"},
-    NODE: {"log_level", "disk_threads", "listeners", "replica_lag_time_max_ms"},
-    GATEWAY: {"log_level", "listeners"},
+    CONTROLLER: {"log_level", "data_dir", "node_session_timeout_ms", "controllers"},
+    NODE: {
+        "log_level",
+        "data_dir",
+        "disk_threads",
+        "listeners",
+        "replica_lag_time_max_ms",
+        "auto_create_topics",
+    },
+    GATEWAY: {"log_level", "data_dir", "listeners", "auto_create_topics"},
 }
 
 
@@ -137,12 +144,21 @@ def test_no_words_ask_no_role() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("auto.create.topics.enable=true", "is Kafka's name; here it is --set auto_create_topics=VALUE$"),
+        ("node.auto.create.topics.enable=true", "here it is --set auto_create_topics=VALUE$"),
+        ("controller.auto.create.topics.enable=1", "--set auto_create_topics=VALUE, which another role has$"),
+        ("auto-create-topics-enable=true", "auto.create.topics.enable is Kafka's name"),
+        ("log.dirs=/x", r"here it is data_dir \(one directory\); the local cluster chooses it itself"),
+        ("log.retention.hours=1", "`penstock config set cluster log.retention.ms=VALUE`"),
+        ("retention.ms=1", "`penstock config set cluster log.retention.ms=VALUE`"),
+        ("log.cleaner.threads=1", "'log.cleaner' is no role"),
         ("log_level", "write it as key=value"),
         ("=1", "write it as key=value"),
         ("disc_threads=1", "did you mean disk_threads"),
         ("pump.log_level=DEBUG", "'pump' is no role"),
         ("gateway.disk_threads=1", "no such setting"),
-        ("listeners=[]", "the local cluster chooses it"),
+        ("listeners=[]", "listeners: the local cluster chooses it"),
+        ("node_id=1", "node_id: the local cluster chooses it"),
     ],
 )
 def test_bad_assignments(word: str, message: str) -> None:

@@ -117,6 +117,14 @@ def test_listeners_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("--node-id", "x"), ["--node-id = x", "integer"]),
         (("--node-idd", "1"), ["--node-idd", "did you mean --node-id"]),
         (("--node-i", "1"), ["unknown flag --node-i"]),
+        (
+            ("--broker.rack=a",),
+            ["unknown flag --broker.rack: broker.rack is Kafka's name; here it is --rack"],
+        ),
+        (
+            ("--node-id=1", "--log-dirs", "x"),
+            ["unknown flag --log-dirs: log.dirs is Kafka's", "--data-dir (one"],
+        ),
         (("stray",), ["stray"]),
         (("--node-id",), ["--node-id", "expected one argument"]),
         (("--node-id=1", "--grpc-bind", "host"), ["--grpc-bind = host", "write host:port"]),
@@ -160,6 +168,19 @@ def test_bad_variables_and_keys_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert lines[1].startswith("log_format in the TOML file = xml")
     assert lines[2] == "unknown key 'data_dirr'; did you mean data_dir?"
     assert "is not TOML" in problem("--config", toml(tmp_path, "node_id ="))
+
+
+def test_keys_of_a_server_properties_are_told_what_they_are_called_here(tmp_path: Path) -> None:
+    """Unquoted dots of a TOML key make tables: the names are put together again."""
+    text = 'node_id = 1\nlog.retention.hours = 1\nlog.dirs = "x"\n[broker]\nrack = "a"\n'
+    lines = sorted(problem("--config", toml(tmp_path, text)).splitlines())
+    assert lines == [
+        "unknown key 'broker': broker.rack is Kafka's name; here it is rack",
+        "unknown key 'log': log.retention.hours is a setting of the running cluster: `penstock config set cluster "
+        "log.retention.ms=VALUE`; log.dirs is Kafka's name; here it is data_dir (one directory)",
+    ]
+    (line,) = problem("--config", toml(tmp_path, 'node_id = 1\n"broker.rack" = "a"\n')).splitlines()
+    assert line == "unknown key 'broker.rack': broker.rack is Kafka's name; here it is rack"
 
 
 def test_secrets_are_printed_nowhere(tmp_path: Path) -> None:

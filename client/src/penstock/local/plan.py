@@ -291,6 +291,9 @@ def parse_assignments(
         prefix, _, key = name.rpartition(".")
         key = key.replace("-", "_")
         known = fields_of()
+        kafka = _kafka_hint(name, known)
+        if kafka is not None:
+            raise _usage(f"--set {name}: {kafka}")
         roles = [role for role in known if prefix in ("", role, SHORT_NAMES[role])]
         if not roles:
             raise _usage(f"--set {name}: {prefix!r} is no role; there are controller, node and gateway")
@@ -304,6 +307,31 @@ def parse_assignments(
         for role in takers:
             settings.setdefault(role, {})[key] = value
     return settings
+
+
+def _kafka_hint(name: str, known: Mapping[str, set[str]]) -> str | None:
+    """What to write in the place of a broker configuration of Kafka's, with or without a role before it."""
+    # It comes with the roles, which `--set` needs; a client without them does without.
+    from penstock_runtime.kafka_names import hint
+
+    prefix, _, rest = name.partition(".")
+    roles = [role for role in known if prefix in (role, SHORT_NAMES[role])]
+    chosen = []
+
+    def spell(setting: str) -> str:
+        if setting not in OWN_SETTINGS:
+            return f"--set {setting}=VALUE"
+        chosen.append(setting)
+        return setting
+
+    for word, takers in ((name, list(known)), (rest, roles)):
+        fields = {field for role in takers for field in known[role]}
+        if not takers or word.replace("-", "_") in fields:
+            continue
+        found = hint(word, fields, spell)
+        if found is not None:
+            return f"{found}; the local cluster chooses it itself, see --port and --dir" if chosen else found
+    return None
 
 
 def _listener(name: str, port: int, mode: str) -> dict[str, str]:

@@ -41,6 +41,7 @@ from pydantic_settings.exceptions import SettingsError as SourceError
 
 from penstock_core.addresses import Address, parse_address, parse_member
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.kafka_names import dotted_names, hint
 from penstock_runtime.version import VERSION
 
 __all__ = [
@@ -249,7 +250,12 @@ class _Parser(argparse.ArgumentParser):
             flag = words[0].partition("=")[0] if words else ""
             known = [s for a in self._actions for s in a.option_strings]
             near = difflib.get_close_matches(flag, known, n=1)
-            message = f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else "")
+            kafka = hint(flag.removeprefix("--"), [a.dest for a in self._actions], _flag)
+            message = f"unknown flag {flag}"
+            if kafka is not None:
+                message += f": {kafka}"
+            elif near:
+                message += f"; did you mean {near[0]}?"
         raise StartupError(f"{message}; {self.prog} --help lists all flags")
 
 
@@ -269,7 +275,7 @@ def _parse_flags(cls: type[RoleSettings], argv: Sequence[str] | None, role_name:
     )
     parser.add_argument("--version", action="version", version=f"{command} {VERSION}")
     for name, field in cls.model_fields.items():
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         text = _help_text(field)
         if field.annotation is bool:
             parser.add_argument(flag, dest=name, nargs="?", const="true", metavar="BOOL", help=text)
@@ -282,6 +288,10 @@ def _parse_flags(cls: type[RoleSettings], argv: Sequence[str] | None, role_name:
         if isinstance(value, list):
             flags[name] = value[0] if len(value) == 1 else _merge_lists(cls.model_fields[name], value)
     return flags
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _merge_lists(field: FieldInfo, texts: list[str]) -> list[Any]:
@@ -359,12 +369,16 @@ def _problem(cls: type[RoleSettings], e: ErrorDetails, flags: Mapping[str, Any])
         return message
     name = str(e["loc"][0])
     rest = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"][1:] if p not in ("str",))
-    flag = "--" + name.replace("_", "-")
+    flag = _flag(name)
     variable = ENV_PREFIX + name.upper()
     if e["type"] == "extra_forbidden":
         known = list(cls.model_fields) if len(e["loc"]) == 1 else list(ListenerSettings.model_fields)
         wrong = str(e["loc"][-1])
         near = difflib.get_close_matches(wrong, known, n=1)
+        if len(e["loc"]) == 1:
+            kafka = [h for n in dotted_names(wrong, e["input"]) if (h := hint(n, known)) is not None]
+            if kafka:
+                return f"unknown key {wrong!r}: {'; '.join(kafka)}"
         where = f"key {wrong!r}" if len(e["loc"]) == 1 else f"{name}{rest}"
         return f"unknown {where}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
     if e["type"] == "missing" and len(e["loc"]) == 1:
