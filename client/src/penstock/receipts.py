@@ -9,6 +9,7 @@ error or a lost connection, what was not acknowledged may be written or not.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from penstock.errors import CommandError, ExitCode
 
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
+GRACE_S = 5.0
+"""How much longer than the leader's own time an answer may take."""
+WATCH_INTERVAL_S = 0.25
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Kafka's error code."""
@@ -52,7 +56,8 @@ def produce_with_receipts(
     """Send records and yield a receipt per batch, in order.
 
     `gateway`: HOST:PORT of its gRPC API. `acks`: -1 for every in-sync replica, 1 for the leader
-    alone. Raises CommandError on the first batch that is refused, or when the gateway is lost.
+    alone. `timeout_ms`: how long the leader may wait for its replicas. Raises CommandError on the first
+    batch that is refused, or when the gateway is lost or answers nothing for that time and GRACE_S.
     """
     try:
         import grpc
@@ -71,6 +76,7 @@ def produce_with_receipts(
             for number, batch in enumerate(_batches(records), 1):
                 now_ms = time.time_ns() // 1_000_000
                 counts.append(len(batch))
+                patience.sent(time.monotonic())
                 yield gateway_pb2.ProduceRequest(
                     request_id=number,
                     topic=topic,
@@ -86,9 +92,12 @@ def produce_with_receipts(
             raise
 
     with grpc.insecure_channel(gateway) as channel:
+        patience = Patience(timeout_ms / 1000 + GRACE_S)
         call: Any = gateway_pb2_grpc.GatewayStub(channel).Produce(requests())
+        watch = _Watch(call, patience)
         try:
             for response in call:
+                patience.answered()
                 if response.error.code == UNKNOWN_TOPIC_OR_PARTITION:
                     raise CommandError(
                         f"topic {topic!r} has no partition {partition}; `penstock topic describe {topic}` shows "
@@ -106,17 +115,82 @@ def produce_with_receipts(
                     tuple(receipt.held_by),
                     tuple(receipt.flushed_by),
                 )
+                patience.resumed(time.monotonic())
         except grpc.RpcError as error:
             if failure:
                 raise failure[0] from None
             details = " ".join((call.details() or str(error)).split())
+            trouble = f"was lost ({details})"
+            if watch.given_up:
+                trouble = f"acknowledged nothing for {patience.limit_s:g} s"
             raise CommandError(
-                f"gateway {gateway} was lost ({details}): what has no receipt may be written or not; "
+                f"gateway {gateway} {trouble}: what has no receipt may be written or not; "
                 "is it up, and is --gateway right?",
                 ExitCode.UNREACHABLE,
             ) from None
         finally:
+            watch.end()
             call.cancel()
+
+
+class Patience:
+    """Whether a receipt has been waited for too long: `limit_s` since the last one, while batches are out.
+
+    From a receipt until `resumed` nobody waits: who takes the receipts may take their time. Called by
+    several threads.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._out = 0
+        self._since_s = 0.0
+        self._waiting = True
+        self._lock = threading.Lock()
+
+    def sent(self, now_s: float) -> None:
+        """A batch is on its way."""
+        with self._lock:
+            if self._out == 0:
+                self._since_s = now_s
+            self._out += 1
+
+    def answered(self) -> None:
+        """A receipt has come."""
+        with self._lock:
+            self._out -= 1
+            self._waiting = False
+
+    def resumed(self, now_s: float) -> None:
+        """The receipt was taken: the next one is waited for."""
+        with self._lock:
+            self._since_s = now_s
+            self._waiting = True
+
+    def is_over(self, now_s: float) -> bool:
+        with self._lock:
+            return self._waiting and self._out > 0 and now_s - self._since_s > self.limit_s
+
+
+class _Watch:
+    """Cancels a call whose patience is over, from a thread of its own."""
+
+    def __init__(self, call: Any, patience: Patience) -> None:
+        self.given_up = False
+        self._call = call
+        self._patience = patience
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """The call is over."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(WATCH_INTERVAL_S):
+            if self._patience.is_over(time.monotonic()):
+                self.given_up = True
+                self._call.cancel()
+                return
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:

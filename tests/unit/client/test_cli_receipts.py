@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock import receipts
 from penstock.cli import gateways
 from penstock.errors import CommandError, ExitCode
 from penstock.local.cluster import LocalCluster
@@ -29,10 +31,11 @@ PROCESS_TIMEOUT_S = 120.0
 
 
 class Gateway(gateway_pb2_grpc.GatewayServicer):
-    """Acknowledges every batch; or, as `lost`, ends the stream with the first one."""
+    """Acknowledges every batch; or, as `lost`, ends the stream with the first one; or, as `mute`, goes silent."""
 
-    def __init__(self, *, lost: bool = False) -> None:
+    def __init__(self, *, lost: bool = False, mute: bool = False) -> None:
         self._lost = lost
+        self._mute = mute
         self.batches = 0
 
     def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802 - the API's names
@@ -42,6 +45,10 @@ class Gateway(gateway_pb2_grpc.GatewayServicer):
         for request in request_iterator:
             if self._lost:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "gone\nfor good")
+            if self._mute:
+                ended = threading.Event()
+                context.add_callback(ended.set)
+                ended.wait()
             answer = gateway_pb2.ProduceResponse(request_id=request.request_id, base_offset=self.batches)
             answer.receipt.held_by.extend([1, 2])
             answer.receipt.flushed_by.extend([1])
@@ -104,6 +111,38 @@ def test_a_gateway_that_is_lost_ends_the_command_though_lines_are_still_to_come(
     assert "gone for good" in error
     assert "may be written or not" in error
     assert "is --gateway right?" in error
+
+
+def test_a_gateway_that_falls_silent_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    with (
+        serving(Gateway(mute=True)) as address,
+        produce(tmp_path, "--gateway", address, "--timeout", "1") as command,
+    ):
+        _, error = command.communicate("line\n", PROCESS_TIMEOUT_S)
+    assert command.returncode == ExitCode.UNREACHABLE
+    assert error.count("\n") == 1, error
+    assert f"gateway {address} acknowledged nothing for " in error
+    assert "may be written or not" in error
+
+
+def test_patience_ends_with_the_last_receipt_that_is_too_old_and_only_while_batches_are_out() -> None:
+    patience = receipts.Patience(10)
+    assert not patience.is_over(1_000)  # a slow source: nothing was sent yet
+    patience.sent(1_000)
+    patience.sent(1_009)
+    assert not patience.is_over(1_010)
+    assert patience.is_over(1_010.1)
+    patience.answered()
+    assert not patience.is_over(5_000)  # whoever takes the receipts is slow
+    patience.resumed(1_011)
+    assert not patience.is_over(1_021)
+    assert patience.is_over(1_021.1)
+    patience.answered()
+    patience.resumed(1_021)
+    assert not patience.is_over(9_000)
+    patience.sent(9_000)
+    assert not patience.is_over(9_010)
+    assert patience.is_over(9_010.1)
 
 
 def test_a_bad_line_is_told_and_not_taken_for_a_lost_gateway(tmp_path: Path) -> None:
