@@ -36,9 +36,9 @@ def find_gateway(gateways: str | None, bootstrap: str | None, directory: Path) -
     running, where = _of_local_cluster(directory)
     if running:
         return _first(running, f"see `penstock local status --dir {directory}`")
-    mend = (
-        f"{where}: `penstock local up` starts it" if where else "`penstock local up` starts a local cluster"
-    )
+    mend = "`penstock local up` starts a local cluster"
+    if where:
+        mend = f"{where}: `penstock local start --all --dir {directory}` starts them"
     return _first([GATEWAY_DEFAULT], f"{mend}, --gateway HOST:PORT names another gateway")
 
 
@@ -55,7 +55,8 @@ def _of_local_cluster(directory: Path) -> tuple[list[str], str]:
 
 def _of_cluster(bootstrap: str, directory: Path) -> str:
     """A gateway of the cluster at a Kafka address."""
-    cluster_id = cluster_metadata(admin_client(bootstrap), bootstrap).cluster_id
+    # "" is no gateway's: where the cluster tells no id yet, nothing is taken for its gateway.
+    cluster_id = cluster_metadata(admin_client(bootstrap), bootstrap).cluster_id or ""
     candidates = []
     for address in reach.addresses_of(bootstrap, "--bootstrap"):
         host, port = reach.split_address(address)
