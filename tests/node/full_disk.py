@@ -73,7 +73,7 @@ async def run(folder: Path) -> None:
     cluster = await MiniCluster(folder / "nodes").start(1, checkpoint_interval_ms=5_000)
     node = cluster.nodes[1]
     cluster.make_topic(isr=(1,), segment_bytes="65536", min_insync_replicas="1")
-    await eventually(lambda: node.manager.leading)
+    await eventually(lambda: node.manager.registry.leading)
     acked: list[bytes] = []
     serial = 0
     for leave in ROUNDS_FREE_BYTES:
@@ -84,7 +84,7 @@ async def run(folder: Path) -> None:
         with contextlib.suppress(OSError):
             await node.pool.run(lambda: node.directory.write_checkpoints([(node.partition.log, 0)]))
         assert (await node.fetch(0)).error == ErrorCode.NONE
-        assert not node.manager.disk_failed
+        assert not node.manager.health.failed
         ballast.unlink()
         await eventually(lambda: state_of(node) is LogState.OK)
         for _ in range(5):
@@ -105,7 +105,7 @@ async def run(folder: Path) -> None:
     [(_, log)] = again.manager._found.values()
     assert log.log_end_offset == len(before), (log.log_end_offset, len(before))
     assert log.segment_count == segments
-    again.manager._found.clear()
+    again.manager.take_unclaimed()
     log.close(clean=False)
     await again.stop(clean=False)
     print(f"rounds {len(ROUNDS_FREE_BYTES)}, acked {len(acked)}, stored {len(before)}, segments {segments}")

@@ -111,6 +111,9 @@ class MiniNode:
         self.lag_max_ms = lag_max_ms
         self.proposed: list[PartitionReplica] = []
         self.metadata = Metadata()
+        self.lost_leaders: list[NodeId] = []
+        self.is_in_touch = True
+        """Whether the controllers count as heard of lately."""
 
     async def start(self) -> MiniNode:
         self.lifecycle = Lifecycle("storage-node", str(self.node_id))
@@ -132,10 +135,10 @@ class MiniNode:
         )
         self.manager.adopt(zip(found, logs, strict=True))
         self.channels = ChannelPool()
-        self.links = self.manager.links = FollowerStreams(self.manager, self.channels, self.lanes)
-        self.manager.streams = streams = LeaderStreams(self.manager, self.lanes)
-        self.manager.propose = self._propose
-        self.data = DataApis(self.manager, AllowAll())
+        self.links = FollowerStreams(self.manager, self.channels, self.lost_leaders.append, self.lanes)
+        streams = LeaderStreams(self.manager, self.lanes)
+        self.manager.connect(streams, self.links, self._propose)
+        self.data = DataApis(self.manager, AllowAll(), lambda: self.is_in_touch)
         forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
         self.server, self.endpoint = await serve(
             "127.0.0.1:0",
@@ -156,7 +159,7 @@ class MiniNode:
 
     @property
     def partition(self) -> Partition:
-        return self.manager.partitions[KEY]
+        return self.manager.registry.partitions[KEY]
 
     async def stop(self, *, clean: bool = True) -> None:
         """Stop; without `clean` as if the process had been killed, less the page cache."""
@@ -164,7 +167,7 @@ class MiniNode:
         await self.lifecycle.end_tasks()
         await self.server.stop(None)
         await self.channels.close()
-        partitions = list(self.manager.partitions.values())
+        partitions = list(self.manager.registry.partitions.values())
         for partition in partitions:
             partition.replica.step_down()
             await partition.exclusive(lambda p=partition: p.log.close(clean))  # type: ignore[misc]

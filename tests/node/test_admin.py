@@ -41,7 +41,7 @@ async def make_topic(cluster: MiniCluster) -> None:
     """A topic that node 1 leads, and all three hold."""
     cluster.make_topic()
     nodes = cluster.nodes.values()
-    await eventually(lambda: all(KEY in node.manager.partitions for node in nodes))
+    await eventually(lambda: all(KEY in node.manager.registry.partitions for node in nodes))
     await eventually(lambda: cluster.nodes[1].partition.replica.leadership is not None)
 
 
@@ -116,7 +116,7 @@ async def test_positions_tell_how_far_behind(cluster: MiniCluster) -> None:
     leader = cluster.nodes[1]
     for _ in range(4):
         await leader.produce(b"x")
-    service = LogEndsService(leader.manager)
+    service = LogEndsService(leader.manager.registry)
 
     async def find(offset: int, service: LogEndsService = service) -> storage_pb2.PositionAnswer:
         position = storage_pb2.Position(topic_id=TOPIC_ID, partition=0, offset=offset)
@@ -133,7 +133,7 @@ async def test_positions_tell_how_far_behind(cluster: MiniCluster) -> None:
     unknown = Lag()
     unknown.add(0, none)
     assert (unknown.records, unknown.behind_s) == (4, None)
-    follower = await find(1, LogEndsService(cluster.nodes[2].manager))
+    follower = await find(1, LogEndsService(cluster.nodes[2].manager.registry))
     assert follower.error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -164,10 +164,10 @@ async def test_settings_of_node_and_cluster_count_at_once(cluster: MiniCluster) 
 async def test_a_topic_that_is_made_anew_has_nothing_of_the_old_one(cluster: MiniCluster) -> None:
     cluster.make_topic(retention_ms="5")
     nodes = cluster.nodes.values()
-    await eventually(lambda: all(KEY in node.manager.partitions for node in nodes))
+    await eventually(lambda: all(KEY in node.manager.registry.partitions for node in nodes))
     assert cluster.nodes[1].partition.replica.settings.retention_ms == 5
     cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
-    await eventually(lambda: not any(node.manager.partitions for node in nodes))
+    await eventually(lambda: not any(node.manager.registry.partitions for node in nodes))
     await make_topic(cluster)
     assert cluster.nodes[1].partition.replica.settings.retention_ms == 7 * 24 * 60 * 60 * 1000
 
@@ -189,13 +189,13 @@ async def test_min_isr_follows_the_replication_factor(cluster: MiniCluster) -> N
     assert leader.settings.min_insync_replicas == 2
     move(1, isr=(1,))
     assert leader.settings.min_insync_replicas == 1
-    await eventually(lambda: not cluster.nodes[2].manager.partitions)
+    await eventually(lambda: not cluster.nodes[2].manager.registry.partitions)
     move(1, 2, 3, adding=(2, 3), isr=(1,))
     assert leader.settings.min_insync_replicas == 1
     assert (await cluster.nodes[1].produce(b"while they are added")).error == 0
     move(1, 2, 3, isr=(1, 2, 3))
     assert leader.settings.min_insync_replicas == 2
-    await eventually(lambda: cluster.nodes[3].manager.partitions)
+    await eventually(lambda: cluster.nodes[3].manager.registry.partitions)
     assert (await cluster.nodes[1].produce(b"afterwards")).error == 0
 
 

@@ -32,7 +32,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 
 async def hosted(cluster: MiniCluster) -> None:
-    await eventually(lambda: all(KEY in n.manager.partitions for n in cluster.nodes.values()))
+    await eventually(lambda: all(KEY in n.manager.registry.partitions for n in cluster.nodes.values()))
     leader = cluster.nodes[int(cluster.state.leader)]
     await eventually(lambda: leader.partition.replica.leadership is not None)
 
@@ -124,7 +124,7 @@ async def test_a_node_that_was_away_catches_up_from_the_disk(cluster: MiniCluste
     big = bytes(200_000)
     await asyncio.gather(*(leader.produce(big) for _ in range(100)))
     back = await cluster.start_node(3)
-    await eventually(lambda: KEY in back.manager.partitions)
+    await eventually(lambda: KEY in back.manager.registry.partitions)
     for _ in range(20):
         await leader.produce(b"while it catches up")
     await eventually(lambda: back.partition.log.flushed_offset == 120)
@@ -234,7 +234,7 @@ async def alone_after_an_election(cluster: MiniCluster) -> MiniNode:
     for number in (1, 2, 3):
         await cluster.nodes.pop(number).stop(clean=False)
     node = await cluster.start_node(2)
-    await eventually(lambda: KEY in node.manager.partitions)
+    await eventually(lambda: KEY in node.manager.registry.partitions)
     cluster.elect(2, [1, 2, 3])
     await hosted(cluster)
     return node
@@ -264,8 +264,8 @@ async def test_an_older_topic_of_the_same_name_is_set_aside(cluster: MiniCluster
         pb.MetadataRecord(partition=state),
     )
     back = await cluster.start_node(3)
-    await eventually(lambda: len(back.manager.partitions) == 1)
-    (partition,) = back.manager.partitions.values()
+    await eventually(lambda: len(back.manager.registry.partitions) == 1)
+    (partition,) = back.manager.registry.partitions.values()
     assert partition.key.topic_id == other
     assert partition.log.log_end_offset == 0
     assert [p.name for p in away.path.iterdir() if p.name.endswith("-stray")]

@@ -26,7 +26,6 @@ from penstock_storage_node.log import ReadJob
 from penstock_storage_node.log.compaction import worker
 from penstock_storage_node.replica import compactor as compaction_module
 from penstock_storage_node.replica.compactor import Compactor
-from penstock_storage_node.replica.log_start import drop_old_segments
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.settings import StorageNodeSettings
 
@@ -94,7 +93,7 @@ async def cluster(tmp_path: Path) -> Any:
 async def write(cluster: MiniCluster, first: int, count: int) -> None:
     leader = cluster.nodes[1]
     for node in cluster.nodes.values():
-        await eventually(lambda n=node: n.manager.partitions)
+        await eventually(lambda n=node: n.manager.registry.partitions)
     await eventually(lambda: leader.partition.replica.leadership is not None)
     for number in range(first, first + count):
         key = b"key-%d" % (number % 7)
@@ -124,7 +123,7 @@ async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(clust
     path = cluster.nodes[3].path
     path.rename(path.with_name("old"))
     await cluster.start_node(3)
-    await eventually(lambda: cluster.nodes[3].manager.partitions)
+    await eventually(lambda: cluster.nodes[3].manager.registry.partitions)
     await eventually(lambda: cluster.nodes[3].partition.log.log_end_offset == end)
     assert await stored(cluster.nodes[3]) == await stored(cluster.nodes[1])
     await write(cluster, 120, 5)
@@ -132,7 +131,7 @@ async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(clust
     kept = await stored(cluster.nodes[3])
     await cluster.nodes[3].stop(clean=False)
     await cluster.start_node(3)
-    await eventually(lambda: cluster.nodes[3].manager.partitions)
+    await eventually(lambda: cluster.nodes[3].manager.registry.partitions)
     log = cluster.nodes[3].partition.log
     await eventually(lambda: log.log_end_offset == cluster.nodes[1].partition.log.log_end_offset)
     assert await stored(cluster.nodes[3]) == kept
@@ -188,8 +187,8 @@ async def two_compacted_topics(cluster: MiniCluster) -> tuple[Partition, Partiti
     )
     node = cluster.nodes[1]
     key = TopicPartition(OTHER_ID, 0)
-    await eventually(lambda: key in node.manager.partitions)
-    other = node.manager.partitions[key]
+    await eventually(lambda: key in node.manager.registry.partitions)
+    other = node.manager.registry.partitions[key]
     await eventually(lambda: other.replica.leadership is not None)
     for number in range(60):
         result = await node.produce_batch(keyed((b"k%d" % (number % 7), bytes(300))), topic=OTHER)
@@ -300,7 +299,7 @@ async def test_time_retention_empties_a_partition_that_nobody_writes_to(cluster:
         await eventually(lambda n=node: n.partition.replica.high_watermark == 40)
 
         def emptied(node: MiniNode = node) -> bool:
-            drop_old_segments(node.manager, node.partition)
+            node.manager.log_starts.drop_old_segments(node.partition)
             return node.partition.log.size_bytes == 0
 
         await eventually(emptied)

@@ -25,7 +25,6 @@ from penstock_storage_node.log.compaction.rewrite import CleanRequest
 from penstock_storage_node.log.recovery import DAMAGED_MARKER
 from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.compactor import Worker
-from penstock_storage_node.replica.log_start import drop_old_segments
 from penstock_storage_node.settings import StorageNodeSettings
 
 
@@ -63,7 +62,7 @@ async def test_damage_that_the_worker_meets_counts_as_damage_that_a_reader_meets
     base_offset = node.partition.log._segments[1].base_offset
     compaction = compaction_of(node)
     assert await compaction.run_once()
-    await eventually(lambda: node.manager.disk_failed)
+    await eventually(lambda: node.manager.health.failed)
     assert node.partition.replica.leadership is None
     assert (node.partition.log.directory / DAMAGED_MARKER).read_text() == f"{base_offset}\n"
     assert (node.metrics.damaged_segments, compaction.failure_count) == (1, 1)
@@ -81,7 +80,7 @@ async def test_the_only_in_sync_replica_goes_on_with_a_damaged_segment(
     compaction = compaction_of(node)
     assert await compaction.run_once()
     assert not await compaction.run_once()
-    assert not node.manager.disk_failed
+    assert not node.manager.health.failed
     assert node.partition.replica.leadership is not None
     said = capsys.readouterr().out
     assert said.count("data damaged") == 1 and said.count("log not compacted: a segment is damaged") == 1
@@ -100,7 +99,7 @@ async def test_what_only_the_worker_finds_damaged_is_tried_again(
         patched.setattr(Worker, "hear", hear)
         compaction = compaction_of(node)
         await compaction.run_once()
-    assert compaction.failure_count == 1 and not node.manager.disk_failed
+    assert compaction.failure_count == 1 and not node.manager.health.failed
     assert "this process did not" in capsys.readouterr().out
     compaction.begin_interval()
     assert await compaction.run_once()
@@ -124,7 +123,7 @@ async def test_a_cut_below_the_worker_is_no_damage(
     await compaction.run_once()
     await compaction.end_worker()
     assert compaction.failure_count == 1
-    assert not compaction._damaged and not node.manager.disk_failed and not node.metrics.damaged_segments
+    assert not compaction._damaged and not node.manager.health.failed and not node.metrics.damaged_segments
 
 
 async def test_a_run_that_a_cut_or_a_deletion_overtakes_leaves_no_row(
@@ -173,7 +172,7 @@ async def test_a_disk_that_the_worker_cannot_read_has_failed(
     monkeypatch.setattr(Worker, "hear", hear)
     compaction = compaction_of(node)
     await compaction.run_once()
-    assert node.manager.disk_failed
+    assert node.manager.health.failed
     assert node.partition.replica.leadership is None
 
 
@@ -186,7 +185,7 @@ async def started_anew_on_a_bad_disk(cluster: MiniCluster) -> MiniNode:
     await cluster.nodes.pop(1).stop()
     fs = FaultyFileSystem()
     node = await cluster.start_node(1, fs=fs)
-    await eventually(lambda: KEY in node.manager.partitions)
+    await eventually(lambda: KEY in node.manager.registry.partitions)
     assert node.partition.log.segment_count > 2
     fs.read_error = errno.EIO
     return node
@@ -198,11 +197,11 @@ async def test_retention_that_cannot_read_is_a_failed_disk(cluster: MiniCluster)
     settings = load_settings(StorageNodeSettings, flags, "storage-node")
     housekeeping = BackgroundJobs(node.manager, node.directory, settings)
     node.manager.lifecycle.create_task(housekeeping._retention(), "retention in this test")
-    await eventually(lambda: node.manager.disk_failed)
+    await eventually(lambda: node.manager.health.failed)
 
 
 async def test_trimming_that_cannot_read_is_a_failed_disk(cluster: MiniCluster) -> None:
     node = await started_anew_on_a_bad_disk(cluster)
-    assert not node.manager.disk_failed
-    drop_old_segments(node.manager, node.partition)
-    await eventually(lambda: node.manager.disk_failed)
+    assert not node.manager.health.failed
+    node.manager.log_starts.drop_old_segments(node.partition)
+    await eventually(lambda: node.manager.health.failed)

@@ -27,7 +27,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     await made.nodes.pop(1).stop()
     made.elect(2, [2, 3])
     await made.start_node(1)
-    await eventually(lambda: KEY in made.nodes[1].manager.partitions)
+    await eventually(lambda: KEY in made.nodes[1].manager.registry.partitions)
     await eventually(lambda: made.nodes[1].partition.log.log_end_offset == RECORDS)
     made.elect(1, [1, 2, 3])
     await eventually(lambda: made.nodes[1].partition.replica.leadership is not None)
@@ -64,7 +64,7 @@ async def test_the_node_gives_up_its_roles_and_fetches_anew_after_a_start(cluste
     leader = cluster.nodes[1]
     bad, _ = damage(leader)
     assert (await leader.fetch(bad)).error == ErrorCode.KAFKA_STORAGE_ERROR
-    await eventually(lambda: leader.manager.disk_failed)
+    await eventually(lambda: leader.manager.health.failed)
     assert leader.partition.replica.leadership is None
     assert "is damaged" in leader.manager.health.reason
     marker = Path(str(leader.partition.log.directory)) / DAMAGED_MARKER
@@ -83,14 +83,14 @@ async def test_the_node_gives_up_its_roles_and_fetches_anew_after_a_start(cluste
     assert [log.log_end_offset for _, log in alone.manager._found.values()] == [bad]
     await alone.stop(clean=False)
     again = await cluster.start_node(1)
-    await eventually(lambda: KEY in again.manager.partitions)
+    await eventually(lambda: KEY in again.manager.registry.partitions)
     await eventually(lambda: again.partition.log.flushed_offset == RECORDS)
     assert not marker.exists()
     cluster.elect(1, [1, 2, 3])
     await eventually(lambda: again.partition.replica.leadership is not None)
     await eventually(lambda: again.partition.replica.high_watermark == RECORDS)
     assert await read_all(again) == right
-    assert not again.manager.disk_failed
+    assert not again.manager.health.failed
 
 
 async def test_the_only_copy_is_kept_and_can_be_read_around_the_damage(cluster: MiniCluster) -> None:
@@ -99,7 +99,7 @@ async def test_the_only_copy_is_kept_and_can_be_read_around_the_damage(cluster: 
     bad, behind = damage(leader)
     assert (await leader.fetch(bad)).error == ErrorCode.CORRUPT_MESSAGE
     assert (await leader.fetch(bad)).error == ErrorCode.CORRUPT_MESSAGE
-    assert not leader.manager.disk_failed
+    assert not leader.manager.health.failed
     assert not (Path(str(leader.partition.log.directory)) / DAMAGED_MARKER).exists()
     assert leader.metrics.damaged_segments == 1
     before = await leader.fetch(bad - 1)
@@ -110,7 +110,7 @@ async def test_the_only_copy_is_kept_and_can_be_read_around_the_damage(cluster: 
     # Once others have it, it is theirs to serve.
     cluster.set_isr(1, 2)
     assert (await leader.fetch(bad)).error == ErrorCode.KAFKA_STORAGE_ERROR
-    await eventually(lambda: leader.manager.disk_failed)
+    await eventually(lambda: leader.manager.health.failed)
 
 
 async def test_a_damaged_follower_that_is_rebuilt_from_hears_it_too(cluster: MiniCluster) -> None:
@@ -125,6 +125,6 @@ async def test_a_damaged_follower_that_is_rebuilt_from_hears_it_too(cluster: Min
     for path in lost.path.glob("*checkpoint"):
         path.unlink()
     await cluster.start_node(3)
-    await eventually(lambda: leader.manager.disk_failed)
+    await eventually(lambda: leader.manager.health.failed)
     cluster.elect(2, [2])
     await eventually(lambda: cluster.nodes[3].partition.log.flushed_offset == RECORDS)

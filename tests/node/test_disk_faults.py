@@ -87,7 +87,7 @@ async def test_a_failed_flush_is_final_and_others_take_over(cluster: MiniCluster
     await leader.produce(b"safe")
     disk_of(cluster, 1).fsync_error = errno.EIO
     assert (await leader.produce(b"unsafe")).error == ErrorCode.REQUEST_TIMED_OUT
-    assert leader.manager.disk_failed
+    assert leader.manager.health.failed
     assert leader.partition.log.state is LogState.FAILED
     # Mended or not: never taken for clean until it has been opened anew.
     disk_of(cluster, 1).fsync_error = 0
@@ -102,7 +102,7 @@ async def test_a_failed_flush_is_final_and_others_take_over(cluster: MiniCluster
 async def test_a_follower_that_cannot_flush_acknowledges_nothing(cluster: MiniCluster) -> None:
     disk_of(cluster, 3).fsync_error = errno.EIO
     waiting = asyncio.ensure_future(cluster.nodes[1].produce(b"x", timeout_ms=60_000))
-    await eventually(lambda: cluster.nodes[3].manager.disk_failed)
+    await eventually(lambda: cluster.nodes[3].manager.health.failed)
     leadership = cluster.nodes[1].partition.replica.leadership
     assert leadership is not None
     # The leader has heard all that the follower said before it gave up, and that the other one is done.
@@ -124,7 +124,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_goes_on_by_itself(cluster: 
     assert (await leader.produce(b"refused")).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert (await leader.fetch(0)).error == ErrorCode.NONE
     assert not waiting.done()
-    assert not leader.manager.disk_failed
+    assert not leader.manager.health.failed
     disk_of(cluster, 1).write_error = 0
     assert (await waiting).error == ErrorCode.NONE
     assert (await leader.produce(b"after")).error == ErrorCode.NONE
@@ -140,7 +140,7 @@ async def test_a_full_follower_catches_up_once_there_is_space(cluster: MiniClust
     await eventually(lambda: cluster.nodes[3].partition.log.state is LogState.FULL)
     await eventually(lambda: all(cluster.nodes[n].partition.log.flushed_offset == 5 for n in (1, 2)))
     assert not any(future.done() for future in waiting)
-    assert not cluster.nodes[3].manager.disk_failed
+    assert not cluster.nodes[3].manager.health.failed
     disk_of(cluster, 3).write_error = 0
     assert [r.error for r in await asyncio.gather(*waiting)] == [0] * 5
     await eventually(lambda: stored(cluster.nodes[3]) == stored(cluster.nodes[1]))
@@ -156,17 +156,17 @@ def make_other_topic(cluster: MiniCluster) -> Callable[[int], Partition]:
         pb.MetadataRecord(topic=pb.TopicRecord(topic_id=OTHER_ID, name="other")),
         pb.MetadataRecord(partition=state.to_pb()),
     )
-    return lambda number: cluster.nodes[number].manager.partitions[TopicPartition(OTHER_ID, 0)]
+    return lambda number: cluster.nodes[number].manager.registry.partitions[TopicPartition(OTHER_ID, 0)]
 
 
 async def test_a_failed_disk_takes_the_whole_node_out_and_says_why(cluster: MiniCluster) -> None:
     """Another partition's file is on the same disk: its acks are worth as little."""
     other = make_other_topic(cluster)
-    await eventually(lambda: TopicPartition(OTHER_ID, 0) in cluster.nodes[1].manager.partitions)
+    await eventually(lambda: TopicPartition(OTHER_ID, 0) in cluster.nodes[1].manager.registry.partitions)
     await eventually(lambda: other(1).replica.leadership is not None)
     leader = cluster.nodes[1]
     told: list[bool] = []
-    leader.manager.health.listeners.append(lambda: told.append(leader.manager.disk_failed))
+    leader.manager.health.listeners.append(lambda: told.append(leader.manager.health.failed))
     disk_of(cluster, 1).fsync_error = errno.EIO
     assert (await leader.produce(b"unsafe")).error == ErrorCode.REQUEST_TIMED_OUT
     disk_of(cluster, 1).fsync_error = 0
@@ -183,7 +183,7 @@ async def test_a_failed_disk_takes_the_whole_node_out_and_says_why(cluster: Mini
     cluster.elect(1, [1, 2, 3])
     assert (await leader.produce(b"more")).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert leader.partition.replica.leadership is None
-    assert not leader.manager.leading
+    assert not leader.manager.registry.leading
 
 
 async def test_no_space_at_a_flush_is_no_full_disk_but_a_failed_one(cluster: MiniCluster) -> None:
@@ -192,7 +192,7 @@ async def test_no_space_at_a_flush_is_no_full_disk_but_a_failed_one(cluster: Min
     disk_of(cluster, 1).fsync_error = errno.ENOSPC
     assert (await leader.produce(b"unsafe")).error == ErrorCode.REQUEST_TIMED_OUT
     assert leader.partition.log.state is LogState.FAILED
-    assert leader.manager.disk_failed
+    assert leader.manager.health.failed
 
 
 async def test_an_unreadable_disk_gives_up_its_roles(cluster: MiniCluster) -> None:
@@ -200,17 +200,17 @@ async def test_an_unreadable_disk_gives_up_its_roles(cluster: MiniCluster) -> No
     await leader.produce(b"safe")
     disk_of(cluster, 1).read_error = errno.EIO
     assert (await leader.fetch(0)).error == ErrorCode.KAFKA_STORAGE_ERROR
-    assert leader.manager.disk_failed
+    assert leader.manager.health.failed
     assert leader.partition.replica.leadership is None
 
 
 async def test_checkpoints_that_cannot_be_flushed_count_as_a_failed_disk(cluster: MiniCluster) -> None:
     await cluster.nodes.pop(2).stop()
     node = await cluster.start_node(2, fs=FaultyFileSystem(), checkpoint_interval_ms=100)
-    await eventually(lambda: KEY in node.manager.partitions)
-    assert not node.manager.disk_failed
+    await eventually(lambda: KEY in node.manager.registry.partitions)
+    assert not node.manager.health.failed
     disk_of(cluster, 2).fsync_error = errno.EIO
-    await eventually(lambda: node.manager.disk_failed)
+    await eventually(lambda: node.manager.health.failed)
 
 
 async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
@@ -219,11 +219,11 @@ async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
     other = make_other_topic(cluster)
     # Whoever tries a second time has seen the first fail.
     await eventually(lambda: all(disk_of(cluster, number).refused_creates >= 2 for number in (1, 2, 3)))
-    assert not any(node.manager.disk_failed for node in cluster.nodes.values())
+    assert not any(node.manager.health.failed for node in cluster.nodes.values())
     for number in (1, 2, 3):
         disk_of(cluster, number).create_error = 0
     key = TopicPartition(OTHER_ID, 0)
-    await eventually(lambda: all(key in n.manager.partitions for n in cluster.nodes.values()))
+    await eventually(lambda: all(key in n.manager.registry.partitions for n in cluster.nodes.values()))
     await eventually(lambda: other(1).replica.leadership is not None)
     result = await cluster.nodes[1].produce_batch(make_batch(b"x"), topic="other", timeout_ms=60_000)
     assert result.error == ErrorCode.NONE
@@ -237,7 +237,7 @@ async def test_a_topic_can_be_deleted_on_a_full_disk(cluster: MiniCluster) -> No
     disk_of(cluster, 1).write_error = disk_of(cluster, 1).create_error = errno.ENOSPC
     cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
     await eventually(lambda: not list(directory.parent.glob("events-0*")))
-    assert not leader.manager.disk_failed
+    assert not leader.manager.health.failed
     # A new topic of that name begins at 0, for the old one's offsets are forgotten by then.
     disk_of(cluster, 1).write_error = disk_of(cluster, 1).create_error = 0
     rows = (directory.parent / "recovery-point-offset-checkpoint").read_text()
@@ -267,7 +267,7 @@ async def test_a_truncation_waits_for_space(cluster: MiniCluster) -> None:
     assert (await cluster.nodes[1].produce(b"kept", acks=1)).error == 0
     failures = follower.metrics.write_failures
     await eventually(lambda: follower.metrics.write_failures > failures + 1)
-    assert not follower.manager.disk_failed
+    assert not follower.manager.health.failed
     assert (log.log_end_offset, log.flushed_offset, log.state) == (4, 4, LogState.OK)
     disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = 0
     await eventually(lambda: stored(follower) == stored(cluster.nodes[1]))

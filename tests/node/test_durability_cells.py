@@ -34,11 +34,11 @@ class Disks(MiniCluster):
             await self.start_node(number, fs=disk, lag_max_ms=3_600_000)
         self.make_topic(isr=isr, penstock_durability=durability, min_insync_replicas="2")
         await self.leads(1)
-        await eventually(lambda: all(KEY in n.manager.partitions for n in self.nodes.values()))
+        await eventually(lambda: all(KEY in n.manager.registry.partitions for n in self.nodes.values()))
 
     async def leads(self, number: int) -> None:
         node = self.nodes[number]
-        await eventually(lambda: KEY in node.manager.partitions)
+        await eventually(lambda: KEY in node.manager.registry.partitions)
         await eventually(lambda: node.partition.replica.leadership is not None)
 
     async def end(self, *numbers: int, power: bool) -> dict[int, SimulatedFileSystem]:
@@ -208,7 +208,7 @@ async def test_acks_1_is_not_given_for_a_flush_that_failed(cluster: Disks, durab
     disk.fail_on = failing_flush
     answer = await cluster.nodes[1].produce(b"a", acks=1)
     assert (answer.error == ErrorCode.NONE) == (durability == "replicated")
-    await eventually(lambda: cluster.nodes[1].manager.disk_failed == (durability == "fsync"))
+    await eventually(lambda: cluster.nodes[1].manager.health.failed == (durability == "fsync"))
     disk.fail_on = working
 
 

@@ -22,7 +22,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     cluster = await MiniCluster(tmp_path).start(3)
     cluster.make_topic()
     nodes = cluster.nodes.values()
-    await eventually(lambda: all(KEY in node.manager.partitions for node in nodes))
+    await eventually(lambda: all(KEY in node.manager.registry.partitions for node in nodes))
     await eventually(lambda: cluster.nodes[1].partition.replica.leadership is not None)
     yield cluster
     await cluster.stop()
@@ -41,9 +41,9 @@ def watch(
     )
     groups: Any = SimpleNamespace(shards=lambda: iter([shard]))
     return LagExporter(
-        node.manager,
+        node.manager.registry,
         groups,
-        LogEnds(node.manager, LogEndsService(node.manager), node.channels),
+        LogEnds(node.manager.registry, LogEndsService(node.manager.registry), node.channels),
         interval_ms,
         node.manager.clock_ms,
     )

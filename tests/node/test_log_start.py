@@ -21,7 +21,6 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.groups import host as host_module
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.log import FileSystem, LogState
-from penstock_storage_node.replica.log_start import drop_old_segments
 from penstock_storage_node.settings import GroupSettings
 
 HOLD_S_MAX = 60.0
@@ -74,7 +73,9 @@ async def fill(cluster: MiniCluster, count: int = 60, **config: str) -> MiniNode
     node = cluster.nodes[1]
     settings: dict[str, Any] = {"min_insync_replicas": "1", "segment_bytes": "4096", **config}
     cluster.make_topic(isr=(1,), **settings)
-    await eventually(lambda: node.manager.partitions and node.partition.replica.leadership is not None)
+    await eventually(
+        lambda: node.manager.registry.partitions and node.partition.replica.leadership is not None
+    )
     for _ in range(count):
         assert (await node.produce(bytes(500))).error == ErrorCode.NONE
     return node
@@ -100,11 +101,11 @@ async def test_deleting_records_beside_a_flush_fails_no_disk(rig: Any) -> None:
     partition.flush(everything=True)
     await eventually(fs.held.is_set)
     partition.raise_log_start(60)
-    drop_old_segments(node.manager, partition)
+    node.manager.log_starts.drop_old_segments(partition)
     fs.go.set()
     await eventually(lambda: partition.log.flushed_offset == 60)
-    assert (partition.log.state, node.manager.disk_failed) == (LogState.OK, False)
-    drop_old_segments(node.manager, partition)
+    assert (partition.log.state, node.manager.health.failed) == (LogState.OK, False)
+    node.manager.log_starts.drop_old_segments(partition)
     await eventually(lambda: files_of(node) == 1)
     assert (await node.produce(b"x")).error == ErrorCode.NONE
 
@@ -116,7 +117,7 @@ async def test_a_cut_waits_for_a_removal(rig: Any) -> None:
     partition, log = node.partition, node.partition.log
     partition.raise_log_start(60)
     fs.holds = lambda call, path: call == "rename" and path.endswith("0.log")
-    gone = drop_old_segments(node.manager, partition)
+    gone = node.manager.log_starts.drop_old_segments(partition)
     assert gone is not None
     await eventually(fs.held.is_set)
     cut = partition.exclusive(lambda: log.truncate_fully_and_start_at(0))
@@ -137,9 +138,9 @@ async def test_a_look_at_timestamps_holds_up_a_swap(tmp_path: Path) -> None:
     fs = HeldFileSystem()
     node = await cluster.start_node(1, fs=fs)
     try:
-        await eventually(lambda: node.manager.partitions and not node.partition.busy)
+        await eventually(lambda: node.manager.registry.partitions and not node.partition.busy)
         fs.holds = lambda call, path: call == "modified_ms"
-        looked = drop_old_segments(node.manager, node.partition)
+        looked = node.manager.log_starts.drop_old_segments(node.partition)
         assert looked is not None
         await eventually(fs.held.is_set)
         ran: list[bool] = []
@@ -162,7 +163,7 @@ async def test_deleting_records_on_a_full_disk_makes_room(rig: Any) -> None:
     fs.create_error = errno.ENOSPC
     assert (await delete_records(node, 60))[0] == ErrorCode.KAFKA_STORAGE_ERROR
     await eventually(lambda: files_of(node) < before)
-    assert not node.manager.disk_failed
+    assert not node.manager.health.failed
     fs.create_error = 0
     assert await delete_records(node, 60) == (ErrorCode.NONE, 60)
 
@@ -226,14 +227,14 @@ async def test_a_new_replica_of_a_log_that_starts_inside_a_batch_catches_up(
         log = leader.partition.log
         assert log.segment_count > 3
         leader.partition.raise_log_start(5 if first_segment == "whole" else log._segments[2].base_offset + 5)
-        dropped = drop_old_segments(leader.manager, leader.partition)
+        dropped = leader.manager.log_starts.drop_old_segments(leader.partition)
         if dropped is not None:
             await dropped
         assert (log.first_segment_offset > 0) == (first_segment == "gone")
         await cluster.start_node(2)
         both = replace(cluster.state, replicas=ids(1, 2), partition_epoch=cluster.state.partition_epoch + 1)
         cluster.change(pb.MetadataRecord(partition=both.to_pb()))
-        await eventually(lambda: KEY in cluster.nodes[2].manager.partitions)
+        await eventually(lambda: KEY in cluster.nodes[2].manager.registry.partitions)
         follower = cluster.nodes[2].partition.log
         await eventually(lambda: follower.flushed_offset == 80)
         await eventually(lambda: follower.log_start_offset == log.log_start_offset)

@@ -27,7 +27,7 @@ class Hang:
         self._over = threading.Event()
         partition = node.partition
         partition.exclusive(self._over.wait)
-        node.manager.truncate(partition, Truncation(partition.log.log_end_offset))
+        node.manager.roles.truncate(partition, Truncation(partition.log.log_end_offset))
 
     def end(self) -> None:
         self._over.set()
@@ -49,7 +49,7 @@ class Watcher:
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     made = await MiniCluster(tmp_path).start(2)
     made.make_topic(isr=(1, 2), min_insync_replicas="1")
-    await eventually(lambda: all(KEY in n.manager.partitions for n in made.nodes.values()))
+    await eventually(lambda: all(KEY in n.manager.registry.partitions for n in made.nodes.values()))
     await eventually(lambda: made.nodes[1].partition.replica.leadership is not None)
     yield made
     await made.stop()
@@ -86,7 +86,7 @@ async def test_an_epoch_that_is_over_is_not_noted(cluster: MiniCluster) -> None:
 
 async def test_only_the_newest_leadership_begins_and_once(cluster: MiniCluster) -> None:
     two, watcher = cluster.nodes[2], Watcher()
-    two.manager.watchers.append(watcher)
+    two.manager.roles.watchers.append(watcher)
     with ExitStack() as stack:
         hang = Hang(two)
         stack.callback(hang.end)

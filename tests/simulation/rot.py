@@ -91,7 +91,7 @@ class LogRot:
         image = checker.images[max(checker.images)]
         found: list[tuple[TopicPartition, str, BatchInfo]] = []
         manager = host.process.manager
-        for key, partition in manager.partitions.items():
+        for key, partition in manager.registry.partitions.items():
             topic = image.topics.get(key.topic_id)
             truth = checker.truths.get(key)
             if topic is None or truth is None or truth.excused or not truth.is_fsync:
@@ -120,12 +120,12 @@ class LogRot:
             return
         if host.is_running and host.process.manager is not None:
             manager = host.process.manager
-            if manager.disk_failed:
+            if manager.health.failed:
                 self._world.counts["damaged logs given up"] += 1
                 host.kill()
                 host.start_later(int(self._rng.random() * S))
-            elif self._key in manager.partitions:
-                partition = manager.partitions[self._key]
+            elif self._key in manager.registry.partitions:
+                partition = manager.registry.partitions[self._key]
                 host.process.loop.call_soon(self._read, partition)
             elif self._key not in self._world.live_partitions():
                 self._is_mended = True

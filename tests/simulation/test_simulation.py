@@ -78,7 +78,8 @@ def node_with(leader: int, leader_epoch: int) -> Any:
     key = TopicPartition(TopicId(bytes(16)), 0)
     nodes = (NodeId(1), NodeId(2))
     state = PartitionImage(*key, nodes, nodes, NodeId(leader), LeaderEpoch(leader_epoch), leader_epoch)
-    manager = SimpleNamespace(image=SimpleNamespace(partition=lambda *_: state))
+    image = SimpleNamespace(partition=lambda *_: state)
+    manager = SimpleNamespace(registry=SimpleNamespace(image=image))
     return SimpleNamespace(is_running=True, is_up=True, manager=manager)
 
 

@@ -162,7 +162,7 @@ class World:
         what a direct client asks for."""
         for host in self.hosts:
             if host.kind == "n" and host.is_running and host.process.manager is not None:
-                image: MetadataImage = host.process.manager.image
+                image: MetadataImage = host.process.manager.registry.image
                 state = image.partition(key.topic_id, key.partition)
                 if state is not None and state.leader_epoch >= leader_epoch:
                     return state
@@ -269,7 +269,8 @@ class World:
             and h is not gone
             and h.is_up
             and (h.number in state.isr or h.number in state.elr)
-            and (partition := h.process.manager and h.process.manager.partitions.get(key)) is not None
+            and (partition := h.process.manager and h.process.manager.registry.partitions.get(key))
+            is not None
             and partition.log.log_end_offset >= truth.end
         ]
         if not holders:
@@ -335,7 +336,7 @@ class World:
                 if pool is not None:
                     pool.slowness = 1.0
                     pool.unhang()
-                if host.kind == "n" and process.manager is not None and process.manager.disk_failed:
+                if host.kind == "n" and process.manager is not None and process.manager.health.failed:
                     host.cut_power()
             if host.process is None:
                 host.start_later(int(self.rng.random() * 500_000))
@@ -357,7 +358,10 @@ class World:
                 node = image.nodes.get(host.number)  # type: ignore[call-overload]
                 if node is None or not node.active:
                     return f"node {host.number} is not active"
-                if host.process.manager is None or host.process.manager.image.version != image.version:
+                if (
+                    host.process.manager is None
+                    or host.process.manager.registry.image.version != image.version
+                ):
                     return f"{host.name} is behind in metadata"
         for key in self.live_partitions():
             state = image.partition(key.topic_id, key.partition)
@@ -375,7 +379,7 @@ class World:
             for host in self.hosts:
                 if host.kind != "n":
                     continue
-                partition = host.process.manager.partitions.get(key)
+                partition = host.process.manager.registry.partitions.get(key)
                 if partition is None:
                     continue
                 self.current = host.process

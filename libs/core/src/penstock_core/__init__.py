@@ -1,5 +1,6 @@
 """Penstock's pure core: what every process knows. No event loop, no transport, no files, no Kafka bytes.
 
+`addresses`   Addresses
 `config`      Dynamic configuration, as Kafka's clients see it
 `errors`      Kafka's error codes, and the exception that carries one to a client
 `failpoints`  Named places in the code where a test may end, hold up or fail the process

@@ -215,10 +215,11 @@ class StorageNode:
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes, bytes_per_s=settings.catch_up_bytes_per_s_max
         )
-        self._links = manager.links = FollowerStreams(manager, self._replica_channels, limits)
-        self._streams = manager.streams = LeaderStreams(manager, limits)
+        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
+        self._links = FollowerStreams(manager, self._replica_channels, suspected_leaders.suspect, limits)
+        self._streams = LeaderStreams(manager, limits)
         self._proposer = IsrProposer(manager, controllers)
-        manager.propose = self._proposer.propose
+        manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings)
         self._compaction = Compactor(manager, self._directory, settings, wall_ms)
         authorizer = AllowAll()
@@ -229,21 +230,19 @@ class StorageNode:
             expiry_interval_ms=settings.offsets_retention_check_interval_ms,
             wall_ms=wall_ms,
         )
-        manager.watchers.append(self._groups)
-        self._positions = LogEndsService(manager)
+        manager.roles.watchers.append(self._groups)
+        self._positions = LogEndsService(manager.registry)
         self._lag = LagExporter(
-            manager,
+            manager.registry,
             self._groups,
-            LogEnds(manager, self._positions, self._channels),
+            LogEnds(manager.registry, self._positions, self._channels),
             settings.lag_interval_ms,
             monotonic_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
-        self._data = DataApis(manager, authorizer, self._groups)
+        self._data = DataApis(manager, authorizer, lambda: self._registration.in_touch(), self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
         kafka_metrics = KafkaMetrics.of(lifecycle)
-        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
-        manager.on_link_lost = suspected_leaders.suspect
         cluster = ClusterApis(
             self._metadata,
             controllers,
@@ -252,7 +251,7 @@ class StorageNode:
             authorizer,
             kafka_metrics,
             suspected_leaders=suspected_leaders,
-            own_node=lambda: manager.node_id,
+            own_node=lambda: manager.registry.node_id,
             auto_create=settings.auto_create_topics,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
@@ -303,9 +302,8 @@ class StorageNode:
             self._pool,
             announcement,
             self._on_epoch,
-            lambda: manager.disk_failed,
+            lambda: manager.health.failed,
         )
-        manager.in_touch = self._registration.in_touch
         manager.health.listeners.append(self._registration.wake)
         lifecycle.create_task(self._metadata.run(), "metadata")
         await self._unless_stopping(self._registration.register())
@@ -381,7 +379,7 @@ class StorageNode:
             for log in manager.take_unclaimed():
                 log.close(clean=False)
             return False
-        partitions = list(manager.partitions.values())
+        partitions = list(manager.registry.partitions.values())
         for partition in partitions:
             partition.replica.step_down()
         closing = [p.exclusive(lambda log=p.log: log.close(True)) for p in partitions]  # type: ignore[misc]
@@ -398,35 +396,39 @@ class StorageNode:
         except (OSError, PenstockError) as e:
             self._lifecycle.log.error("checkpoints not written", reason=str(e))
             return False
-        return not failed and not manager.disk_failed
+        return not failed and not manager.health.failed
 
     # -- metrics ------------------------------------------------------------------
 
     def _register_metrics(self) -> None:
         metrics, manager, pool = self._metrics, self._manager, self._pool
-        effects = manager.effects
+        effects = manager.drain.effects
         metrics.gauges |= {
-            "partitions": ("Replicas on this node.", lambda: len(manager.partitions)),
-            "leaders": ("Partitions that this node leads.", lambda: len(manager.leading)),
+            "partitions": ("Replicas on this node.", lambda: len(manager.registry.partitions)),
+            "leaders": ("Partitions that this node leads.", lambda: len(manager.registry.leading)),
             "under_replicated_partitions": (
                 "Led partitions with fewer replicas in sync than assigned.",
                 lambda: sum(
                     len(led.isr) <= len(led.followers)
-                    for p in manager.leading
+                    for p in manager.registry.leading
                     if (led := p.replica.leadership) is not None
                 ),
             ),
             "under_min_isr_partitions": (
                 "Led partitions that take no acks=all.",
                 lambda: sum(
-                    led.under_min_isr for p in manager.leading if (led := p.replica.leadership) is not None
+                    led.under_min_isr
+                    for p in manager.registry.leading
+                    if (led := p.replica.leadership) is not None
                 ),
             ),
             "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.budget.staged_bytes),
             "waiting_produce_partitions": (
                 "Appends that wait for their acks.",
                 lambda: sum(
-                    led.waiting_count for p in manager.leading if (led := p.replica.leadership) is not None
+                    led.waiting_count
+                    for p in manager.registry.leading
+                    if (led := p.replica.leadership) is not None
                 ),
             ),
             "acked_unflushed_bytes": (
@@ -434,20 +436,20 @@ class StorageNode:
                 " (min.insync.replicas, or the leader's for acks=1); about.",
                 lambda: sum(
                     p.log.bytes_between(*led.acked_unflushed())
-                    for p in manager.leading
+                    for p in manager.registry.leading
                     if (led := p.replica.leadership) is not None
                 ),
             ),
             "dirty_logs": (
                 "Logs with data that no flush covers.",
-                lambda: sum(p.log.has_unflushed for p in manager.partitions.values()),
+                lambda: sum(p.log.has_unflushed for p in manager.registry.partitions.values()),
             ),
             "catching_up_replicas": (
                 "Replicas of this node that are being rebuilt.",
                 lambda: self._links.catching_up_count,
             ),
             "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
-            "disk_failed": ("1 when the disk failed.", lambda: float(manager.disk_failed)),
+            "disk_failed": ("1 when the disk failed.", lambda: float(manager.health.failed)),
             "metadata_age_seconds": (
                 "Age of this node's metadata.",
                 lambda: self._metadata.contact_age_ms() / 1000,

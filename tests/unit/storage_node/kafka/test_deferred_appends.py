@@ -64,7 +64,7 @@ async def test_stored_in_the_topics_codec_and_in_order(tmp_path: Path, wanted: s
     try:
         cluster.make_topic(isr=(1,), compression_type=wanted)
         node = cluster.nodes[1]
-        await eventually(lambda: node.manager.partitions)
+        await eventually(lambda: node.manager.registry.partitions)
         await eventually(lambda: node.partition.replica.leadership is not None)
         sent = [batch(n, n % 5, producer_id=7, producer_epoch=0, base_sequence=5 * n) for n in range(25)]
         # All at once: only their order of arrival keeps the sequences right.
@@ -90,7 +90,7 @@ async def test_what_comes_while_the_partition_is_made_waits_for_it(tmp_path: Pat
     try:
         cluster.make_topic(isr=(1,), compression_type=wanted)
         node = cluster.nodes[1]
-        assert not node.manager.partitions
+        assert not node.manager.registry.partitions
         sent = [batch(n, n % 5, producer_id=7, producer_epoch=0, base_sequence=5 * n) for n in range(8)]
         results = await asyncio.gather(*(node.produce_batch(each) for each in sent))
         assert [(r.error, r.base_offset) for r in results] == [(ErrorCode.NONE, 5 * n) for n in range(8)]
@@ -139,7 +139,7 @@ async def with_one_topic(tmp_path: Path) -> tuple[MiniCluster, MiniNode]:
     cluster = await MiniCluster(tmp_path).start(1)
     cluster.make_topic(isr=(1,))
     node = cluster.nodes[1]
-    await eventually(lambda: node.manager.partitions)
+    await eventually(lambda: node.manager.registry.partitions)
     await eventually(lambda: node.partition.replica.leadership is not None)
     return cluster, node
 
@@ -151,7 +151,7 @@ async def test_what_waits_for_another_partition_is_not_overtaken(tmp_path: Path,
     try:
         make_second_topic(cluster, **{"compression.type": "zstd"} if is_made else {})
         if is_made:
-            await eventually(lambda: len(node.manager.partitions) == 2)
+            await eventually(lambda: len(node.manager.registry.partitions) == 2)
         first = handle(node, ("second", 0), (TOPIC, 0))
         later = [handle(node, (TOPIC, n)) for n in range(1, 5)]
         assert [(r.error, r.base_offset) for r in await results(first)] == [(ErrorCode.NONE, 0)] * 2

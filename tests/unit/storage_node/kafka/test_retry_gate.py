@@ -41,7 +41,9 @@ async def leading(tmp_path: Path, no_expiry: None) -> AsyncIterator[MiniNode]:
     node = cluster.nodes[1]
     assert await send(node, 0) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     cluster.make_topic(isr=(1,))
-    await eventually(lambda: bool(node.manager.partitions) and node.partition.replica.leadership is not None)
+    await eventually(
+        lambda: bool(node.manager.registry.partitions) and node.partition.replica.leadership is not None
+    )
     yield node
     await cluster.stop()
 
@@ -58,11 +60,11 @@ async def test_a_leader_that_may_be_deposed_calls_nothing_out_of_order(leading: 
     """Its successor may have written what is missing here, and acknowledged it to this client, who was sent
     back by a gateway with metadata as old: a bumped epoch would double what else is on its way."""
     assert [await send(leading, sequence) for sequence in (0, 1)] == [0, 0]
-    leading.manager.in_touch = lambda: False
+    leading.is_in_touch = False
     assert await send(leading, 5) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert await send(leading, 1, epoch=1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert await send(leading, 2) == 0, "what is next is for the ISR to judge"
-    leading.manager.in_touch = lambda: True
+    leading.is_in_touch = True
     assert await send(leading, 5) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -100,7 +102,9 @@ async def test_a_batch_that_was_cut_off_again_must_come_before_later_ones(
     cluster = await MiniCluster(tmp_path).start(2)
     node = cluster.nodes[1]
     cluster.make_topic(isr=(1, 2))
-    await eventually(lambda: bool(node.manager.partitions) and node.partition.replica.leadership is not None)
+    await eventually(
+        lambda: bool(node.manager.registry.partitions) and node.partition.replica.leadership is not None
+    )
     assert await send(node, 0) == 0
     await cluster.nodes.pop(2).stop()
     unacknowledged = asyncio.ensure_future(send(node, 1))

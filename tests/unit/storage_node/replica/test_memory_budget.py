@@ -43,7 +43,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MiniNode]:
     cluster = await MiniCluster(tmp_path).start(1)
     cluster.make_topic(isr=(1,), min_insync_replicas="1", max_message_bytes="8000000")
     made = cluster.nodes[1]
-    await eventually(lambda: KEY in made.manager.partitions)
+    await eventually(lambda: KEY in made.manager.registry.partitions)
     await eventually(lambda: made.partition.replica.leadership is not None)
     yield made
     await cluster.stop()
@@ -53,7 +53,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MiniNode]:
 async def pair(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     made = await MiniCluster(tmp_path).start(2)
     made.make_topic(isr=(1, 2), min_insync_replicas="1")
-    await eventually(lambda: all(KEY in n.manager.partitions for n in made.nodes.values()))
+    await eventually(lambda: all(KEY in n.manager.registry.partitions for n in made.nodes.values()))
     await eventually(lambda: made.nodes[1].partition.replica.leadership is not None)
     yield made
     await made.stop()
@@ -116,7 +116,7 @@ async def test_a_cut_lets_go_of_what_it_drops(pair: MiniCluster) -> None:
         )
         two.partition.count_staged()
         assert two.manager.budget.staged_bytes > 0
-        two.manager.truncate(two.partition, Truncation(1))
+        two.manager.roles.truncate(two.partition, Truncation(1))
         held.end()
         await eventually(lambda: not two.partition.busy)
     assert two.manager.budget.staged_bytes == 0

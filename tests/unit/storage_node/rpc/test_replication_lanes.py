@@ -56,8 +56,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     events = replace(made.state, replicas=ids(1, 2, 3), partition_epoch=1)
     made.change(pb.MetadataRecord(partition=events.to_pb()))
     leader = made.nodes[1]
-    await eventually(lambda: BIG in leader.manager.partitions)
-    await eventually(lambda: leader.manager.partitions[BIG].replica.leadership is not None)
+    await eventually(lambda: BIG in leader.manager.registry.partitions)
+    await eventually(lambda: leader.manager.registry.partitions[BIG].replica.leadership is not None)
     for _ in range(64):
         got = await leader.produce_batch(make_batch(os.urandom(60_000)), topic="big", timeout_ms=60_000)
         assert got.error == ErrorCode.NONE
@@ -69,7 +69,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 
 def big(cluster: MiniCluster, number: int) -> Partition:
-    return cluster.nodes[number].manager.partitions[BIG]
+    return cluster.nodes[number].manager.registry.partitions[BIG]
 
 
 async def test_live_partitions_go_on_while_a_rebuild_is_stuck(cluster: MiniCluster) -> None:
@@ -114,7 +114,7 @@ async def test_a_rebuild_under_writing_catches_up(cluster: MiniCluster) -> None:
             assert (await leader.produce_batch(batch, topic="big", timeout_ms=60_000)).error == ErrorCode.NONE
 
     await asyncio.gather(*(write() for _ in range(3)))
-    await eventually(lambda: BIG in node.manager.partitions)
+    await eventually(lambda: BIG in node.manager.registry.partitions)
     await eventually(lambda: big(cluster, 3).log.flushed_offset == 64 + 120)
     files = [
         b"".join(p.read_bytes() for p in sorted(big(cluster, n).log.directory.glob("*.log"))) for n in (1, 3)

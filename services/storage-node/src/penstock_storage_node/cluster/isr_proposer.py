@@ -58,7 +58,9 @@ class IsrProposer:
     async def _send(self, sent: list[_Sent]) -> bool:
         manager = self._manager
         manager.metrics.isr_proposals += len(sent)
-        request = pb.AlterPartitionsRequest(node_id=manager.node_id, node_epoch=manager.node_epoch)
+        request = pb.AlterPartitionsRequest(
+            node_id=manager.registry.node_id, node_epoch=manager.registry.node_epoch
+        )
         for replica, leadership, proposal in sent:
             item = request.proposals.add(
                 topic_id=replica.key.topic_id,
@@ -69,7 +71,8 @@ class IsrProposer:
             )
             for node, epoch in zip(proposal.isr, proposal.node_epochs, strict=True):
                 item.new_isr.add(
-                    node_id=node, node_epoch=manager.node_epoch if node == manager.node_id else epoch
+                    node_id=node,
+                    node_epoch=manager.registry.node_epoch if node == manager.registry.node_id else epoch,
                 )
         hit("isr.before_propose")
         try:
@@ -94,18 +97,18 @@ class IsrProposer:
             if result.error.code == ErrorCode.NONE:
                 state = PartitionImage.from_pb(result.state)
                 if state.leader_epoch == leadership.epoch:
-                    manager.settings.before(state)
+                    manager.configs.before(state)
                     leadership.update(state, now_ms)
             else:
                 leadership.on_proposal_refused(proposal, _code(result.error.code), now_ms)
-        manager.schedule()
+        manager.drain.schedule()
         return True
 
     def _unknown(self, sent: list[_Sent]) -> None:
         for replica, leadership, proposal in sent:
             if replica.leadership is leadership:
                 leadership.on_proposal_unknown(proposal)
-        self._manager.schedule()
+        self._manager.drain.schedule()
 
 
 def _code(code: int) -> ErrorCode:

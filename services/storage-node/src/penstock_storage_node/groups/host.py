@@ -102,8 +102,8 @@ class _PartitionLog:
         appended = partition.append(batch, read_header(batch), manager.clock_ms())
         self.waiting += 1
         leadership.wait_all(appended.last_offset + 1, _NEVER_MS, _Waiter(self, done))
-        if not manager.effects.empty:
-            manager.schedule()
+        if not manager.drain.effects.empty:
+            manager.drain.schedule()
 
 
 class _Topics:
@@ -113,20 +113,20 @@ class _Topics:
         self._manager = manager
 
     def partition_count(self, topic: str) -> int:
-        found = self._manager.image.topic(topic)
+        found = self._manager.registry.image.topic(topic)
         return 0 if found is None else len(found.partitions)
 
     def topic_id(self, topic: str) -> TopicId | None:
-        return self._manager.image.topic_ids.get(topic)
+        return self._manager.registry.image.topic_ids.get(topic)
 
     def topic_name(self, topic_id: TopicId) -> str | None:
-        return self._manager.topic_name(topic_id) or None
+        return self._manager.registry.topic_name(topic_id) or None
 
     def names(self) -> Sequence[str]:
-        return list(self._manager.image.topic_ids)
+        return list(self._manager.registry.image.topic_ids)
 
     def token(self) -> object:
-        return self._manager.image.topics
+        return self._manager.registry.image.topics
 
 
 class _Hosted:
@@ -173,7 +173,7 @@ class GroupHost:
     def find(self, group_id: str) -> Shard:
         """The shard of a group. Raises COORDINATOR_NOT_AVAILABLE without the topic,
         NOT_COORDINATOR when another node leads, COORDINATOR_LOAD_IN_PROGRESS."""
-        topic = self._manager.image.topic(OFFSETS_TOPIC)
+        topic = self._manager.registry.image.topic(OFFSETS_TOPIC)
         if topic is None:
             raise PenstockError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -184,7 +184,7 @@ class GroupHost:
         if hosted is None:
             raise PenstockError(
                 ErrorCode.NOT_COORDINATOR,
-                f"node {self._manager.node_id} does not coordinate group {group_id} ({OFFSETS_TOPIC}-{index})",
+                f"node {self._manager.registry.node_id} does not coordinate group {group_id} ({OFFSETS_TOPIC}-{index})",
             )
         if not hosted.ready:
             raise PenstockError(
@@ -217,7 +217,7 @@ class GroupHost:
             wall_ms=self._wall_ms,
             new_id=lambda: str(uuid.uuid4()),
         )
-        shard.setting_ms = lambda *asked: group_interval_ms(self._manager.image, *asked)
+        shard.setting_ms = lambda *asked: group_interval_ms(self._manager.registry.image, *asked)
         hosted = _Hosted(partition, leadership, shard)
         self._hosted[partition.key.partition] = hosted
         self._lifecycle.create_task(self._load(hosted), f"load {partition.name}")

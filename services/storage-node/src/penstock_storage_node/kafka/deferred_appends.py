@@ -30,8 +30,8 @@ from penstock_kafka.records import compression
 from penstock_kafka.records.batch import COMPRESSION_MASK, HEADER_BYTES
 from penstock_kafka.records.recompress import recompress
 from penstock_kafka.wire.produce import ProducePartition
-from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replica.registry import PartitionRegistry
 
 THREADS: Final = 2
 LZ4_LEVEL_DEFAULT: Final = 9
@@ -123,9 +123,9 @@ class DeferredAppend:
 class DeferredAppends:
     """Requests of one node that have to wait, and the lines of those behind them."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
+    def __init__(self, registry: PartitionRegistry) -> None:
         self.tails: dict[_Key, asyncio.Future[None]] = {}
-        self._manager = manager
+        self._registry = registry
         self._executor: ThreadPoolExecutor | None = None
 
     @property
@@ -142,7 +142,7 @@ class DeferredAppends:
         for item in items:
             partition = self.find(item)
             if partition is None:
-                opened = self._manager.opening(item.topic, item.topic_id, item.partition)
+                opened = self._registry.opening(item.topic, item.topic_id, item.partition)
                 if opened is not None:
                     opening.append((item, opened))
             elif partition.replica.settings.compression_type != "producer":
@@ -157,7 +157,7 @@ class DeferredAppends:
     def find(self, item: ProducePartition) -> Partition | None:
         """The partition, when this node has it."""
         try:
-            return self._manager.locate(item.topic, item.topic_id, item.partition)
+            return self._registry.locate(item.topic, item.topic_id, item.partition)
         except PenstockError:
             return None
 

@@ -24,7 +24,6 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.disk.health import is_full
 from penstock_storage_node.kafka.request_context import RequestContext
-from penstock_storage_node.replica.log_start import drop_old_segments
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
@@ -74,7 +73,7 @@ class DeleteRecordsHandler:
             wanted = self._raise(partition, offset)
             if wanted > partition.saved_log_start_offset:
                 await self._save(partition)
-            drop_old_segments(self._manager, partition)
+            self._manager.log_starts.drop_old_segments(partition)
             deletion.low_watermark = await self._wait(partition, leadership, wanted, timeout_s)
             if deletion.low_watermark < wanted:
                 raise PenstockError(
@@ -93,11 +92,11 @@ class DeleteRecordsHandler:
         except OSError as e:
             if is_full(e):
                 # Refused for now; the next try will find the space that this frees.
-                drop_old_segments(self._manager, partition)
+                self._manager.log_starts.drop_old_segments(partition)
             raise
 
     def _led(self, caller: RequestContext, deletion: _Deletion) -> tuple[Partition, Leadership]:
-        partition = self._manager.locate(deletion.topic, None, deletion.index)
+        partition = self._manager.registry.locate(deletion.topic, None, deletion.index)
         if not self._authorizer.authorize(
             caller.principal, Operation.DELETE, ResourceType.TOPIC, deletion.topic
         ):

@@ -66,7 +66,7 @@ class DescribeNodeHandler:
     def _producers(
         self, caller: RequestContext, header: RequestHeader, topic: str, index: int
     ) -> tuple[Any, ...]:
-        partition = self._manager.locate(topic, None, index)
+        partition = self._manager.registry.locate(topic, None, index)
         if not self._authorizer.authorize(caller.principal, Operation.READ, ResourceType.TOPIC, topic):
             raise PenstockError(
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not read {topic}"
@@ -106,7 +106,7 @@ class DescribeNodeHandler:
             usable_bytes = space.f_frsize * space.f_bavail
         except OSError:
             code = ErrorCode.KAFKA_STORAGE_ERROR
-        if self._manager.disk_failed:
+        if self._manager.health.failed:
             code = ErrorCode.KAFKA_STORAGE_ERROR
         result = codec.build(
             codec.entity_type(header.api_key, header.api_version, "DescribeLogDirsResult"),
@@ -123,7 +123,7 @@ class DescribeNodeHandler:
         topic_type = codec.entity_type(*version, "DescribeLogDirsTopic")
         item_type = codec.entity_type(*version, "DescribeLogDirsPartition")
         topics: dict[str, list[Any]] = {}
-        for partition in self._manager.partitions.values():
+        for partition in self._manager.registry.partitions.values():
             place = (partition.replica.topic, partition.key.partition)
             if asked is None or place in asked:
                 item = codec.build(

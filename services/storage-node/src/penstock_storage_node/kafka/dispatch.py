@@ -26,11 +26,15 @@ class DataApis:
     """The Kafka APIs that go to a partition's leader, a group's coordinator among them."""
 
     def __init__(
-        self, manager: ReplicaManager, authorizer: Authorizer, groups: GroupHost | None = None
+        self,
+        manager: ReplicaManager,
+        authorizer: Authorizer,
+        in_touch: Callable[[], bool],
+        groups: GroupHost | None = None,
     ) -> None:
-        produce = ProduceHandler(manager, authorizer)
+        produce = ProduceHandler(manager, authorizer, in_touch)
         fetch = FetchHandler(manager, authorizer)
-        offsets = ListOffsetsHandler(manager, authorizer)
+        offsets = ListOffsetsHandler(manager.registry, authorizer)
         node = DescribeNodeHandler(manager, authorizer)
         self._handlers: dict[
             int, Callable[[RequestContext, RequestHeader, Buffer], Response | Awaitable[Response]]

@@ -144,7 +144,7 @@ class _Look:
             self.read_now()
 
     def _read(self, item: FetchPartition, result: FetchResult) -> None:
-        partition = self._manager.locate(item.topic, item.topic_id, item.partition)
+        partition = self._manager.registry.locate(item.topic, item.topic_id, item.partition)
         replica, log = partition.replica, partition.log
         if not self._authorizer.authorize(
             self._caller.principal, Operation.READ, ResourceType.TOPIC, replica.topic
@@ -153,7 +153,7 @@ class _Look:
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED,
                 f"{self._caller.principal} may not read {replica.topic}",
             )
-        if log.state is LogState.FAILED or self._manager.disk_failed:
+        if log.state is LogState.FAILED or self._manager.health.failed:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
         if self._rack and replica.leadership is None:
             check_follower(partition, item.current_leader_epoch)
@@ -188,7 +188,7 @@ class _Look:
         """Name a nearer replica in place of records, if there is one."""
         offset = item.fetch_offset
         result.preferred_replica = preferred_replica(
-            self._manager, partition, leadership, self._rack, self._caller.listener, offset
+            self._manager.registry, partition, leadership, self._rack, self._caller.listener, offset
         )
         if result.preferred_replica == NOBODY:
             return False

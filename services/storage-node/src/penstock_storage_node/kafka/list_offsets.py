@@ -20,8 +20,8 @@ from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.request_context import RequestContext
-from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition, wait_for_change
+from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replication.leadership import Leadership
 
 ELECTION_WAIT_S: Final = 1.0
@@ -50,14 +50,14 @@ _Found = tuple[int, int, int]
 class ListOffsetsHandler:
     """Answers the two for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
-        self._manager = manager
+    def __init__(self, registry: PartitionRegistry, authorizer: Authorizer) -> None:
+        self._registry = registry
         self._authorizer = authorizer
 
     def _led(
         self, caller: RequestContext, topic: str, index: int, epoch: int
     ) -> tuple[Partition, Leadership]:
-        partition = self._manager.locate(topic, None, index)
+        partition = self._registry.locate(topic, None, index)
         if not self._authorizer.authorize(caller.principal, Operation.DESCRIBE, ResourceType.TOPIC, topic):
             raise PenstockError(
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not describe {topic}"

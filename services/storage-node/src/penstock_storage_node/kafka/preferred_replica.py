@@ -17,15 +17,15 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
-from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replication.leadership import Leadership
 
 NOBODY: Final = -1
 
 
 def preferred_replica(
-    manager: ReplicaManager,
+    registry: PartitionRegistry,
     partition: Partition,
     leadership: Leadership,
     rack: str,
@@ -33,8 +33,8 @@ def preferred_replica(
     offset: int,
 ) -> int:
     """Node id of the replica to read from instead of this leader; NOBODY to read here."""
-    nodes = manager.image.nodes
-    me = nodes.get(manager.node_id)
+    nodes = registry.image.nodes
+    me = nodes.get(registry.node_id)
     if me is None or me.rack == rack:
         return NOBODY
     best, best_end = NOBODY, -1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -108,11 +109,13 @@ _MESSAGES = {
 class ProduceHandler:
     """Answers Produce for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer, in_touch: Callable[[], bool]) -> None:
+        self._in_touch = in_touch
+        """Whether the controllers were heard of lately: else another node may lead what this one leads."""
         self._manager = manager
         self._authorizer = authorizer
         self._retry_gate = RetryGate()
-        self._turns = DeferredAppends(manager)
+        self._turns = DeferredAppends(manager.registry)
 
     def handle(
         self, caller: RequestContext, header: RequestHeader, frame: Buffer
@@ -153,7 +156,7 @@ class ProduceHandler:
             try:
                 appended = self._append(caller, item, result, header.api_version, skim.acks, now_ms, wall_ms)
             except PenstockError as e:
-                if e.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not manager.in_touch():
+                if e.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not self._in_touch():
                     e = _gap_of_a_deposed_leader(e)
                 manager.metrics.rejected_batches += 1
                 result.error, result.error_message = e.code, e.message
@@ -168,8 +171,8 @@ class ProduceHandler:
             leadership = appended.leadership
             wait = leadership.wait_all if skim.acks == ACKS_ALL else leadership.wait_one
             wait(appended.end_offset, deadline_ms, _Wait(self, pending, result, appended, skim.want_receipt))
-        if not manager.effects.empty:
-            manager.schedule()
+        if not manager.drain.effects.empty:
+            manager.drain.schedule()
         if skim.acks == 0:
             return self._no_response(caller, header, results)
         if pending.left == 0:
@@ -202,7 +205,7 @@ class ProduceHandler:
             raise PenstockError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
             )
-        partition = manager.locate(item.topic, item.topic_id, item.partition)
+        partition = manager.registry.locate(item.topic, item.topic_id, item.partition)
         replica, log = partition.replica, partition.log
         if not self._authorizer.authorize(
             caller.principal, Operation.WRITE, ResourceType.TOPIC, replica.topic
@@ -214,10 +217,10 @@ class ProduceHandler:
             raise PenstockError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by the cluster alone"
             )
-        if log.state is LogState.FAILED or manager.disk_failed:
+        if log.state is LogState.FAILED or manager.health.failed:
             raise PenstockError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"the disk under {replica.name} failed on node {manager.node_id}",
+                f"the disk under {replica.name} failed on node {manager.registry.node_id}",
             )
         leadership = replica.require_leader()
         settings = replica.settings

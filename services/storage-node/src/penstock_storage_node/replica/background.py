@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+from penstock_core.config.topic import LONG_MAX
 from penstock_runtime.memory import trim_allocator
 from penstock_storage_node.disk.health import is_full
-from penstock_storage_node.log import LogDirectory
-from penstock_storage_node.replica.log_start import drop_old_segments
-from penstock_storage_node.replica.manager import TICK_MS, ReplicaManager
+from penstock_storage_node.log import LogDirectory, LogState
+from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.settings import StorageNodeSettings
+
+TICK_MS = 100
+"""How often waits expire."""
+ISR_TICKS = 5
+"""The ISR of each partition is looked at every that many ticks."""
 
 TRIM_AFTER_BYTES = 32 * 1024 * 1024
 """Traffic after which free memory is given back at the next checkpoint."""
@@ -29,6 +34,7 @@ class BackgroundJobs:
         self._directory = directory
         self._settings = settings
         self._trimmed_at_bytes = 0
+        self._tick_count = 0
 
     def start(self) -> None:
         """Begin."""
@@ -40,11 +46,34 @@ class BackgroundJobs:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_MS / 1000)
-            self._manager.tick()
+            self.tick()
+
+    def tick(self) -> None:
+        """Every TICK_MS."""
+        manager = self._manager
+        now_ms = manager.clock_ms()
+        self._tick_count += 1
+        turn = self._tick_count % ISR_TICKS
+        for index, partition in enumerate(manager.registry.leading):
+            leadership = partition.replica.leadership
+            if leadership is None:
+                continue
+            if index % ISR_TICKS == turn:
+                leadership.tick(now_ms)
+            elif leadership.waiting_count:
+                leadership.expire(now_ms)
+        if self._tick_count % 10 == 0:
+            for partition in manager.registry.partitions.values():
+                if partition.log.state is LogState.FULL:
+                    partition.kick()
+                elif partition.log.settings.flush_ms < LONG_MAX:
+                    partition.flush_if_due(now_ms)
+        if not manager.drain.effects.empty:
+            manager.drain.schedule()
 
     async def write_checkpoints(self) -> None:
         """High watermarks, recovery points and log starts of all partitions."""
-        rows = [(p.log, p.replica.high_watermark) for p in self._manager.partitions.values()]
+        rows = [(p.log, p.replica.high_watermark) for p in self._manager.registry.partitions.values()]
         await self._manager.pool.run(lambda: self._directory.write_checkpoints(rows))
 
     async def _checkpoints(self) -> None:
@@ -54,7 +83,7 @@ class BackgroundJobs:
             everything = (time.monotonic() - last_flush_s) * 1000 >= self._settings.flush_interval_ms
             if everything:
                 last_flush_s = time.monotonic()
-            for partition in self._manager.partitions.values():
+            for partition in self._manager.registry.partitions.values():
                 # What was written before a switch to fsync is flushed without delay.
                 partition.flush(everything=everything or partition.replica.wants_fsync)
             await self._trim()
@@ -79,9 +108,9 @@ class BackgroundJobs:
     async def _retention(self) -> None:
         while True:
             await asyncio.sleep(self._settings.retention_check_interval_ms / 1000)
-            for number, partition in enumerate(list(self._manager.partitions.values())):
+            for number, partition in enumerate(list(self._manager.registry.partitions.values())):
                 if number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
-                work = drop_old_segments(self._manager, partition)
+                work = self._manager.log_starts.drop_old_segments(partition)
                 if work is not None:
                     await asyncio.wait([work])  # one by one; it tells its failures itself

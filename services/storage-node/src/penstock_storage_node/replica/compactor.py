@@ -217,7 +217,7 @@ class Compactor:
     def begin_interval(self) -> None:
         """Time has passed: logs whose runs failed come nearer to the next try."""
         self._interval += 1
-        for key in self._passed_over.keys() - self._manager.partitions.keys():
+        for key in self._passed_over.keys() - self._manager.registry.partitions.keys():
             del self._passed_over[key]
 
     async def end_worker(self) -> None:
@@ -230,7 +230,7 @@ class Compactor:
         """Compact the dirtiest log, or give it up for now. False when no other is worth a look."""
         best: tuple[Partition, CleaningPlan] | None = None
         self.dirty_ratio = 0.0
-        for partition in list(self._manager.partitions.values()):
+        for partition in list(self._manager.registry.partitions.values()):
             if not partition.log.settings.is_compacted or self._is_passed_over(partition.key):
                 continue
             found = await self._plan(partition)

@@ -13,41 +13,51 @@ Rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.disk.health import DiskHealth
 from penstock_storage_node.log.reading import DamagedData
-from penstock_storage_node.log.recovery import mark_damaged
-
-if TYPE_CHECKING:
-    from penstock_storage_node.replica.manager import ReplicaManager
-    from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.replica.partition import Partition
 
 
 class CorruptionHandler:
     """One per node. Lives on the event loop."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        has_others_in_sync: Callable[[TopicPartition], bool],
+        mark: Callable[[Partition, int, Callable[[object, BaseException | None], None]], None],
+        health: DiskHealth,
+        metrics: NodeMetrics,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._has_others_in_sync = has_others_in_sync
+        self._mark = mark
+        """Leaves a mark beside the segments for the next start, in the pool; calls back when it is there."""
+        self._health = health
+        self._metrics = metrics
+        self._lifecycle = lifecycle
         self._seen: set[tuple[TopicPartition, int]] = set()
         self._is_given_up = False
 
     def note(self, partition: Partition, error: DamagedData) -> PenstockError:
         """A read of `partition` met damage; returns what to tell the reader."""
-        state = self._manager.image.partition(*partition.key)
-        has_others = state is not None and any(node != self._manager.node_id for node in state.isr)
+        has_others = self._has_others_in_sync(partition.key)
         place = (partition.key, error.base_offset)
         is_new = place not in self._seen
         if is_new:
             self._seen.add(place)
-            self._manager.metrics.damaged_segments += 1
+            self._metrics.damaged_segments += 1
         if has_others and error.is_from_disk:
             if not self._is_given_up:  # it may have been the only copy when it was met first
                 self._is_given_up = True
                 self._give_up(partition, error)
         elif is_new:
-            self._manager.lifecycle.log.error(
+            self._lifecycle.log.error(
                 "data damaged: readers must seek past the damage, or have all before it deleted "
                 "(kafka-delete-records)",
                 partition=partition.name,
@@ -62,19 +72,16 @@ class CorruptionHandler:
         )
 
     def _give_up(self, partition: Partition, error: DamagedData) -> None:
-        manager = self._manager
-
         def marked(_: object, failure: BaseException | None) -> None:
             if failure is not None:
-                manager.lifecycle.log.error(
+                self._lifecycle.log.error(
                     "damage not marked: delete the partition's directory before the next start",
                     partition=partition.name,
                     reason=str(failure),
                 )
-            manager.health.fail(partition.name, error)
+            self._health.fail(partition.name, error)
 
-        directory = str(partition.log.directory)
-        manager.pool.write(lambda: mark_damaged(manager.directory.fs, directory, error.base_offset), marked)
+        self._mark(partition, error.base_offset, marked)
 
 
 __all__ = ["CorruptionHandler"]

@@ -12,23 +12,67 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
 from penstock_kafka.records.batch import BatchInfo
-from penstock_storage_node.disk.health import is_unreadable
-from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog, ReadData, ReadJob, WriteJob
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.disk.pool import DiskPool
+from penstock_storage_node.log import (
+    Appended,
+    Duplicate,
+    LogDirectory,
+    LogState,
+    PartitionLog,
+    ReadData,
+    ReadJob,
+    WriteJob,
+)
+from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.replica.memory_budget import MemoryBudget
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, SenderSession
 
-if TYPE_CHECKING:
-    from penstock_storage_node.replica.manager import ReplicaManager
-
 FULL_RETRY_MS = 1000
 """How often a log on a full disk tries to write again."""
+
+
+class DrainPort(Protocol):
+    """Whoever carries out what a pass of the event loop has gathered (see `drain`)."""
+
+    def touch(self, partition: Partition) -> None:
+        """`partition` has something to write."""
+
+    def schedule(self) -> None:
+        """Carry out effects before the loop waits again."""
+
+    def progress(self, partition: Partition, now_ms: int) -> None:
+        """The log of `partition` was written or flushed further."""
+
+
+class FailurePort(Protocol):
+    """Whoever judges failures of the disk (see `failures`)."""
+
+    def write_failed(self, partition: Partition, error: BaseException) -> None:
+        """A write, a flush or a change of `partition`'s files failed."""
+
+    def read_failed(self, partition: Partition, error: BaseException) -> BaseException:
+        """A read failed; returns what to tell the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPorts:
+    """What all partitions of a node work with."""
+
+    pool: DiskPool
+    directory: LogDirectory
+    clock_ms: Callable[[], int]
+    metrics: NodeMetrics
+    budget: MemoryBudget
+    drain: DrainPort
+    failures: FailurePort
 
 
 class Partition:
@@ -40,7 +84,7 @@ class Partition:
         "_flush_begun_ms",
         "_flush_out",
         "_job_out",
-        "_manager",
+        "_ports",
         "_reads_out",
         "_retry_at_ms",
         "_share",
@@ -57,7 +101,7 @@ class Partition:
         "sessions",
     )
 
-    def __init__(self, manager: ReplicaManager, replica: PartitionReplica, log: PartitionLog) -> None:
+    def __init__(self, ports: PartitionPorts, replica: PartitionReplica, log: PartitionLog) -> None:
         self.key: TopicPartition = replica.key
         self.name = replica.name
         self.replica = replica
@@ -67,8 +111,8 @@ class Partition:
         self.sessions: dict[SenderSession, None] = {}
         """Followers' sessions while this node leads."""
         self.closed = False
-        self._manager = manager
-        self._share = manager.budget.share(lambda: log.staged_bytes, lambda: self._exclusive_out)
+        self._ports = ports
+        self._share = ports.budget.share(lambda: log.staged_bytes, lambda: self._exclusive_out)
         self._job_out = False
         self._flush_out = False
         self._flush_begun_ms = 0
@@ -103,7 +147,7 @@ class Partition:
                     session.sender.on_append(
                         session, result.base_offset, result.last_offset + 1, result.data, result.size_bytes
                     )
-            self._manager.touch(self)
+            self._ports.drain.touch(self)
         return result
 
     def count_staged(self) -> None:
@@ -126,29 +170,29 @@ class Partition:
             return
         retry = False
         if self.log.state is LogState.FULL:
-            retry = self._manager.clock_ms() >= self._retry_at_ms
+            retry = self._ports.clock_ms() >= self._retry_at_ms
             if not retry:
                 return
         job = self.log.next_job(retry=retry)
         if job is not None:
             self._job_out = True
             started_s = perf_counter()
-            self._manager.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
+            self._ports.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
 
     def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
         self._job_out = False
-        now_ms = self._manager.clock_ms()
+        now_ms = self._ports.clock_ms()
         if error is None:
             self.log.complete(job)
             self._share.update()
-            self._manager.metrics.observe_write_job(perf_counter() - started_s)
-            self._manager.on_written(self, now_ms)
+            self._ports.metrics.observe_write_job(perf_counter() - started_s)
+            self._ports.drain.progress(self, now_ms)
             if not job.fsync:
                 self._flush_if_many()
         else:
             self.log.fail(job, error)
             self._retry_at_ms = now_ms + FULL_RETRY_MS
-            self._manager.on_write_failed(self, error)
+            self._ports.failures.write_failed(self, error)
         self.kick()
 
     def flush(self, *, everything: bool) -> None:
@@ -159,20 +203,20 @@ class Partition:
         if job is None:
             return
         self._flush_out = True
-        self._flush_begun_ms = self._manager.clock_ms()
+        self._flush_begun_ms = self._ports.clock_ms()
 
         def done(_: object, error: BaseException | None) -> None:
             self._flush_out = False
             if error is None:
                 self.log.complete_flush(job)
-                self._manager.on_flushed(self)
+                self._ports.drain.progress(self, self._ports.clock_ms())
                 self._flush_if_many()  # what was written meanwhile
             else:
                 self.log.fail_flush(job, error)
-                self._manager.on_write_failed(self, error)
+                self._ports.failures.write_failed(self, error)
             self.kick()
 
-        self._manager.pool.write(job.run, done)
+        self._ports.pool.write(job.run, done)
 
     def _flush_if_many(self) -> None:
         """flush.messages. To be called whenever a reason not to flush has gone, too."""
@@ -228,13 +272,13 @@ class Partition:
                     future.set_result(result)
             else:
                 if not isinstance(error, PenstockError):
-                    self._manager.on_write_failed(self, error)
+                    self._ports.failures.write_failed(self, error)
                 if not future.done():
                     future.set_exception(error)
             # What waits for this future runs before anything else may start.
             asyncio.get_running_loop().call_soon(self._resume)
 
-        self._manager.pool.write(run, done)
+        self._ports.pool.write(run, done)
 
     def _resume(self) -> None:
         self.kick()
@@ -258,15 +302,7 @@ class Partition:
         try:
             return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
         except PenstockError as e:
-            raise self._note_unreadable(e) from e.__cause__
-
-    def _note_unreadable(self, error: BaseException) -> BaseException:
-        """The node may have to draw its conclusions; returns what to tell the reader."""
-        if isinstance(error, DamagedData):
-            return self._manager.damage.note(self, error)
-        if is_unreadable(error):
-            self._manager.on_read_failed(self, error)
-        return error
+            raise self._ports.failures.read_failed(self, e) from e.__cause__
 
     def start_read(self, job: ReadJob, done: Callable[[ReadData, BaseException | None], None]) -> None:
         """Run a read in the pool."""
@@ -279,9 +315,9 @@ class Partition:
             self._reads_out -= 1
             if self._exclusive:
                 self.kick()
-            done(result, None if error is None else self._note_unreadable(error))
+            done(result, None if error is None else self._ports.failures.read_failed(self, error))
 
-        self._manager.pool.read(job.run, finish)
+        self._ports.pool.read(job.run, finish)
 
     async def run_read(self, job: ReadJob) -> ReadData:
         """Run a read in the pool and wait for it."""
@@ -294,9 +330,9 @@ class Partition:
             await asyncio.shield(self._swapping)
         self._reads_out += 1
         try:
-            return await self._manager.pool.run_read(run)
+            return await self._ports.pool.run_read(run)
         except (PenstockError, OSError) as e:
-            raise self._note_unreadable(e) from e.__cause__
+            raise self._ports.failures.read_failed(self, e) from e.__cause__
         finally:
             self._reads_out -= 1
             if self._exclusive:
@@ -317,9 +353,9 @@ class Partition:
             if error is None:
                 future.set_result(result)
             else:
-                future.set_exception(self._note_unreadable(error))
+                future.set_exception(self._ports.failures.read_failed(self, error))
 
-        self._manager.pool.write(run, done)
+        self._ports.pool.write(run, done)
         return future
 
     # -- log start ----------------------------------------------------------------
@@ -331,13 +367,13 @@ class Partition:
         self.log.raise_log_start(offset)
         for session in self.sessions:
             session.sender.mark(session)
-        self._manager.schedule()
+        self._ports.drain.schedule()
 
     async def save_log_start(self) -> None:
         """Put the log start on disk. Raises OSError."""
-        log, manager = self.log, self._manager
+        log, ports = self.log, self._ports
         offset = log.log_start_offset
-        await manager.pool.run(lambda: manager.directory.write_log_start(log))
+        await ports.pool.run(lambda: ports.directory.write_log_start(log))
         self.saved_log_start_offset = max(self.saved_log_start_offset, offset)
 
     async def log_start_change(self) -> None:

@@ -8,24 +8,30 @@ leader never acknowledges by an ISR that the controllers count as too small.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock_core.config.catalog import CLUSTER, NODE, TOPIC, topic_config
 from penstock_core.config.topic import TopicConfig
 from penstock_core.metadata.image import PartitionImage, TopicImage
 from penstock_proto.v1 import metadata_pb2
-from penstock_storage_node.replica import log_start
 from penstock_storage_node.replica.partition import Partition
-
-if TYPE_CHECKING:
-    from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.registry import PartitionRegistry
 
 
 class DynamicTopicConfigs:
     """Topic settings of one node; parsed once for each topic and replication factor."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        clock_ms: Callable[[], int],
+        schedule: Callable[[], None],
+        mark_compacted: Callable[[Partition], None],
+    ) -> None:
+        self._registry = registry
+        self._clock_ms = clock_ms
+        self._schedule = schedule
+        self._mark_compacted = mark_compacted
         self._known: dict[tuple[str, int], TopicConfig] = {}
 
     def clear(self) -> None:
@@ -37,47 +43,46 @@ class DynamicTopicConfigs:
         key = (topic.name, state.factor)
         settings = self._known.get(key)
         if settings is None:
-            config = topic_config(self._manager.image, topic.name, self._manager.node_id)
+            config = topic_config(self._registry.image, topic.name, self._registry.node_id)
             settings = self._known[key] = TopicConfig.from_config(config, state.factor)
         return settings
 
     def on_record(self, record: metadata_pb2.ConfigRecord) -> None:
         """A setting was changed."""
-        manager = self._manager
+        registry = self._registry
         kind, name = record.resource_type, record.resource_name
         if kind == TOPIC:
             self.clear()
             self.update(name)
-        elif kind == CLUSTER or (kind == NODE and name == str(manager.node_id)):
+        elif kind == CLUSTER or (kind == NODE and name == str(registry.node_id)):
             self.clear()
-            for topic_id in {key.topic_id for key in manager.partitions}:
-                self.update(manager.topic_name(topic_id))
+            for topic_id in {key.topic_id for key in registry.partitions}:
+                self.update(registry.topic_name(topic_id))
 
     def update(self, name: str) -> None:
         """Have the partitions of a topic follow its settings."""
-        manager = self._manager
-        topic = manager.image.topic(name)
+        registry = self._registry
+        topic = registry.image.topic(name)
         if topic is None:
             return
         for state in topic.partitions.values():
-            partition = manager.partitions.get(state.key)
+            partition = registry.partitions.get(state.key)
             if partition is not None:
                 self._use(partition, self.of(topic, state))
 
     def before(self, state: PartitionImage) -> None:
         """A state of a partition is about to be adopted; see the module's text."""
-        topic = self._manager.image.topics.get(state.topic_id)
-        partition = self._manager.partitions.get(state.key)
+        topic = self._registry.image.topics.get(state.topic_id)
+        partition = self._registry.partitions.get(state.key)
         if topic is not None and partition is not None:
             self._use(partition, self.of(topic, state))
 
     def _use(self, partition: Partition, settings: TopicConfig) -> None:
         if settings == partition.replica.settings:
             return
-        manager = self._manager
         partition.log.update_settings(settings)
-        partition.replica.update_settings(settings, manager.clock_ms())
-        log_start.mark_compacted(manager, partition)
+        partition.replica.update_settings(settings, self._clock_ms())
+        self._mark_compacted(partition)
         if partition.replica.wants_fsync:
             partition.flush(everything=True)  # what was written while it was not
-        manager.schedule()
+        self._schedule()

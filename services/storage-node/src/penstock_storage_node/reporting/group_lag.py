@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_storage_node.groups.host import GroupHost
-from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.rpc.log_ends import POSITIONS_MAX, LogEnds
 
 SERIES_MAX: Final = 500
@@ -58,13 +58,13 @@ class LagExporter(Collector):
 
     def __init__(
         self,
-        manager: ReplicaManager,
+        registry: PartitionRegistry,
         groups: GroupHost,
         log_ends: LogEnds,
         interval_ms: int,
         clock_ms: Callable[[], int],
     ) -> None:
-        self._manager = manager
+        self._registry = registry
         self._groups = groups
         self._log_ends = log_ends
         self._interval_ms = interval_ms
@@ -129,7 +129,7 @@ class LagExporter(Collector):
 
     def _places(self) -> tuple[dict[NodeId, list[int]], list[tuple[str, str, pb.Position]], int]:
         """Committed offsets by leader of their partition."""
-        image = self._manager.image
+        image = self._registry.image
         places: list[tuple[str, str, pb.Position]] = []
         by_leader: dict[NodeId, list[int]] = {}
         left_out = 0

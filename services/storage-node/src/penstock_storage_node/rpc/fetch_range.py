@@ -30,13 +30,13 @@ class _Range:
         self._manager = manager
         topic_id = TopicId(request.topic_id) if request.topic_id else None
         if topic_id is not None and request.topic:
-            known = manager.image.topic_ids.get(request.topic)
+            known = manager.registry.image.topic_ids.get(request.topic)
             if known is not None and known != topic_id:
                 raise PenstockError(
                     ErrorCode.INCONSISTENT_TOPIC_ID,
                     f"topic {request.topic} was made anew: its id is {known.hex()}, not {topic_id.hex()}",
                 )
-        self.partition = manager.locate(request.topic, topic_id, request.partition)
+        self.partition = manager.registry.locate(request.topic, topic_id, request.partition)
         replica = self.partition.replica
         replica.require_leader()
         self.next_offset = request.from_offset
@@ -138,7 +138,7 @@ class FetchRangeService:
         response.next_offset = current.next_offset if current is not None else request.from_offset
         try:
             topic_id = TopicId(request.topic_id) if request.topic_id else None
-            partition = self._manager.locate(request.topic, topic_id, request.partition)
+            partition = self._manager.registry.locate(request.topic, topic_id, request.partition)
         except PenstockError:
             return response.SerializeToString()
         response.topic_id = partition.key.topic_id

@@ -295,11 +295,11 @@ class ForwardService:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         if first.open is None:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message lacks `open`")
-        if first.open.node_id != self._manager.node_id:
+        if first.open.node_id != self._manager.registry.node_id:
             await fail(
                 context,
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this is node {self._manager.node_id}, not {first.open.node_id}",
+                f"this is node {self._manager.registry.node_id}, not {first.open.node_id}",
             )
         self._manager.metrics.forward_streams += 1
         stream = ForwardStream(context, first.open, self._data, self._manager, self._metadata)

@@ -18,8 +18,8 @@ from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_storage_node.log import ReadJob
-from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replica.registry import PartitionRegistry
 
 POSITIONS_MAX = 2_000
 """Of one call; more are refused."""
@@ -31,8 +31,8 @@ _METHOD: Final = "/penstock.v1.Storage/Positions"
 class LogEndsService:
     """Handler of the call."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
-        self._manager = manager
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
 
     async def positions(self, request: pb.PositionsRequest, context: object) -> pb.PositionsResponse:
         """Answer another node."""
@@ -62,7 +62,7 @@ class LogEndsService:
         self, position: pb.Position, answer: pb.PositionAnswer, newest: dict[TopicPartition, int]
     ) -> None:
         key = TopicPartition(TopicId(position.topic_id), position.partition)
-        partition = self._manager.locate("", key.topic_id, key.partition)
+        partition = self._registry.locate("", key.topic_id, key.partition)
         partition.replica.require_leader()
         end = answer.high_watermark = partition.replica.high_watermark
         if position.offset >= end:
@@ -76,16 +76,16 @@ class LogEndsService:
 class LogEnds:
     """The question, to whichever node leads."""
 
-    def __init__(self, manager: ReplicaManager, here: LogEndsService, channels: ChannelPool) -> None:
-        self._manager = manager
+    def __init__(self, registry: PartitionRegistry, here: LogEndsService, channels: ChannelPool) -> None:
+        self._registry = registry
         self._here = here
         self._channels = channels
 
     async def ask(self, leader: NodeId, request: pb.PositionsRequest) -> Sequence[pb.PositionAnswer]:
         """A leader's answers; none when it does not answer in time."""
-        if leader == self._manager.node_id:
+        if leader == self._registry.node_id:
             return (await self._here.find(request)).answers
-        channel = self._channels.get(self._manager.image.nodes[leader].grpc.address)
+        channel = self._channels.get(self._registry.image.nodes[leader].grpc.address)
         call = channel.unary_unary(
             _METHOD,
             request_serializer=pb.PositionsRequest.SerializeToString,

@@ -21,7 +21,6 @@ from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_core.metadata.image import NodeImage
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
-from penstock_storage_node.replica.log_start import follow_log_start
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
@@ -54,7 +53,9 @@ class FollowerStream:
         channels: ChannelPool,
         credit_bytes: int,
         move: Callable[[PartitionReplica, int], None],
+        on_lost: Callable[[NodeId], None],
     ) -> None:
+        self._on_lost = on_lost
         self.receiver = FollowerReceiver()
         self._lane = lane
         self._credit_bytes = credit_bytes
@@ -85,7 +86,7 @@ class FollowerStream:
         pause_ms = 0
         log = self._manager.lifecycle.log.bind(leader=self._leader)
         while True:
-            node = self._manager.image.nodes.get(self._leader)
+            node = self._manager.registry.image.nodes.get(self._leader)
             started_ms = self._manager.clock_ms()
             if node is not None:
                 try:
@@ -98,7 +99,7 @@ class FollowerStream:
                 finally:
                     self.receiver.disconnected()
                 log.info("replication stream ended", reason=reason)
-                self._manager.on_link_lost(self._leader)
+                self._on_lost(self._leader)
             if self._manager.clock_ms() - started_ms >= GOOD_STREAM_MS:
                 pause_ms = 0
             else:
@@ -110,10 +111,10 @@ class FollowerStream:
         channel = self._channels.get(node.grpc.address, CHANNELS[self._lane])
         call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
         hello = pb.ReplicaHello(
-            node_id=manager.node_id,
-            node_epoch=manager.node_epoch,
+            node_id=manager.registry.node_id,
+            node_epoch=manager.registry.node_epoch,
             leader_node_id=self._leader,
-            cluster_id=manager.image.cluster_id,
+            cluster_id=manager.registry.image.cluster_id,
             lane=self._lane,
             credit_bytes=self._credit_bytes,
         )
@@ -169,7 +170,7 @@ class FollowerStream:
         replica = receiver.replica_of(data.session)
         if replica is None or replica.following is None:
             return
-        partition = manager.partitions.get(replica.key)
+        partition = manager.registry.partitions.get(replica.key)
         if partition is None:
             return
         following = replica.following
@@ -179,10 +180,10 @@ class FollowerStream:
             self._move(replica, data.move)
         elif data.diverging is not None:
             receiver.hold(replica)
-            manager.truncate(partition, following.on_diverging(*data.diverging))
+            manager.roles.truncate(partition, following.on_diverging(*data.diverging))
         elif data.out_of_range is not None:
             receiver.hold(replica)
-            manager.truncate(partition, following.on_out_of_range(*data.out_of_range))
+            manager.roles.truncate(partition, following.on_out_of_range(*data.out_of_range))
         else:
             if data.records is not None and not self._append(partition, data.base_offset, data.records):
                 return
@@ -190,7 +191,7 @@ class FollowerStream:
             if following.on_watermarks(data.high_watermark, data.log_start_offset) and partition.readers:
                 partition.wake_readers()
             if partition.log.log_start_offset > log_start_offset:
-                follow_log_start(manager, partition)
+                manager.log_starts.follow(partition, manager.roles.followers.on_progress)
             receiver.on_data(replica)
 
     def _append(self, partition: Partition, base_offset: int, records: memoryview) -> bool:
@@ -216,7 +217,7 @@ class FollowerStream:
             return False
         manager.metrics.replicated_in_bytes += len(records)
         hit("replication.append.after_stage")
-        manager.touch(partition)
+        manager.drain.touch(partition)
         return True
 
     def _on_error(self, replica: PartitionReplica, code: int, message: str) -> None:
@@ -267,9 +268,15 @@ class FollowerStreams:
     """All streams to leaders."""
 
     def __init__(
-        self, manager: ReplicaManager, channels: ChannelPool, limits: LaneLimits | None = None
+        self,
+        manager: ReplicaManager,
+        channels: ChannelPool,
+        on_lost: Callable[[NodeId], None],
+        limits: LaneLimits | None = None,
     ) -> None:
         self._manager = manager
+        self._on_lost = on_lost
+        """Told of a leader whose stream broke."""
         self._channels = channels
         catch_up = (limits or LaneLimits()).credit_bytes
         self._credits = {LIVE: REPLICA_CREDIT_BYTES, CATCH_UP: catch_up}
@@ -285,7 +292,7 @@ class FollowerStreams:
         link = self._links.get((leader, lane))
         if link is None:
             link = self._links[leader, lane] = FollowerStream(
-                self._manager, leader, lane, self._channels, self._credits[lane], self._move
+                self._manager, leader, lane, self._channels, self._credits[lane], self._move, self._on_lost
             )
         link.receiver.follow(replica)
         self._link_of[replica] = link

@@ -56,7 +56,7 @@ class _Stream:
             NodeId(hello.node_id),
             hello.node_epoch,
             credit,
-            manager.effects,
+            manager.drain.effects,
             catch_up=self.lane != LIVE,
             read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
         )
@@ -99,7 +99,7 @@ class _Stream:
     def _close(self, number: int) -> None:
         session = self.sender.close(number)
         if session is not None:
-            partition = self._manager.partitions.get(session.replica.key)
+            partition = self._manager.registry.partitions.get(session.replica.key)
             if partition is not None:
                 partition.sessions.pop(session, None)
                 self._note_closed(partition)
@@ -108,7 +108,7 @@ class _Stream:
         leadership = partition.replica.leadership
         if leadership is not None:
             leadership.on_follower_closed(self.sender.node, self._manager.clock_ms())
-            self._manager.schedule()
+            self._manager.drain.schedule()
 
     # -- follower to leader -------------------------------------------------------
 
@@ -136,15 +136,17 @@ class _Stream:
                 hit("replication.open.received")
             for asked in request.opens:
                 self._open(asked, now_ms)
-            manager.schedule()
+            manager.drain.schedule()
 
     def _note_log_start(self, key: TopicPartition, leadership: Leadership, offset: int) -> None:
-        partition = self._manager.partitions.get(key)
+        partition = self._manager.registry.partitions.get(key)
         if leadership.on_follower_log_start(self.sender.node, offset) and partition is not None:
             partition.wake_log_start()
 
     def _open(self, asked: pb.ReplicaOpen, now_ms: int) -> None:
-        partition = self._manager.partitions.get(TopicPartition(TopicId(asked.topic_id), asked.partition))
+        partition = self._manager.registry.partitions.get(
+            TopicPartition(TopicId(asked.topic_id), asked.partition)
+        )
         sender = self.sender
         if partition is None:
             sender.tell(DataFrame(asked.session, error=(ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here")))
@@ -211,7 +213,7 @@ class _Stream:
         """After sending a rebuilding replica that much. A rate may change meanwhile."""
         manager = self._manager
         while owed_bytes >= 1:
-            throttle = catch_up_rate(manager.image, manager.node_id, self._follower)
+            throttle = catch_up_rate(manager.registry.image, manager.registry.node_id, self._follower)
             pause_s = self._limits.pause_s(self.lane, 1, throttle) * owed_bytes
             if pause_s <= 0:
                 return
@@ -220,7 +222,7 @@ class _Stream:
             owed_bytes -= owed_bytes * step_s / pause_s
 
     def _start_read(self, session: SenderSession, max_bytes: int) -> None:
-        partition = self._manager.partitions.get(session.replica.key)
+        partition = self._manager.registry.partitions.get(session.replica.key)
         if partition is None:
             self.sender.end(session, ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here any more")
             return
@@ -312,19 +314,19 @@ class LeaderStreams:
 
     async def _check(self, hello: pb.ReplicaHello, context: Context) -> None:
         manager = self._manager
-        if hello.leader_node_id != manager.node_id:
+        if hello.leader_node_id != manager.registry.node_id:
             await fail(
                 context,
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this is node {manager.node_id}, not {hello.leader_node_id}",
+                f"this is node {manager.registry.node_id}, not {hello.leader_node_id}",
             )
-        if hello.cluster_id != manager.image.cluster_id:
+        if hello.cluster_id != manager.registry.image.cluster_id:
             await fail(
                 context,
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this node is of cluster {manager.image.cluster_id.hex()}, not {hello.cluster_id.hex()}",
+                f"this node is of cluster {manager.registry.image.cluster_id.hex()}, not {hello.cluster_id.hex()}",
             )
-        known = manager.image.nodes.get(NodeId(hello.node_id))
+        known = manager.registry.image.nodes.get(NodeId(hello.node_id))
         if known is not None and hello.node_epoch < known.node_epoch:
             await fail(
                 context,

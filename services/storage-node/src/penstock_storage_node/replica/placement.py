@@ -1,0 +1,156 @@
+"""Which logs this node should hold: what to create, open, delete and set aside, as a plain state machine.
+
+It hears of metadata and of what the disk has done, and answers with instructions; a shell
+(`manager`) carries them out, which takes time, and tells what came of each. Metadata move on
+meanwhile: whatever was begun is ended first, then compared with what they say by then.
+
+    what is heard                      with                        instructions
+    a state that names this node       a partition                 TakeRole
+                                       its log, found on the disk  OpenLog
+                                       its log being created       (none: `on_created` looks again)
+                                       nothing                     CreateLog, after SetAside of a log of
+                                                                   the same name and another topic id, and
+                                                                   after the deletion of such a one
+    a state that does not name it      a partition                 DeleteLog
+    the topic is gone                  a partition                 DeleteLog
+    created                            still wanted                OpenLog (of the new log)
+                                       wanted no more              DiscardLog
+    not created, the disk is full                                  (the shell asks again: `on_state`)
+    what is on the disk, asked for     logs nobody has claimed     SetAside
+
+Names are of directories (topic, partition): at any time at most one log has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock_core.errors import InvariantBroken
+from penstock_core.ids import TopicId, TopicPartition
+
+Name = tuple[str, int]
+"""Topic name and partition: a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRole:
+    """The partition is here: adopt the state."""
+
+    key: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """Make a partition of a log that is open: one that was found on the disk or that was created."""
+
+    key: TopicPartition
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLog:
+    """Make a directory and a log: after `stray` was set aside, and after a deletion of that name."""
+
+    key: TopicPartition
+    name: Name
+    stray: bool
+    awaits_deletion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardLog:
+    """Delete a log that was created and that nobody wants any more."""
+
+    key: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLog:
+    """End the partition's role and delete its log."""
+
+    key: TopicPartition
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Keep a log that nobody knows, under another name."""
+
+    name: Name
+
+
+Instruction = TakeRole | OpenLog | CreateLog | DiscardLog | DeleteLog | SetAside
+
+
+class Placement:
+    """One per node. `held`: partitions of this node, `found`: logs on its disk without a role."""
+
+    def __init__(self) -> None:
+        self.held: dict[TopicPartition, Name] = {}
+        self.found: dict[Name, TopicId] = {}
+        self.creating: dict[TopicPartition, Name] = {}
+        self.deleting: dict[Name, TopicPartition] = {}
+
+    def on_found(self, name: Name, topic_id: TopicId) -> None:
+        """A log was on the disk at the start."""
+        self.found[name] = topic_id
+
+    def on_state(self, key: TopicPartition, name: Name, *, is_mine: bool) -> Instruction | None:
+        """The metadata say something of a partition; `is_mine`: this node is one of its replicas."""
+        if not is_mine:
+            return self._delete(key)
+        if key in self.held:
+            return TakeRole(key)
+        if self.found.get(name) == key.topic_id:
+            del self.found[name]
+            self.held[key] = name
+            return OpenLog(key, name)
+        if key in self.creating:
+            return None
+        self.creating[key] = name
+        stray = self.found.pop(name, None) is not None
+        return CreateLog(key, name, stray, name in self.deleting)
+
+    def on_gone(self, key: TopicPartition) -> DeleteLog | None:
+        """The metadata know no such partition any more."""
+        return self._delete(key)
+
+    def on_created(self, key: TopicPartition, *, is_mine: bool) -> OpenLog | DiscardLog:
+        """A log was created. `is_mine`: the metadata of now still want it here."""
+        name = self.creating.pop(key)
+        if not is_mine:
+            return DiscardLog(key)
+        self.held[key] = name
+        return OpenLog(key, name)
+
+    def on_not_created(self, key: TopicPartition) -> None:
+        """Making it failed; `on_state` may ask for it again."""
+        del self.creating[key]
+
+    def on_deleted(self, name: Name) -> None:
+        """A deleted log has given its name free, or never will."""
+        del self.deleting[name]
+
+    def strays(self) -> list[SetAside]:
+        """Logs on the disk that the metadata know nothing of, once these are known to be current."""
+        names, self.found = list(self.found), {}
+        return [SetAside(name) for name in names]
+
+    def _delete(self, key: TopicPartition) -> DeleteLog | None:
+        name = self.held.pop(key, None)
+        if name is None:
+            return None
+        self.deleting[name] = key
+        return DeleteLog(key, name)
+
+    def validate(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises InvariantBroken: what is held are the partitions; a directory's name is one log's."""
+        if self.held.keys() != set(partitions):
+            raise InvariantBroken(f"placement holds {sorted(self.held)}, the node {sorted(partitions)}")
+        names = [*self.held.values(), *self.found, *self.deleting]
+        if len(set(names)) != len(names):
+            raise InvariantBroken(f"two logs under one name: {sorted(names)}")
+        both = self.held.keys() & self.creating.keys()
+        if both:
+            raise InvariantBroken(f"created a second time: {sorted(both)}")
