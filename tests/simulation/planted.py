@@ -398,8 +398,13 @@ BUGS = [
     ),
     Bug("leader-from-anywhere", "a leader is elected outside ISR and ELR", _leader_from_anywhere),
     Bug("fence-only-leaders", "fencing leaves the node in the ISRs of others", _fence_only_leaders),
-    Bug("rule-9-too-strict", "every unclean stop counts as lost data", _everything_counts_as_lost),
-    Bug("rule-9-too-lax", "no replica ever counts as having lost data", _nothing_counts_as_lost, _one_by_one),
+    Bug("coming-back-too-strict", "every unclean stop counts as lost data", _everything_counts_as_lost),
+    Bug(
+        "coming-back-too-lax",
+        "no replica ever counts as having lost data",
+        _nothing_counts_as_lost,
+        _one_by_one,
+    ),
     Bug("elr-forgotten", "who leaves a too small ISR may never lead", guards.elr_forgotten),
     Bug("elr-takes-anybody", "every replica is in the ELR", guards.elr_takes_anybody, guards.one_left),
     Bug(

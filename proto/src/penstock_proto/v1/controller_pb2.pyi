@@ -107,7 +107,7 @@ class RegisterNodeRequest(_message.Message):
     @_builtins.property
     def damaged(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitionId]:
         """Replicas whose recovered end lies below their persisted flush point: they
-        lost acknowledged data and leave ISR and ELR (rule: coming back).
+        lost acknowledged data and leave ISR and ELR (rule "Coming back").
         """
 
     @_builtins.property

@@ -96,7 +96,8 @@ class GatewayAddresses:
 def advertised_apis(image: MetadataImage) -> dict[int, tuple[int, int]]:
     """Our own ranges, with those of relayed APIs cut down to what all registered nodes answer.
 
-    APIs addressed to a node that only the connection names are left out (rule 3).
+    APIs addressed to a node that only the connection names are left out (rule "A connection names
+    no node").
     """
     own = {key: versions for key, versions in SUPPORTED.items() if ROUTES[key] is not Route.NODE}
     relayed = {k: v for k, v in own.items() if ROUTES[k] in _RELAYED_ROUTES}

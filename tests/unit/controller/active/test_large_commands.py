@@ -258,7 +258,7 @@ def leaders(image: MetadataImage) -> set[int]:
 
 @pytest.mark.timeout(600)
 async def test_a_node_of_a_hundred_thousand_partitions_is_fenced() -> None:
-    """Rule 14: out of every ISR in the same version; every entry is far below the bound of one."""
+    """Out of every ISR in the same version (rule "Who counts as dead"); every entry is far below its bound."""
     log = Log(large_image(PARTITIONS))
     dead = NodeId(3)
     assert isr_count(log.machine.image, dead) == PARTITIONS

@@ -1,4 +1,4 @@
-"""What becomes of requests in flight when leaders move and nodes are lost (rule 6)."""
+"""What becomes of requests in flight when leaders move and nodes are lost (rule "Maybe written, never 6")."""
 
 from __future__ import annotations
 

@@ -508,7 +508,7 @@ def test_roll_by_size_of_the_index() -> None:
 
 
 def test_a_log_knows_whether_acks_may_lack_a_flush() -> None:
-    """Whatever the topic's setting says when it is opened again (rule 9)."""
+    """Whatever the topic's setting says when it is opened again (rule "Coming back")."""
 
     def may_lack(disk: SimulatedFileSystem) -> bool:
         return reopen(disk)[1].may_lack_acked

@@ -1,4 +1,5 @@
-"""Checks of what producers send, before it is stored (rule: records are checked first).
+"""Checks of what producers send, before it is stored
+(rule "Records are checked before they are stored").
 
 A batch with a right CRC and broken records would stop every consumer for ever, so each
 record is walked by compiled code: about 50 ns per record, the CRC at 20-30 GB/s, and a few

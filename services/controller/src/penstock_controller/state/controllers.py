@@ -5,7 +5,7 @@ admitted by an operator alone (`penstock controller replace`), because a directo
 new may stand for votes and entries that were lost with the old one: admitted by itself, it
 could help to elect a controller without acknowledged entries. The record is an entry of
 the log, so a controller that has applied it holds everything acknowledged before
-(rule "a controller that lost its disk"), and only then it votes.
+(rule "A controller that lost its disk"), and only then it votes.
 
 Source: KIP-853, where a voter is known by id and directory id.
 """

@@ -2,7 +2,7 @@
 
 Fencing takes the node out of every ISR and moves its leadership in the same command.
 A partition's last ISR member goes to the ELR and may lead again when it is back, so a
-cluster whose nodes were all killed at once comes back whole (rule "coming back").
+cluster whose nodes were all killed at once comes back whole (rule "Coming back").
 
 Source: ClusterControlManager and ReplicationControlManager of Apache Kafka 4.3.
 """

@@ -1,6 +1,7 @@
 """What becomes of a Kafka frame at the gateway: answered here, or relayed.
 
-The route of every API stands in `penstock_kafka.wire.apis.ROUTES` (rule 3). Cluster
+The route of every API stands in `penstock_kafka.wire.apis.ROUTES`
+(rule "A connection names no node"). Cluster
 APIs are answered from metadata or handed to the controller by the runtime's
 `ClusterApis`; requests for partition leaders and group coordinators go through this
 connection's relay session. APIs for single nodes are not advertised; who sends one

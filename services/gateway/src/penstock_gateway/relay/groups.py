@@ -4,7 +4,7 @@ A request for one group is passed on as the bytes that it came in. Those for sev
 (DescribeGroups, DeleteGroups, OffsetFetch from version 8) are taken apart only when their
 coordinators differ; ListGroups goes to every node that coordinates anything.
 
-Rule 6 of the design: whatever is under way when the coordinator moves or is lost is answered
+Rule "Maybe written, never 6": whatever is under way when the coordinator moves or is lost is answered
 NOT_COORDINATOR, and the client asks again: group calls may be repeated. So they fly like Fetch.
 Who may do what is the coordinator's to say.
 """

@@ -332,7 +332,7 @@ class Produce(Relayed):
 
     def failure(self, index: int, code: ErrorCode) -> ProduceResult:
         if self.silent:
-            # There is no other way to tell the client (rule 5).
+            # There is no other way to tell the client (rule "A relay keeps order").
             self.close()
         topic, topic_id, partition = self._names[index]
         return ProduceResult(topic, topic_id, partition, code, error_message=_REASONS.get(code))

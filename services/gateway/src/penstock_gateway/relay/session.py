@@ -5,8 +5,9 @@ stream per storage node (which carries). It belongs to no Kafka connection, so t
 native API uses the same road. The `Relay` has what all sessions share: metadata,
 channels, a clock, a slow tick for what waits.
 
-Rule 5's bounds: a client's requests in flight are capped where they come in, so a
-session's queues hold no more than that; what is taken from them at once is TAKE_BYTES_MAX.
+Bounds (rule "A relay keeps order"): a client's requests in flight are capped where they come
+in, so a session's queues hold no more than that; what is taken from them at once is
+TAKE_BYTES_MAX.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The address at which a client is told to find each node id.
 
-Rules 1 and 2 of the design: on a `direct` listener a node's own endpoint of the same
-listener name; on a `proxy` listener a live gateway's address of the same listener
+Rules "Where a client is sent" and "Several gateways": on a `direct` listener a node's own
+endpoint of the same listener name; on a `proxy` listener a live gateway's address of the same listener
 name, by the client's network. This gateway answers "auto" with the address that the
 client reached; another gateway's "auto" is known only where it registered its bind
 address.

@@ -6,7 +6,7 @@ node is lost. It knows no event loop: the shell feeds events (`submit`, `ready`,
 `broken`, `image_changed`, `answered`, `refused`, `tick`) and then carries out what
 stands in `answers`, `wanted`, `dropped` and `awake`.
 
-Rules (rule 6 of the design):
+Rules (rule "Maybe written, never 6"):
 - Produce that was sent may be written: when its node is lost, or its leader moved and
   the old one stays silent for GRACE_MS, it is answered REQUEST_TIMED_OUT (7), never 6.
 - Produce not yet sent, or refused before the append, is routed again; after its hold

@@ -7,7 +7,7 @@ are appended like acks=all and answered through `Leadership.wait_all`; that wait
 since a shard must know whether a record counts. Clients have theirs (`api.groups`).
 
 Reading records is pure Python: it goes in slices of at most a millisecond, so that the loop stays
-free (rule 19).
+free (rule "The loop stays free").
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Rules of compression.type (Kafka: LogValidator with the topic's compression.type
   * A batch that is damaged or too big goes on as it came, to be refused for what it is.
 
 The codecs run in threads of their own and let go of the interpreter lock, so the event loop goes
-on (rule 19). Order: a request that has to wait, and every later one for any of its partitions,
-waits for its turn; each partition remembers the last in its line. A request waits as a whole: a
-client's next batch for a partition that could have had this one's at once must not overtake it.
+on (rule "The loop stays free"). Order: a request that has to wait, and every later one for any of
+its partitions, waits for its turn; each partition remembers the last in its line. A request waits
+as a whole: a client's next batch for a partition that could have had this one's at once must not overtake it.
 """
 
 from __future__ import annotations

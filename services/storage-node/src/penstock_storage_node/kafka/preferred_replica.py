@@ -3,7 +3,7 @@
 A consumer that says its rack (`client.rack`) and came by a direct listener is sent to an in-sync
 replica of that rack, if the leader stands in another one; there it reads up to what that
 replica knows to be committed. Never behind a gateway: a proxy's client cannot choose a node
-(rule 3 of the design), and a relayed request has no listener.
+(rule "A connection names no node"), and a relayed request has no listener.
 
 A replica is named only where the client can reach it (it has a listener of the same name), it is
 live, and it holds the offset asked for. Of several the one that is furthest along.

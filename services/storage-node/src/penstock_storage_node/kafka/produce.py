@@ -1,8 +1,9 @@
 """Produce: check, append, answer when the acks are there.
 
-Order of checks: Kafka's (guide kafka-protocol, 3): acks, authorization, partition and leader,
-ISR for acks=all, the batch itself, producer state. Appends happen inside the call, so requests of
-one connection are appended in the order they arrive; only the answer waits.
+Order of checks: Kafka's (`KafkaApis.handleProduceRequest`, `ReplicaManager`, `Partition`, `UnifiedLog`):
+acks, authorization, partition and leader, ISR for acks=all, the batch itself, producer state. Appends
+happen inside the call, so requests of one connection are appended in the order they arrive; only the
+answer waits.
 """
 
 from __future__ import annotations

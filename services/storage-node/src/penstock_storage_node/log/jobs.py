@@ -41,7 +41,7 @@ INDEX_SAVE_ENTRIES = 1024
 UNFLUSHED_MARKER = "unflushed"
 """Empty file beside the segments: the log may hold acknowledged data that no flush covers. Made
 before the first write of durability "replicated", removed after a flush of everything, so that an
-unclean start knows what was promised whatever the topic's setting says by then (rule 9)."""
+unclean start knows what was promised whatever the topic's setting says by then (rule "Coming back")."""
 
 FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 

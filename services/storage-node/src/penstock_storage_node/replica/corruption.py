@@ -4,7 +4,8 @@ Rules
   * While another in-sync replica has the records, this node behaves as after an EIO: it gives up its
     roles, so that others serve, and waits to be started anew. The mark that it leaves beside the
     segments makes that start read the log from the damaged segment on, cut it at the first batch that
-    is wrong, tell the controllers what it lacks (rule 9), and fetch it again.
+    is wrong, tell the controllers what it lacks (rule "Coming back"), and fetch it
+    again.
   * Damage in what this process wrote itself is no fault of the disk, and others may have the same: it
     is told and nothing else, so that one bad batch can't take down a node after the other.
   * The only in-sync replica cuts nothing: all that lies behind the damage would go too. The reader

@@ -126,7 +126,7 @@ class PartitionReplica:
 
     @property
     def effective_end_offset(self) -> int:
-        """End of what this replica may be counted on for: flushed, or written (rule 8)."""
+        """End of what counts of this replica: flushed, or written (rule "Flushed means flushed")."""
         return self.log.flushed_offset if self.fsync else self.log.written_offset
 
     # -- roles --------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The process that compacts: `python -P -m penstock_storage_node.log.compaction.worker`.
 
 Compaction looks at every record, in Python: in a thread it would take the interpreter lock from
-the event loop (rule 19). So the storage node starts this process when a log is dirty enough,
-talks to it by lines of JSON on stdin and stdout, and lets it end when there is no more to do.
+the event loop (rule "The loop stays free"). So the storage node starts this process when a log is
+dirty enough, talks to it by lines of JSON on stdin and stdout, and lets it end when there is no more to do.
 
   node    {"clean": {...}, "bytes_per_s": n}     a CleanRequest
   worker  {"group": {...}}                       a CleanedGroup: swap it in, then answer
