@@ -1,7 +1,7 @@
 """Kafka's error codes, and the exception that carries one to a client.
 
-Kafka's table is Penstock's table: every failure that reaches a user has one of
-these codes, and `BLAME` says whose fault it was, which decides retry and logging.
+Kafka's table is Penstock's table: every failure that reaches a user has one of these codes.
+Which of them a client answers by sending the request again stands where that is decided.
 Source: Apache Kafka 4.3, org.apache.kafka.common.protocol.Errors.
 """
 

@@ -224,7 +224,9 @@ class NodeHeartbeat(_message.Message):
     metadata_version: _builtins.int
     """Version that the node has applied."""
     loop_ticks: _builtins.int
-    """Turns of the node's event loop; must grow, or the node counts as hung."""
+    """Turns of the node's event loop, for whoever looks at a node from outside. Nobody
+    judges it: a loop that stands still sends no heartbeat.
+    """
     disk_jobs_done: _builtins.int
     """Jobs that the disk pool has finished, and jobs waiting. A wait with no
     progress for a session timeout counts as hung.

@@ -333,7 +333,9 @@ class ReplicaData(_message.Message):
     log_start_offset: _builtins.int
     @_builtins.property
     def batches(self) -> Global___ReplicaBatches:
-        """Contiguous batches, the first at the follower's log end offset."""
+        """Batches in offset order, for a log that ends at base_offset. The first may begin later,
+        and there may be gaps between them, where compaction removed records.
+        """
 
     @_builtins.property
     def diverging(self) -> Global___ReplicaDiverging:
@@ -608,8 +610,10 @@ class ForwardResponseFrame(_message.Message):
     close_connection: _builtins.bool
     """True when the client's connection must be closed (acks=0 and an error)."""
     stale_metadata: _builtins.bool
-    """True when at least one partition answered NOT_LEADER_OR_FOLLOWER or a like
-    error, so that the gateway looks at its metadata again.
+    """True when at least one partition or group answered an error that concerns whoever
+    routed the request: because leadership moved, or because the client will send the
+    batch again and later ones of its producer must not overtake it. The metadata of
+    the gateway need not be stale.
     """
     def __init__(
         self,

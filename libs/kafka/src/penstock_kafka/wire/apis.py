@@ -190,8 +190,8 @@ def is_supported(api_key: int, api_version: int) -> bool:
     """Whether a request of that version can be decoded and answered here.
 
     False for Produce 0-2, which are advertised all the same. An unsupported version of
-    ApiVersions is answered (`api_versions.encode_unsupported`), of any other API the
-    connection is closed (Kafka: RequestContext.parseRequest).
+    ApiVersions is answered in version 0 (`api_versions.encode_api_versions_response`), of
+    any other API the connection is closed (Kafka: RequestContext.parseRequest).
     """
     versions = SUPPORTED.get(api_key)
     if versions is None or not versions[0] <= api_version <= versions[1]:

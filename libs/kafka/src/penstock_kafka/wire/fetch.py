@@ -1,6 +1,7 @@
 """Fetch requests and responses, by hand: a response is a list of buffers, records uncopied.
 
-Versions 4-18. From 13 on topics are named by id (KIP-516). Sessions (KIP-227) are
+Versions 4-18 can be read and written; which are answered is said by `apis` (today up to 16).
+From 13 on topics are named by id (KIP-516). Sessions (KIP-227) are
 declined: every response has session id 0, so clients send full requests for ever;
 `FetchRequest.is_incremental` tells the handler to answer FETCH_SESSION_ID_NOT_FOUND.
 Never sent: KIP-951 endpoints, diverging epoch (followers

@@ -1,6 +1,7 @@
 """Produce requests and responses, by hand: records are views, never copies.
 
-Versions 3-13; 13 names topics by id (KIP-516). Versions 0-2 are advertised but
+Versions 3-13 can be read and written; which are answered is said by `apis` (today up to 11).
+13 names topics by id (KIP-516). Versions 0-2 are advertised but
 refused with UNSUPPORTED_VERSION (see `apis`); a response to them can be encoded.
 Unknown tagged fields are skipped. One is ours (KIP-482 leaves them to extensions): a
 request that carries tag RECEIPT_TAG gets a `Receipt` with each result under the same tag;
