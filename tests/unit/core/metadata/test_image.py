@@ -8,7 +8,7 @@ import pytest
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
-from penstock_core.metadata import MetadataImage
+from penstock_core.metadata import ImageBuilder, MetadataImage
 from penstock_proto.v1 import common_pb2, metadata_pb2
 
 Record = metadata_pb2.MetadataRecord
@@ -79,6 +79,12 @@ def producer_ids(value: int) -> Record:
     return Record(producer_ids=metadata_pb2.ProducerIdsRecord(next_producer_id=value))
 
 
+def controller(controller_id: int) -> Record:
+    return Record(
+        controller=metadata_pb2.ControllerRecord(controller_id=controller_id, directory_id=b"d" * 16)
+    )
+
+
 def full() -> MetadataImage:
     return MetadataImage().apply(
         [
@@ -95,6 +101,7 @@ def full() -> MetadataImage:
             config("a", "segment.bytes", "2048"),
             feature("metadata", 1),
             producer_ids(1000),
+            controller(1),
         ],
         1,
     )
@@ -120,6 +127,15 @@ def test_lookups() -> None:
     assert image.nodes[NodeId(1)].apis == {0: (3, 9)}
     assert image.nodes[NodeId(1)].http.address == "[::1]:8001"
     assert image.nodes[NodeId(1)].grpc.address == "localhost:5001"
+
+
+def test_a_snapshot_has_every_kind_of_record_but_removals() -> None:
+    kinds = {field.name for field in Record.DESCRIPTOR.oneofs_by_name["record"].fields}
+    kept = {kind for kind in kinds if not kind.endswith("_removed")}
+    assert {record.WhichOneof("record") for record in full().to_records()} == kept, (
+        "put the new one into full()"
+    )
+    assert [kind for kind in kinds if not hasattr(ImageBuilder, f"_replay_{kind}")] == []
 
 
 def test_snapshot_round_trip() -> None:
