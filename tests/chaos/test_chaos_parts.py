@@ -117,7 +117,7 @@ def test_list_and_unknown_scenario(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_scenario_and_class_is_documented() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "testing" / "chaos.md").read_text()
     assert chaos.scenarios.__all__
     assert [name for name in SCENARIOS if f"`{name}`" not in text] == []
     assert [kind for kind in Anomaly if f"{kind}" not in text] == []

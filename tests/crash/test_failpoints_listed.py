@@ -37,7 +37,7 @@ def test_there_are_as_many_as_promised() -> None:
 
 
 def test_table_in_the_docs_is_the_generated_one() -> None:
-    text = (ROOT / "docs/testing.md").read_text()
+    text = (ROOT / "docs/testing/crash.md").read_text()
     assert text.partition(BEGIN)[2].partition(END)[0].strip() == table().strip(), (
         "run python -m crash.failpoint_table"
     )

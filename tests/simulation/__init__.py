@@ -1,4 +1,4 @@
-"""The cluster in one process, under one seeded scheduler: see `docs/testing.md`, "Simulation".
+"""The cluster in one process, under one seeded scheduler: see `docs/testing/simulation.md`.
 
 Everything that decides is the code that ships. What stands in for the outside world:
 

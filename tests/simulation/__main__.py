@@ -1,4 +1,4 @@
-"""`make simulate`: see `docs/testing.md`.
+"""`make simulate`: see `docs/testing/simulation.md`.
 
 python -m simulation --seeds 1000          seeds 1 to 1000, on all cores
 python -m simulation --seed 17             one seed, with its log on stderr (-v)

@@ -1,0 +1,137 @@
+"""tools/results.py: what runners write as JSON becomes the tables of docs/results/, in their place."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import chaos.run
+import crash.matrix
+import crash.rounds
+from chaos.runner import as_json
+from fuzz.runner import Outcome
+from simulation.report import Totals
+from simulation.world import Result as Seed
+from unit.docs.repository import DOCS, ROOT
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("penstock_results_tool", ROOT / "tools" / "results.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+
+
+def seeds() -> Any:
+    totals = Totals()
+    totals.add(Seed(1, True, 0, 30_000, 61.0, counts={"truncations": 3}, injected={"node killed": 2}))
+    totals.add(Seed(2, False, 0, 900, 12.0, "idempotence: twice", "idempotence"))
+    return totals.as_json()
+
+
+def chaos_run() -> Any:
+    good = chaos.run.Result("halves", acks_before=6000, acked=28_601, gap_s=20.54, recovered_s=1.7)
+    skipped = chaos.run.Result("leader-disk-full", status="skipped", notes=["no root"])
+    return {"seed": 7, "results": as_json([good, skipped])}
+
+
+def rounds() -> Any:
+    report = crash.rounds.Report(
+        "power-cut", 9, rounds=2, acked_records=24_182, back_in_s=[2.1, 2.4], dropped=[5, 6]
+    )
+    return report.to_json()
+
+
+def failpoints() -> Any:
+    result = crash.matrix.Result("log.append.before_write", "node-1", 104, 15_674, 0, 0, 0.71, 11.0, "ok")
+    return {"seed": 3, "results": [asdict(result)]}
+
+
+FIGURES = {
+    "seeds": (seeds(), ["| seeds | 2 |", "| failed | 2 (idempotence: twice) |", "| node killed | 2 |"]),
+    "planted": (
+        {"planted": [["no-prevote", "nobody asks", 80, "it stays", 80, 1.0], ["x", "y", 300, "", 0, 9.0]]},
+        ["| `no-prevote` | nobody asks | 80 | it stays |", "| `x` | y | **not in 300** |  |"],
+    ),
+    "chaos": (
+        chaos_run(),
+        ["| halves | 6000 | 28601 | 0 | 0 | 20.54 s | - | - | 1.70 s | ok |", "skipped: no root |"],
+    ),
+    "failover": (
+        [{"fault": "leader killed", "gaps_s": [0.09, 0.28, 0.05]}],
+        ["| leader killed | 3 | 0.09 s | 0.28 s |"],
+    ),
+    "failpoints": (
+        failpoints(),
+        ["| `log.append.before_write` | node-1 | 104 | 15674 | 0 | 0 | 0.7 | 11.0 | ok |"],
+    ),
+    "rounds": (rounds(), ["| `make power-cut`, seed 9 | 2 | 24,182 | 0 | 0 | 0 | 0 | 2.4 s / 2.4 s | 11 |"]),
+    "fuzz": (
+        {"seed": 4, "targets": [Outcome("kafka.request", executions=1000, accepted=10, cpu_s=0.5).figures()]},
+        ["| `kafka.request` | 1,000 | 10 | 2,000 | 0 | 0 → 0 | 0 MiB | +0.0 MiB | ok |", "| all | 1,000 |"],
+    ),
+}
+"""What each runner writes, made by the runner's own classes, and rows that come of it."""
+
+
+@pytest.mark.parametrize("name", sorted(tool.KINDS))
+def test_what_a_runner_writes_becomes_a_table(name: str) -> None:
+    held, rows = FIGURES[name]
+    held = json.loads(json.dumps(held))
+    text = tool.block(tool.KINDS[name], [held], commit="1a2b3c4", date="2026-11-21")
+    assert text.startswith(f"`{tool.KINDS[name].command}`, 1a2b3c4, 2026-11-21.")
+    for row in rows:
+        assert row in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1, "every row has the columns of the head"
+
+
+@pytest.mark.parametrize("name", sorted(tool.KINDS))
+def test_each_kind_has_its_place_in_a_page(name: str) -> None:
+    text = (DOCS / "results" / tool.KINDS[name].page).read_text()
+    begin, end = tool.marks(name)
+    assert text.count(begin) == text.count(end) == 1
+    assert text.index(begin) < text.index(end)
+
+
+def test_only_what_stands_between_the_marks_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin, end = tool.marks("failover")
+    page = tmp_path / "docs" / "results" / "chaos.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "RESULTS", page.parent)
+    file = tmp_path / "failover.json"
+    file.write_text(json.dumps(FIGURES["failover"][0]))
+    arguments = ["failover", str(file), "--commit", "c0ffee0", "--date", "2026-11-22"]
+    for _ in range(2):
+        assert tool.main(arguments) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n\n{begin}\n\n`python -m bench.failover`, c0ffee0, 2026-11-22.\n")
+    assert text.endswith(f"|\n\n{end}\n\nafter\n")
+    assert "old" not in text
+    assert capsys.readouterr().out == "written: docs/results/chaos.md\n" * 2
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    for text in ("not json", "[]", '{"planted": 1}'):
+        file.write_text(text)
+        assert tool.main(["planted", str(file), "--commit", "c", "--date", "d"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(str(file))
+        assert error.count("\n") == 1
+    with pytest.raises(ValueError, match="lacks"):
+        tool.put("a page without marks", "planted", "x")

@@ -1,0 +1,240 @@
+"""Put the figures of a run into its page under docs/results/, between the marks that are there for them.
+
+    make simulate SEEDS=4000 JSON=seeds.json && .venv/bin/python tools/results.py seeds seeds.json
+    make simulate-planted JSON=planted.json  && .venv/bin/python tools/results.py planted planted.json
+    PYTHONPATH=tests .venv/bin/python -m chaos --seconds 20 --json > chaos.json
+    .venv/bin/python -m bench.failover --json > failover.json
+    make failpoints ARGS="--json failpoints.json"
+    make kill-all ROUNDS=100 ARGS="--json kill.json"; make power-cut ROUNDS=20 ARGS="--json cut.json"
+    make fuzz EXECUTIONS=10000000 ARGS="--json fuzz.json"
+
+The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run) or fuzz.
+Commit and date stand above the table: of HEAD and today, unless --commit and --date say otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+RESULTS: Final = ROOT / "docs" / "results"
+MIB: Final = 1024 * 1024
+
+Figures = Mapping[str, Any]
+
+
+class Kind(NamedTuple):
+    """One sort of run."""
+
+    page: str
+    command: str
+    render: Callable[[Sequence[Any]], str]
+    """From what the files hold, in their order, to Markdown."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 when the page is written."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what the run wrote with --json")
+    parser.add_argument("--commit", default="", help="what was run, when that is not HEAD")
+    parser.add_argument("--date", default="", help="when, as 2026-11-21, when that is not today")
+    parser.add_argument("--note", default="", help="a sentence about the machine or the run")
+    options = parser.parse_args(arguments)
+    try:
+        held = [json.loads(file.read_text()) for file in options.files]
+        kind = KINDS[options.kind]
+        made = block(
+            kind,
+            held,
+            commit=options.commit or _head(),
+            date=options.date or datetime.date.today().isoformat(),  # noqa: DTZ011 - the writer's own day
+            note=options.note,
+        )
+        page = RESULTS / kind.page
+        page.write_text(put(page.read_text(), options.kind, made))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        print(f"{' '.join(map(str, options.files))}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(f"written: {page.relative_to(ROOT)}")
+    return 0
+
+
+def block(kind: Kind, held: Sequence[Any], *, commit: str, date: str, note: str = "") -> str:
+    """What goes between the marks."""
+    origin = f"`{kind.command}`, {commit}, {date}."
+    return f"{origin}{f' {note}' if note else ''}\n\n{kind.render(held)}"
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Begin and end of a kind's place in its page."""
+    return f"<!-- {name}: written by tools/results.py -->", f"<!-- end of {name} -->"
+
+
+def put(text: str, name: str, made: str) -> str:
+    """`text` with `made` between the marks of `name`. Raises ValueError when they are not there."""
+    begin, end = marks(name)
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page lacks {begin} or {end}; put both where the table belongs")
+    return f"{head}{begin}\n\n{made}\n\n{end}{tail}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
+    lines.insert(1, "|" + "---|" * len(head))
+    return "\n".join(lines)
+
+
+def _head() -> str:
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _s(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f} s"
+
+
+def _seeds(held: Sequence[Figures]) -> str:
+    (run,) = held
+    seeds, failed = run["seeds"], run["failed"]
+    rows = [
+        ("seeds", f"{seeds:,}"),
+        ("failed", ", ".join(f"{one['seed']} ({one['violation']})" for one in failed) or "none"),
+        ("events, all and the fewest of a seed", f"{run['events']:,}, {run['least_events']:,}"),
+        ("simulated hours", f"{run['simulated_s'] / 3600:.1f}"),
+        ("CPU seconds a seed", f"{run['cpu_s'] / max(1, seeds):.2f}"),
+        ("events per CPU second", f"{run['events_per_cpu_s']:,}"),
+    ]
+    for what in ("injected", "counts"):
+        rows += [(name, f"{count:,}") for name, count in sorted(run[what].items(), key=lambda kv: -kv[1])]
+    return table(("what", "how many"), rows)
+
+
+def _planted(held: Sequence[Figures]) -> str:
+    (run,) = held
+    rows = [
+        (f"`{name}`", what, seeds if invariant else f"**not in {seeds}**", invariant)
+        for name, what, seeds, invariant, *_ in run["planted"]
+    ]
+    return table(("planted bug", "what is broken", "seeds to first hit", "caught by"), rows)
+
+
+def _chaos(held: Sequence[Figures]) -> str:
+    rows: list[Sequence[object]] = []
+    for run in held:
+        for one in run["results"]:
+            if one["status"] == "skipped":
+                rows.append((one["scenario"], *[""] * 8, f"skipped: {'; '.join(one['notes'])}"))
+                continue
+            times = [_s(one[name]) for name in ("gap_s", "gap_direct_s", "next_ack_s", "recovered_s")]
+            counts = [one[name] for name in ("acks_before", "acked", "lost", "duplicated")]
+            rows.append((one["scenario"], *counts, *times, one["status"]))
+    head = ("scenario", "acks before", "acked", "lost", "doubled", "longest gap", "gap direct", "next ack")
+    seeds = ", ".join(str(run["seed"]) for run in held)
+    return f"Seed {seeds}.\n\n" + table((*head, "recovered in", "result"), rows)
+
+
+def _failover(held: Sequence[Sequence[Figures]]) -> str:
+    (results,) = held
+    rows = [
+        (one["fault"], len(one["gaps_s"]), _s(statistics.median(one["gaps_s"])), _s(max(one["gaps_s"])))
+        for one in results
+    ]
+    return table(("fault", "times", "p50", "max"), rows)
+
+
+def _failpoints(held: Sequence[Figures]) -> str:
+    results = sorted((one for run in held for one in run["results"]), key=lambda one: str(one["failpoint"]))
+    names = ("died", "acks_per_s_before", "acked", "lost", "doubled", "longest_gap_s", "whole_again_s")
+    rows = [
+        (f"`{one['failpoint']}`", *(_tenths(one[name]) for name in names), one["verdict"]) for one in results
+    ]
+    head = (
+        "failpoint",
+        "died",
+        "acks/s before",
+        "acked",
+        "lost",
+        "doubled",
+        "longest gap s",
+        "whole again s",
+    )
+    return table((*head, "result"), rows)
+
+
+def _tenths(value: object) -> object:
+    return f"{value:.1f}" if isinstance(value, float) else value
+
+
+def _rounds(held: Sequence[Figures]) -> str:
+    rows = []
+    for run in held:
+        back = sorted(run["back_in_s"]) or [0.0]
+        rows.append(
+            (
+                f"`make {run['kind']}`, seed {run['seed']}",
+                run["rounds"],
+                f"{run['acked_records']:,}",
+                f"{run['lost_records']:,}",
+                f"{run['acked_topics']:,}",
+                f"{run['lost_topics']:,}",
+                run["snapshots"],
+                f"{back[len(back) // 2]:.1f} s / {back[-1]:.1f} s",
+                sum(run["dropped"]) or "",
+            )
+        )
+    head = ("run", "rounds", "records acknowledged", "lost", "topics acknowledged", "lost", "snapshots")
+    return table((*head, "back after, median / most", "files and names that lost something"), rows)
+
+
+def _fuzz(held: Sequence[Figures]) -> str:
+    (run,) = held
+    targets = run["targets"]
+    rows: list[Sequence[object]] = [
+        (
+            f"`{one['target']}`",
+            f"{one['executions']:,}",
+            f"{one['accepted']:,}",
+            f"{one['executions_per_cpu_s']:,.0f}",
+            one["edges"],
+            f"{one['corpus_before']} → {one['corpus_after']}",
+            f"{one['peak_rss_bytes'] // MIB} MiB",
+            f"{one['grown_bytes'] / MIB:+.1f} MiB",
+            one["failure"] or "ok",
+        )
+        for one in targets
+    ]
+    executions, cpu_s = sum(one["executions"] for one in targets), sum(one["cpu_s"] for one in targets)
+    accepted = sum(one["accepted"] for one in targets)
+    rate = executions / cpu_s if cpu_s else 0
+    rows.append(("all", f"{executions:,}", f"{accepted:,}", f"{rate:,.0f}", "", "", "", "", ""))
+    head = ("target", "executions", "accepted", "per CPU second", "edges", "corpus", "peak RSS", "grown")
+    return f"Seed {run['seed']}.\n\n" + table((*head, "result"), rows)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "seeds": Kind("simulation.md", "make simulate", _seeds),
+    "planted": Kind("simulation.md", "make simulate-planted", _planted),
+    "chaos": Kind("chaos.md", "make chaos", _chaos),
+    "failover": Kind("chaos.md", "python -m bench.failover", _failover),
+    "failpoints": Kind("crash.md", "make failpoints", _failpoints),
+    "rounds": Kind("crash.md", "make kill-all, make power-cut", _rounds),
+    "fuzz": Kind("fuzz.md", "make fuzz", _fuzz),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
