@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     """One sort of run."""
 
     page: str
-    command: str
+    commands: tuple[str, ...]
     render: Callable[[Sequence[Any]], str]
     """From what the files hold, in their order, to Markdown."""
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def block(kind: Kind, held: Sequence[Any], *, commit: str, date: str, note: str = "") -> str:
     """What goes between the marks."""
-    origin = f"`{kind.command}`, {commit}, {date}."
+    origin = f"{', '.join(f'`{command}`' for command in kind.commands)}; {commit}, {date}."
     return f"{origin}{f' {note}' if note else ''}\n\n{kind.render(held)}"
 
 
@@ -226,13 +226,20 @@ def _fuzz(held: Sequence[Figures]) -> str:
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "seeds": Kind("simulation.md", "make simulate", _seeds),
-    "planted": Kind("simulation.md", "make simulate-planted", _planted),
-    "chaos": Kind("chaos.md", "make chaos", _chaos),
-    "failover": Kind("chaos.md", "python -m bench.failover", _failover),
-    "failpoints": Kind("crash.md", "make failpoints", _failpoints),
-    "rounds": Kind("crash.md", "make kill-all, make power-cut", _rounds),
-    "fuzz": Kind("fuzz.md", "make fuzz", _fuzz),
+    "seeds": Kind("simulation.md", ("make simulate",), _seeds),
+    "planted": Kind("simulation.md", ("make simulate-planted",), _planted),
+    "chaos": Kind("chaos.md", ("make chaos",), _chaos),
+    "failover": Kind("chaos.md", ("python -m bench.failover",), _failover),
+    "failpoints": Kind("crash.md", ("make failpoints",), _failpoints),
+    "rounds": Kind(
+        "crash.md",
+        (
+            "make kill-all",
+            "make power-cut",
+        ),
+        _rounds,
+    ),
+    "fuzz": Kind("fuzz.md", ("make fuzz",), _fuzz),
 }
 
 

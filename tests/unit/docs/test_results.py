@@ -89,7 +89,8 @@ def test_what_a_runner_writes_becomes_a_table(name: str) -> None:
     held, rows = FIGURES[name]
     held = json.loads(json.dumps(held))
     text = tool.block(tool.KINDS[name], [held], commit="1a2b3c4", date="2026-11-21")
-    assert text.startswith(f"`{tool.KINDS[name].command}`, 1a2b3c4, 2026-11-21.")
+    assert text.startswith(f"`{tool.KINDS[name].commands[0]}`")
+    assert text.partition("\n")[0].endswith("; 1a2b3c4, 2026-11-21.")
     for row in rows:
         assert row in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -119,7 +120,7 @@ def test_only_what_stands_between_the_marks_is_replaced(
     for _ in range(2):
         assert tool.main(arguments) == 0
     text = page.read_text()
-    assert text.startswith(f"before\n\n{begin}\n\n`python -m bench.failover`, c0ffee0, 2026-11-22.\n")
+    assert text.startswith(f"before\n\n{begin}\n\n`python -m bench.failover`; c0ffee0, 2026-11-22.\n")
     assert text.endswith(f"|\n\n{end}\n\nafter\n")
     assert "old" not in text
     assert capsys.readouterr().out == "written: docs/results/chaos.md\n" * 2
