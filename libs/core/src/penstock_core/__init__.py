@@ -1,13 +1,15 @@
-"""Penstock's pure core: what every process knows. No event loop, no transport, no files, no Kafka bytes.
+"""Penstock's pure core: no event loop, no transport, no files.
 
-`addresses`   Addresses
-`config`      Dynamic configuration, as Kafka's clients see it
-`errors`      Kafka's error codes, and the exception that carries one to a client
-`failpoints`  Named places in the code where a test may end, hold up or fail the process
-`ids`         Small types that the whole of Penstock speaks in
-`limits`      Every bound of the system that is not a setting, with what it protects
-`metadata`    The cluster's metadata as every role holds it
-`topics`      Rules for topic names and the settings that a topic has when nothing is set
+`config_catalog`  every setting that clients may see or set, of topics, nodes, the cluster and groups
+`errors`          Kafka's error codes and the one exception that carries them
+`failpoints`      named places where a test may end, hold up or fail the process
+`ids`             the small types that everything speaks in
+`kafka`           the Kafka wire forms: frames, API table, codecs
+`limits`          every bound of the system, named
+`metadata`        the immutable image of the cluster and how records advance it
+`records`         RecordBatch v2: check, stamp, read headers
+`topic_settings`  settings of a topic: Kafka's names and defaults, checked in one place
+`topics`          rules for topic names
 """
 
 __version__ = "0.1.0"

@@ -1,11 +1,9 @@
 """Penstock's controller: the cluster's metadata in a Raft quorum.
 
-`active`     The controller on the event loop
-`directory`  The controller's data directory
-`metrics`    Metrics of a controller
-`quorum`     The Raft quorum of the controllers
-`role`       The controller role
-`rpc`        The controller's gRPC service
-`settings`   Settings of the controller role
-`state`      What the controller decides
+`api`        its gRPC service, the queue of requests, the metadata stream
+`directory`  the data directory: lock, identity, cluster
+`quorum`     Raft on PySyncObj: the log, elections, snapshots
+`role`       opens the quorum, serves gRPC, stops cleanly
+`settings`   flags, variables and TOML keys of the role
+`state`      what the controller decides: from an image and a request to records
 """

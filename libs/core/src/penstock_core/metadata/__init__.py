@@ -1,4 +1,7 @@
-"""The cluster's metadata as every role holds it: an immutable image and its deltas."""
+"""The cluster's metadata as every role holds it: an immutable image and its deltas.
+
+`image`  all of it, and `apply`, the only way to a newer image
+"""
 
 from penstock_core.metadata.image import (
     GatewayImage,

@@ -1,5 +1,22 @@
 """The Raft quorum of the controllers: the only package that imports PySyncObj.
 
+`append_filter`    what an append really changes in a follower's log
+`events`           plain data that crosses from the tick thread to the event loop, and the quorum's settings
+`files`            replacing files durably
+`identity`         which data directory each peer had
+`journal`          PySyncObj's journal on a durable, checksummed, append-only file
+`journal_format`   the bytes of the Raft journal, and their exact recovery
+`link`             one TCP connection between two controllers
+`machine`          the replicated state machine: committed bytes in, immutable images out
+`messages`         Raft messages on the wire, in place of pickles
+`pins`             the private names of PySyncObj that are hooked, checked at the start
+`prevote`          pre-vote: ask before disturbing
+`quorum`           what the event loop sees: a tick thread, events out, proposals in
+`raft`             PySyncObj's SyncObj, corrected from outside
+`snapshot`         snapshots on disk, in the place of PySyncObj's forking, pickling serializer
+`snapshot_format`  the bytes of a snapshot file
+`transport`        PySyncObj's transport over our own links, with the guards that the stock one lacks
+
 What the rest of the controller sees is `Quorum` and the plain data of `events`;
 nothing of PySyncObj leaks out. The version is pinned exactly, because the quorum
 hooks private names of it (see `pins`).

@@ -1,15 +1,15 @@
 """What the controller decides: pure functions from an image and a request to records,
 and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 
-`configs`        Dynamic settings of topics, nodes, the cluster and groups
-`controllers`    Which data directory makes each controller a voter
-`gateways`       Registration and removal of gateways
-`generation`     The frame in which requests generate records
+`configs`        dynamic settings of topics, nodes, the cluster and groups
+`controllers`    which data directory makes each controller a voter
+`gateways`       gateways; founding the cluster; blocks of producer ids
+`generation`     the frame in which requests generate records
 `isr`            ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)
-`nodes`          Registration, fencing, unfencing and draining of storage nodes
-`partitions`     How a partition's ISR, ELR and leader change
-`placement`      Where replicas go
-`reassignments`  Moving replicas
-`sessions`       Who is alive
-`topics`         Creating, growing and deleting topics, with Kafka's errors
+`nodes`          registration, fencing, unfencing and draining of nodes; preferred leaders
+`partitions`     how a partition's ISR, ELR and leader change: Kafka's PartitionChangeBuilder
+`placement`      where replicas go: even over nodes, spread over racks
+`reassignments`  moving replicas (KIP-455), elections by hand (KIP-460), forgetting nodes
+`sessions`       who is alive
+`topics`         creating, growing and deleting topics, with Kafka's errors
 """

@@ -1,1 +1,4 @@
-"""The gateway's REST API: reads of the cluster's metadata, as JSON."""
+"""The gateway's REST API: reads of the cluster's metadata, as JSON.
+
+`rest`  `/v1/cluster` and the like: the metadata image as JSON
+"""
