@@ -37,7 +37,7 @@ lint: setup ## ruff, mypy --strict, import contracts, generated files current
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/lock.py --check
 
-unit-test: setup ## the tests that start nothing
+unit-test: setup ## the quick tests: no processes but short-lived ones, servers on loopback alone
 	$(PYTEST) tests/unit
 
 cluster-test: setup ## real processes and real Kafka clients

@@ -22,7 +22,7 @@ from penstock_core.config import catalog
 from penstock_core.failpoints import FAILPOINTS
 from penstock_gateway.settings import GatewaySettings
 from penstock_storage_node.settings import StorageNodeSettings
-from unit.docs.repository import DOCS, ROOT, TESTS, module_exists, pages, texts
+from unit.docs.repository import DOCS, ROOT, TESTS, headings, module_exists, pages, texts
 
 PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -221,6 +221,19 @@ def test_tests_are_where_they_are_said_to_be(page: Path) -> None:
         file, _, test = name.partition("::")
         path = next((p for p in (TESTS / file, ROOT / file) if p.is_file()), None)
         assert path is not None and f"def {test}(" in path.read_text(), name
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in headings(page))
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+@each_page
+def test_links_into_a_page_lead_to_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert anchor in anchors(there), f"{target}#{anchor}"
 
 
 # -- commands --------------------------------------------------------------------------------------
