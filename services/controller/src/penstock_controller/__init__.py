@@ -1,9 +1,11 @@
 """Penstock's controller: the cluster's metadata in a Raft quorum.
 
-`api`        its gRPC service, the queue of requests, the metadata stream
+`active`     the controller on the event loop
 `directory`  the data directory: lock, identity, cluster
-`quorum`     Raft on PySyncObj: the log, elections, snapshots
+`metrics`    metrics of a controller
+`quorum`     the Raft quorum of the controllers
 `role`       opens the quorum, serves gRPC, stops cleanly
+`rpc`        the controller's gRPC service
 `settings`   flags, variables and TOML keys of the role
 `state`      what the controller decides: from an image and a request to records
 """

@@ -1,17 +1,18 @@
 """Penstock's storage node: partition logs on its own disk, led or followed.
 
-Each package may import those below it, never one above (`make lint`).
-
-`cluster`      The node and the controllers
-`disk`         The disk under all logs of the node
-`groups`       The group coordinator
+`cluster`      the node and the controllers
+`disk`         the disk under all logs of the node
+`groups`       the group coordinator: groups and committed offsets of the partitions of `__consumer_offsets`
+               led here
 `kafka`        Kafka requests that this node answers, whatever way they came in
-`log`          Partition logs on a storage node's own disk, in Kafka's file form byte for byte
-`metrics`      What a storage node counts
-`replica`      The partitions of this node, and what becomes of them
-`replication`  Replication as plain state machines
-`reporting`    Metrics that take a look at other nodes
-`role`         The storage node role
-`rpc`          The node's gRPC
-`settings`     Settings of the storage node role
+`log`          partition logs on a storage node's own disk, in Kafka's file form byte for byte
+`metrics`      what a storage node counts
+`replica`      the partitions of this node, and what becomes of them
+`replication`  replication as plain state machines
+`reporting`    metrics that take a look at other nodes
+`role`         the storage node role
+`rpc`          the node's gRPC: replication, relayed requests, range reads
+`settings`     settings of the storage node role
+
+Each package may import those below it, never one above (`make lint`).
 """

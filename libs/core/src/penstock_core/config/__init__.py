@@ -1,5 +1,5 @@
 """Dynamic configuration, as Kafka's clients see it. (A process's own flags are called settings.)
 
-`catalog`  Every setting that clients may see or set
-`topic`    Settings of a topic
+`catalog`  every setting that clients may see or set
+`topic`    settings of a topic
 """

@@ -1,12 +1,14 @@
 """Kafka APIs that any process with metadata answers, itself or by asking the active controller.
 
 `apis`              Kafka APIs that any process with metadata answers
-`auto_create`       Topics that clients ask for and that are not there, made with the cluster's defaults
+`auto_create`       topics that clients ask for and that are not there, made with the cluster's defaults
+                    (auto.create.topics.enable)
 `configs`           DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources
-`controller_calls`  Calls to the active controller on behalf of clients, and waiting for what they changed
+`controller_calls`  calls to the active controller on behalf of clients, and waiting for what they changed
 `describe`          DescribeCluster and DescribeTopicPartitions, from a metadata image, and what a gateway
-`find_coordinator`  FindCoordinator
+                    says of log directories
+`find_coordinator`  FindCoordinator: the leader of a group's partition, from metadata
 `quorum`            DescribeQuorum, UpdateFeatures, and client quotas, of which there are none
-`reassignments`     AlterPartitionReassignments, ListPartitionReassignments, ElectLeaders and
+`reassignments`     AlterPartitionReassignments, ListPartitionReassignments, ElectLeaders and UnregisterBroker
 `topics`            CreateTopics, DeleteTopics and CreatePartitions
 """

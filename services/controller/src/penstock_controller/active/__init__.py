@@ -1,8 +1,6 @@
-"""The gRPC side of the controller: thin asyncio shells around `state` and `quorum`.
+"""The controller on the event loop: what it does while it is the active one.
 
-`core`      the controller on the event loop: follows the quorum and acts while it is active
-`metrics`   metrics of a controller
-`service`   the gRPC methods: parse, ask `core`, answer
-`watchers`  the metadata stream: deltas for those who are near, a snapshot for the others
-`worker`    the queue: waiting requests become commands, and commands answers
+`command_queue`    one coroutine that turns waiting requests into commands, and commands into answers
+`controller`       the controller on the event loop
+`metadata_stream`  the metadata stream: recent history for those who are near, a snapshot for the others
 """

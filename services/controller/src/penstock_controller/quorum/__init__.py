@@ -6,10 +6,10 @@
 `identity`         which data directory each peer had
 `journal`          PySyncObj's journal on a durable, checksummed, append-only file
 `journal_format`   the bytes of the Raft journal, and their exact recovery
-`link`             one TCP connection between two controllers
+`library_pins`     the private names of PySyncObj 0.3.17 that the quorum hooks, checked before it starts
 `machine`          the replicated state machine: committed bytes in, immutable images out
 `messages`         Raft messages on the wire, in place of pickles
-`pins`             the private names of PySyncObj that are hooked, checked at the start
+`peer_connection`  one TCP connection between two controllers
 `prevote`          pre-vote: ask before disturbing
 `quorum`           what the event loop sees: a tick thread, events out, proposals in
 `raft`             PySyncObj's SyncObj, corrected from outside

@@ -1,4 +1,4 @@
 """The controller's gRPC service.
 
-`service`  The gRPC service of a controller
+`service`  the gRPC service of a controller
 """

@@ -1,9 +1,10 @@
-"""What the gateway decides: addresses, leaders, splitting. No asyncio, no gRPC, no clock.
+"""What the gateway decides: addresses, leaders, order. No asyncio, no gRPC, no clock.
 
-`addresses`  the address at which a client finds each node id
-`fences`     keeps later batches of an idempotent producer behind one that failed
-`flights`    requests in flight: where each goes, and what becomes of it when leadership moves
-`networks`   which advertised address a client's network gets
-`spelling`   several node ids on one address, for clients that know brokers by host and port
-`spread`     node ids over gateway addresses, the same way on every gateway
+`address_aliases`  several node ids on one address, for clients that know brokers by host and port
+`addresses`        the address at which a client finds each node id
+`client_networks`  which of a listener's advertised addresses a client is answered with
+`in_flight`        the requests of one client connection on their way to partition leaders
+`node_spread`      spreads node ids over gateway addresses, the same way on every gateway
+`retry_gate`       keeps an idempotent producer's pipelined batches behind the one that was answered with a
+                   failure
 """

@@ -1,15 +1,16 @@
 """Kafka requests that this node answers, whatever way they came in. No gRPC.
 
-`deferred_appends`   Requests that cannot be appended at once
-`delete_records`     DeleteRecords (KIP-107)
+`deferred_appends`   requests that cannot be appended at once
+`delete_records`     DeleteRecords (KIP-107): raise a partition's log start
 `describe_node`      DescribeProducers, and the requests about a node's own disk
-`dispatch`           Which handler answers which Kafka request, and the node's own (direct) listener
-`fetch`              Fetch
-`groups`             Requests to the group coordinator, for every way in
-`groups_codec`       Requests and responses of group APIs
+`dispatch`           which handler answers which Kafka request, and the node's own (direct) listener
+`fetch`              fetch: records up to the high watermark, waiting for them when there are too few
+`groups`             requests to the group coordinator, for every way in
+`groups_codec`       requests and responses of group APIs
 `list_offsets`       ListOffsets and OffsetForLeaderEpoch
 `preferred_replica`  Fetch from the nearest replica (KIP-392)
-`produce`            Produce
-`request_context`    Who a Kafka request comes from, and what the way back needs to know of its answer
-`retry_gate`         Batches of idempotent producers that were refused here a moment ago, and what they
+`produce`            produce: check, append, answer when the acks are there
+`request_context`    who a Kafka request comes from, and what the way back needs to know of its answer
+`retry_gate`         batches of idempotent producers that were refused here a moment ago, and what they
+                     explain
 """

@@ -1,5 +1,5 @@
 """Groups of the classic protocol: JoinGroup, SyncGroup, Heartbeat.
 
-`group`     A group of the classic protocol
-`protocol`  The classic group protocol
+`group`     a group of the classic protocol
+`protocol`  the classic group protocol
 """
