@@ -252,6 +252,28 @@ def test_expansion_needs_the_watermark_and_the_epochs_start() -> None:
     assert leader.replica.high_watermark == end - 1
 
 
+def test_acks_wait_for_members_and_for_who_is_about_to_join_and_for_nobody_else() -> None:
+    leader = Leader(replace(STATE, isr=nodes(1, 2)))
+    for _ in range(3):
+        end = leader.append()
+    leader.flush()
+    leader.term.on_follower_ack(NodeId(2), end, end, 0)
+    leader.open(3)
+    leader.term.on_follower_ack(NodeId(3), 2, 2, 5)
+    assert leader.term.waits_for(NodeId(2), 5)
+    assert not leader.term.waits_for(NodeId(3), 5)
+    assert not leader.term.waits_for(NodeId(4), 5)  # no replica
+    leader.term.on_follower_ack(NodeId(3), end, end, 6)
+    leader.append(now_ms=6)
+    assert leader.term.waits_for(NodeId(3), 6)
+    # The ISR shrinks when the controller says so, and not before.
+    leader.term.tick(6 + LAG_MS + 1)
+    assert leader.term.waits_for(NodeId(2), 6 + LAG_MS + 1)
+    leader.term.update(replace(STATE, isr=nodes(1), partition_epoch=8), 6 + LAG_MS + 2)
+    assert not leader.term.waits_for(NodeId(2), 6 + LAG_MS + 2)
+    assert not leader.term.waits_for(NodeId(3), 6 + LAG_MS + 2)
+
+
 def test_fenced_replicas_do_not_join() -> None:
     leader = Leader(replace(STATE, isr=nodes(1, 2)))
     leader.ineligible.add(3)

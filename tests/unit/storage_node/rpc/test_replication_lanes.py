@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,9 @@ import pytest
 
 from node.harness import MiniCluster, eventually, ids, make_batch
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import NodeId, TopicId, TopicPartition
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.limits import REPLICA_CREDIT_BYTES
+from penstock_core.metadata.image import PartitionImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.log import FileSystem
 from penstock_storage_node.replica.partition import Partition
@@ -22,6 +24,8 @@ from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, LaneLimi
 BIG_ID = TopicId(b"B" * 16)
 BIG = TopicPartition(BIG_ID, 0)
 LANES = LaneLimits(behind_bytes=128 * 1024, near_bytes=8 * 1024, credit_bytes=64 * 1024, bytes_per_s=0)
+SLOW = replace(LANES, bytes_per_s=1)
+"""Whoever is fed by the catch-up lane gets a second batch tomorrow."""
 
 
 class GatedFileSystem(FileSystem):
@@ -62,10 +66,39 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
         got = await leader.produce_batch(make_batch(os.urandom(60_000)), topic="big", timeout_ms=60_000)
         assert got.error == ErrorCode.NONE
     yield made
-    for node in made.nodes.values():
+    await stop(made)
+
+
+@pytest.fixture
+async def bare_cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    """No node and no topic yet."""
+    made = MiniCluster(tmp_path)
+    yield made
+    await stop(made)
+
+
+async def stop(cluster: MiniCluster) -> None:
+    for node in cluster.nodes.values():
         if isinstance(node.fs, GatedFileSystem):
             node.fs.gate.set()
-    await made.stop()
+    await cluster.stop()
+
+
+async def make_big(
+    cluster: MiniCluster, replicas: Sequence[int], isr: Sequence[int], partition_epoch: int = 1
+) -> None:
+    """Create `big`, led by node 1, or change who is in sync."""
+    state = PartitionImage(
+        BIG_ID, 0, replicas=ids(*replicas), isr=ids(*isr), leader=NodeId(1),
+        leader_epoch=LeaderEpoch(0), partition_epoch=partition_epoch,
+    )  # fmt: skip
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=BIG_ID, name="big")),
+        pb.MetadataRecord(partition=state.to_pb()),
+    )
+    leader = cluster.nodes[1].manager
+    await eventually(lambda: BIG in leader.partitions)
+    await eventually(lambda: leader.partitions[BIG].replica.leadership is not None)
 
 
 def big(cluster: MiniCluster, number: int) -> Partition:
@@ -123,12 +156,53 @@ async def test_a_rebuild_under_writing_catches_up(cluster: MiniCluster) -> None:
     await eventually(lambda: node.links.catching_up_count == 0)
 
 
+async def test_a_replica_that_acks_wait_for_is_never_paced(bare_cluster: MiniCluster) -> None:
+    """The catch-up lane's pace would be the producers' pace: they wait for its acks, and keep it behind."""
+    fs = GatedFileSystem()
+    leader = await bare_cluster.start_node(1, lanes=SLOW)
+    await bare_cluster.start_node(2, lanes=SLOW, fs=fs)
+    await make_big(bare_cluster, replicas=(1, 2), isr=(1, 2))
+    await eventually(lambda: len(big(bare_cluster, 1).sessions) == 1)
+    (session,) = big(bare_cluster, 1).sessions
+    fs.gate.clear()
+    count = REPLICA_CREDIT_BYTES // 60_000 + 20  # more than the live lane lets be under way
+    writes = [
+        asyncio.ensure_future(leader.produce_batch(make_batch(os.urandom(60_000)), topic="big"))
+        for _ in range(count)
+    ]
+    await eventually(lambda: big(bare_cluster, 1).log.log_end_offset == count)
+    assert not session.live
+    fs.gate.set()
+    for got in await asyncio.wait_for(asyncio.gather(*writes), 30):
+        assert got.error == ErrorCode.NONE
+    assert leader.metrics.catch_up_out_bytes == 0
+    await eventually(lambda: session.live)
+
+
+async def test_a_replica_leaves_the_paced_lane_as_soon_as_acks_wait_for_it(bare_cluster: MiniCluster) -> None:
+    """What was sent to it fast enough for the ISR is not rested for, or the next ack would rest as well."""
+    leader = await bare_cluster.start_node(1, lanes=SLOW)
+    await make_big(bare_cluster, replicas=(1, 3), isr=(1,))
+    assert (await leader.produce_batch(make_batch(os.urandom(200_000)), topic="big")).error == ErrorCode.NONE
+    node = await bare_cluster.start_node(3, lanes=SLOW)
+    replica = big(bare_cluster, 1).replica
+    await eventually(lambda: replica in leader.proposed, 30)
+    assert leader.metrics.catch_up_out_bytes > 200_000  # it came by the lane that now rests for two days
+    await make_big(bare_cluster, replicas=(1, 3), isr=(1, 3), partition_epoch=2)
+    got = await leader.produce_batch(make_batch(b"x"), topic="big", timeout_ms=30_000)
+    assert got.error == ErrorCode.NONE
+    assert big(bare_cluster, 3).log.flushed_offset == 2
+    await eventually(lambda: node.links.catching_up_count == 0)
+
+
 def test_who_goes_where() -> None:
     limits = LaneLimits(behind_bytes=1000, near_bytes=100, bytes_per_s=1000)
-    assert limits.lane_after(LIVE, 1000) == LIVE
-    assert limits.lane_after(LIVE, 1001) == CATCH_UP
-    assert limits.lane_after(CATCH_UP, 101) == CATCH_UP
-    assert limits.lane_after(CATCH_UP, 100) == LIVE
+    assert limits.lane_after(LIVE, 1000, is_waited_for=False) == LIVE
+    assert limits.lane_after(LIVE, 1001, is_waited_for=False) == CATCH_UP
+    assert limits.lane_after(CATCH_UP, 101, is_waited_for=False) == CATCH_UP
+    assert limits.lane_after(CATCH_UP, 100, is_waited_for=False) == LIVE
+    assert limits.lane_after(LIVE, 1001, is_waited_for=True) == LIVE
+    assert limits.lane_after(CATCH_UP, 101, is_waited_for=True) == LIVE
     assert limits.pause_s(LIVE, 500) == 0
     assert limits.pause_s(CATCH_UP, 500) == 0.5
     assert LaneLimits(bytes_per_s=0).pause_s(CATCH_UP, 500) == 0

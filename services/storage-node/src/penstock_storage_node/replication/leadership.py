@@ -259,20 +259,27 @@ class Leadership:
             self._replica.fsync = True
         if self.under_min_isr:
             return
-        pending = self.pending
         lowest = self._replica.effective_end_offset
         for follower in self.followers.values():
             end = self._end_of(follower)
-            if end < lowest and (
-                follower.node_id in self.isr
-                or (pending is not None and follower.node_id in pending.isr)
-                or self._about_to_join(follower, now_ms)
-            ):
+            if end < lowest and self._is_waited_for(follower, now_ms):
                 lowest = end
         if lowest > self._replica.high_watermark:
             self._replica.high_watermark = lowest
             self._effects.advanced[self._replica] = None
             self._acks_all.pass_offset(lowest, ErrorCode.NONE, self._effects)
+
+    def waits_for(self, node: NodeId, now_ms: int) -> bool:
+        """Whether the high watermark, and with it every acks=all, waits for that follower."""
+        follower = self.followers.get(node)
+        return follower is not None and self._is_waited_for(follower, now_ms)
+
+    def _is_waited_for(self, follower: FollowerProgress, now_ms: int) -> bool:
+        return (
+            follower.node_id in self.isr
+            or (self.pending is not None and follower.node_id in self.pending.isr)
+            or self._about_to_join(follower, now_ms)
+        )
 
     def _isr_has_flushed(self) -> bool:
         """Whether every member, pending ones too, has flushed what was acknowledged without a flush."""

@@ -63,6 +63,7 @@ class _Stream:
         self._manager = manager
         self._context = context
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._later: dict[SenderSession, None] = {}
         self._later_timer: asyncio.TimerHandle | None = None
         self.ended = False
@@ -87,6 +88,7 @@ class _Stream:
         """Let `write` return between two messages."""
         self.ended = True
         self._wake.set()
+        self._hurry.set()
 
     def end(self) -> None:
         """The stream is over: forget its sessions."""
@@ -132,6 +134,9 @@ class _Stream:
                         self.sender.node, ack.log_end_offset, ack.flushed_offset, now_ms
                     )
                     self._note_log_start(session.replica.key, leadership, ack.log_start_offset)
+                    if self.lane != LIVE and leadership.waits_for(self._follower, now_ms):
+                        self._move(session, LIVE)
+                        self._hurry.set()
             if request.opens:
                 hit("replication.open.received")
             for asked in request.opens:
@@ -182,17 +187,32 @@ class _Stream:
                 return
             partition.sessions[sender.open(asked.session, partition.replica, asked.fetch_offset)] = None
 
+    def _move(self, session: SenderSession, lane: Lane) -> None:
+        """Have a follower open that session again on the pair's other stream."""
+        self.sender.move(session, lane)
+        partition = self._manager.partitions.get(session.replica.key)
+        if partition is not None:
+            partition.sessions.pop(session, None)
+            self._note_closed(partition)
+
     def _lane_of(self, partition: Partition, offset: int) -> Lane:
-        log = partition.log
-        return self._limits.lane_after(self.lane, log.bytes_between(offset, log.log_end_offset))
+        log, leadership = partition.log, partition.replica.leadership
+        is_waited_for = leadership is not None and leadership.waits_for(
+            self._follower, self._manager.clock_ms()
+        )
+        return self._limits.lane_after(
+            self.lane, log.bytes_between(offset, log.log_end_offset), is_waited_for=is_waited_for
+        )
 
     # -- leader to follower -------------------------------------------------------
 
     async def write(self) -> None:
         """Send what there is, for ever."""
         sender, metrics = self.sender, self._manager.metrics
+        owed_bytes = 0.0
         while not self.ended:
             self._wake.clear()
+            self._hurry.clear()
             sender.reads(self._start_read)
             frames = sender.take(MESSAGE_BYTES)
             if not frames:
@@ -207,19 +227,27 @@ class _Stream:
             hit("replication.send.before_frame")
             await self._context.write(message)
             if self.lane != LIVE:
-                await self._rest(size)
+                owed_bytes = await self._rest(owed_bytes + size)
 
-    async def _rest(self, owed_bytes: float) -> None:
-        """After sending a rebuilding replica that much. A rate may change meanwhile."""
-        manager = self._manager
+    async def _rest(self, owed_bytes: float) -> float:
+        """After sending rebuilding replicas that much. A rate may change meanwhile; returns what is
+        still to be rested for, when something is to be said at once."""
+        manager, loop = self._manager, asyncio.get_running_loop()
         while owed_bytes >= 1:
             throttle = catch_up_rate(manager.registry.image, manager.registry.node_id, self._follower)
             pause_s = self._limits.pause_s(self.lane, 1, throttle) * owed_bytes
             if pause_s <= 0:
-                return
-            step_s = min(pause_s, REST_S_MAX)
-            await asyncio.sleep(step_s)
-            owed_bytes -= owed_bytes * step_s / pause_s
+                break
+            begun_s = loop.time()
+            try:
+                async with asyncio.timeout(min(pause_s, REST_S_MAX)):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            owed_bytes -= owed_bytes * min((loop.time() - begun_s) / pause_s, 1.0)
+            if self._hurry.is_set():
+                return owed_bytes
+        return 0.0
 
     def _start_read(self, session: SenderSession, max_bytes: int) -> None:
         partition = self._manager.registry.partitions.get(session.replica.key)
@@ -228,9 +256,7 @@ class _Stream:
             return
         lane = self._lane_of(partition, session.next_offset)
         if lane != self.lane:
-            self.sender.move(session, lane)
-            partition.sessions.pop(session, None)
-            self._note_closed(partition)
+            self._move(session, lane)
             return
         log, offset = partition.log, session.next_offset
         if not session.is_fed:  # an empty replica may have begun before the log start: see `on_open`

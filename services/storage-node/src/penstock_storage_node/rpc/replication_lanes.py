@@ -4,6 +4,9 @@ A follower opens every partition on the live lane. The leader, who alone knows h
 is, sends those with much to fetch to the catch-up lane, and back when little is left. The lanes
 are connections of their own with credits of their own, so that a rebuild, however large, holds
 up no batch of a live partition; the catch-up lane is paced as well, for both share one disk.
+
+A replica that acks=all waits for is never sent there, however far behind: its pace would be the
+producers' pace, and what they go on sending would keep it behind (decision 0021).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class LaneLimits:
     """Who goes where, and how fast."""
 
     behind_bytes: int = REPLICA_CREDIT_BYTES
-    """A replica with more than that to fetch leaves the live lane."""
+    """A replica with more than that to fetch, and for which no ack waits, leaves the live lane."""
     near_bytes: int = 256 * 1024
     """A replica with no more than that to fetch goes back to it."""
     credit_bytes: int = 1024 * 1024
@@ -33,8 +36,11 @@ class LaneLimits:
     bytes_per_s: int = 64 * 1024 * 1024
     """How fast a leader feeds one follower's catch-up lane; 0 = as fast as the credit allows."""
 
-    def lane_after(self, lane: Lane, lag_bytes: int) -> Lane:
-        """Where a replica that has `lag_bytes` to fetch belongs, seen from where it is."""
+    def lane_after(self, lane: Lane, lag_bytes: int, *, is_waited_for: bool) -> Lane:
+        """Where a replica that has `lag_bytes` to fetch belongs, seen from where it is;
+        `is_waited_for`: the high watermark waits for it (`Leadership.waits_for`)."""
+        if is_waited_for:
+            return LIVE
         if lane == LIVE:
             return CATCH_UP if lag_bytes > self.behind_bytes else LIVE
         return LIVE if lag_bytes <= self.near_bytes else CATCH_UP
