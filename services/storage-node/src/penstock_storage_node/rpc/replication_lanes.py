@@ -6,7 +6,8 @@ are connections of their own with credits of their own, so that a rebuild, howev
 up no batch of a live partition; the catch-up lane is paced as well, for both share one disk.
 
 A replica that acks=all waits for is never sent there, however far behind: its pace would be the
-producers' pace, and what they go on sending would keep it behind (decision 0021).
+producers' pace, and what they go on sending would keep it behind (decision 0021). Kafka's throttle
+spares members of the ISR as well (`ReplicaManager.shouldLeaderThrottle`).
 """
 
 from __future__ import annotations
