@@ -41,9 +41,11 @@ CONFIGS = (
 )
 CLIENT_CONFIGS = frozenset(
     [
+        "batch.size",
         "client.rack",
         "enable.idempotence",
         "group.protocol",
+        "linger.ms",
         "retry.backoff.ms",
         "socket.timeout.ms",
     ]
@@ -54,12 +56,14 @@ OTHERS = frozenset(
         "flexibleVersions",
         "kafka.bootstrap.servers",
         "meta.properties",
+        "num.partitions",
         "penstock.roles",
         "pytest.ini",
+        "rdkafka_performance",
         "validVersions",
     ]
 )
-"""Files, entry points, options and fields that are no names of code or configs."""
+"""Files, entry points, programs, options, fields and brokers' configs that are no names of ours."""
 FIXTURES = frozenset({"penstock_broker", "penstock_cluster"})
 
 
