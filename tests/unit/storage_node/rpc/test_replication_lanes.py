@@ -97,8 +97,8 @@ async def make_big(
         pb.MetadataRecord(partition=state.to_pb()),
     )
     leader = cluster.nodes[1].manager
-    await eventually(lambda: BIG in leader.partitions)
-    await eventually(lambda: leader.partitions[BIG].replica.leadership is not None)
+    await eventually(lambda: BIG in leader.registry.partitions)
+    await eventually(lambda: leader.registry.partitions[BIG].replica.leadership is not None)
 
 
 def big(cluster: MiniCluster, number: int) -> Partition:

@@ -27,6 +27,7 @@ from penstock_storage_node.replica.log_start import LogStarts
 from penstock_storage_node.replica.memory_budget import MemoryBudget
 from penstock_storage_node.replica.partition import Partition, PartitionPorts
 from penstock_storage_node.replica.placement import (
+    AwaitName,
     CreateLog,
     DeleteLog,
     Instruction,
@@ -80,7 +81,7 @@ class ReplicaManager:
         self._placement = Placement()
         self._found: dict[Name, tuple[PartitionDirectory, PartitionLog]] = {}
         self._lag_max_ms = lag_max_ms
-        self._deleting: dict[Name, asyncio.Future[None]] = {}
+        self._deleting = 0
         self._loop = asyncio.get_running_loop()
 
     def connect(
@@ -171,8 +172,10 @@ class ReplicaManager:
                 directory, log = self._found.pop(name)
                 log.update_settings(self.configs.of(topic, state))
                 self._open(topic, state, log, directory.high_watermark)
+            case AwaitName(key):
+                self._note_creation(key)
             case CreateLog(key, name):
-                self.registry.being_created[key] = self._loop.create_future()
+                self._note_creation(key)
                 creation = self._create(instruction, topic, state)
                 self.lifecycle.create_task(creation, f"create {name[0]}-{name[1]}")
             case DeleteLog():
@@ -193,30 +196,26 @@ class ReplicaManager:
         try:
             if wanted.stray:
                 await self._set_aside(*self._found.pop(wanted.name))
-            deleting = self._deleting.get(wanted.name)
-            if deleting is not None:
-                await asyncio.wait([deleting])
             settings = self.configs.of(topic, state)
             log = await self.pool.run(
                 lambda: self.directory.create_log(name, index, topic.topic_id, settings)
             )
         except (PenstockError, OSError) as e:
-            self._placement.on_not_created(key)
+            waiting = self._placement.on_free(wanted.name)
             if not is_full(e):
                 self.health.fail(f"{name}-{index}", e)
                 return
             self.health.note_full(f"{name}-{index}")
-            self._loop.call_later(FULL_RETRY_MS / 1000, self._create_again, key)
+            self._loop.call_later(FULL_RETRY_MS / 1000, self._look_again, [key, *waiting])
             return
         finally:
-            created = self.registry.being_created.pop(key)
-            # Those who wait for it go on once this pass is over: the replica has its role then.
-            self._loop.call_soon(created.set_result, None)
+            self._end_creation(key)
         # The metadata may have moved on meanwhile.
         newest = self._newest(key)
         self._placement.on_created(key, is_mine=newest is not None)
         if newest is None:
             remove = await self.pool.run(lambda: self.directory.delete_log(log))
+            self._look_again(self._placement.on_free(wanted.name))
             await self.pool.run(remove)
             return
         log.update_settings(self.configs.of(*newest))
@@ -224,11 +223,26 @@ class ReplicaManager:
         self.roles.followers.settle()
         self.drain.schedule()
 
-    def _create_again(self, key: TopicPartition) -> None:
-        """The disk was full; see what the metadata want by now."""
-        newest = self._newest(key)
-        if newest is not None and not self.lifecycle.stopping.is_set():
-            self._place(*newest)
+    def _look_again(self, keys: Sequence[TopicPartition]) -> None:
+        """The disk was full, or a directory's name was taken: see what the metadata want by now."""
+        for key in keys:
+            newest = self._newest(key)
+            if newest is None:
+                self._end_creation(key)
+            elif not self.lifecycle.stopping.is_set():
+                self._place(*newest)
+
+    def _note_creation(self, key: TopicPartition) -> None:
+        """Requests for this partition wait from now on."""
+        if key not in self.registry.being_created:
+            self.registry.being_created[key] = self._loop.create_future()
+
+    def _end_creation(self, key: TopicPartition) -> None:
+        """The partition is there, or was given up."""
+        created = self.registry.being_created.pop(key, None)
+        if created is not None:
+            # Those who wait for it go on once this pass is over: the replica has its role then.
+            self._loop.call_soon(created.set_result, None)
 
     def _open(self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int) -> None:
         replica = PartitionReplica(
@@ -257,15 +271,13 @@ class ReplicaManager:
         partition.replica.step_down()
         self.drain.schedule()
         deleted = partition.exclusive(lambda: self.directory.delete_log(partition.log))
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._deleting[name] = future
+        self._deleting += 1
 
         def renamed(done: asyncio.Future[Callable[[], None]]) -> None:
             # The name is free now; the files go in their own time.
             partition.forget_staged()
-            self._placement.on_deleted(name)
-            del self._deleting[name]
-            future.set_result(None)
+            self._deleting -= 1
+            self._look_again(self._placement.on_free(name))
             error = done.exception()
             if error is None:
                 self.pool.write(done.result(), self._on_removed)
@@ -328,13 +340,13 @@ class ReplicaManager:
     @property
     def deleting(self) -> bool:
         """Whether logs are being deleted whose names are not free yet."""
-        return bool(self._deleting)
+        return self._deleting > 0
 
     def validate(self) -> None:
         """For tests and the simulator: raises InvariantBroken when what is kept twice differs."""
         self.budget.validate()
         partitions = self.registry.partitions
-        logs = len(partitions) + len(self._deleting)
+        logs = len(partitions) + self._deleting
         if self.budget.share_count != logs:
             raise InvariantBroken(f"{self.budget.share_count} logs count as staged to, there are {logs}")
         if not self.registry.leading.keys() <= set(partitions.values()):

@@ -4,21 +4,24 @@ It hears of metadata and of what the disk has done, and answers with instruction
 (`manager`) carries them out, which takes time, and tells what came of each. Metadata move on
 meanwhile: whatever was begun is ended first, then compared with what they say by then.
 
-    what is heard                      with                        instructions
-    a state that names this node       a partition                 TakeRole
-                                       its log, found on the disk  OpenLog
-                                       its log being created       (none: `on_created` looks again)
-                                       nothing                     CreateLog, after SetAside of a log of
-                                                                   the same name and another topic id, and
-                                                                   after the deletion of such a one
-    a state that does not name it      a partition                 DeleteLog
-    the topic is gone                  a partition                 DeleteLog
-    created                            still wanted                OpenLog (of the new log)
-                                       wanted no more              DiscardLog
-    not created, the disk is full                                  (the shell asks again: `on_state`)
-    what is on the disk, asked for     logs nobody has claimed     SetAside
+    what is heard                 with                              instructions
+    a state that names this node  a partition                       TakeRole
+                                  its log, found on the disk        OpenLog
+                                  its log being created             (none: `on_created` looks again)
+                                  its name taken by another log     AwaitName, until `on_free` names it
+                                  nothing                           CreateLog, of a name whose log of
+                                                                    another topic is set aside first
+    a state that does not         a partition                       DeleteLog
+    the topic is gone             a partition                       DeleteLog
+    created                       still wanted                      OpenLog
+                                  wanted no more                    DiscardLog
+    not created, deleted,         somebody waits for the name       (the shell looks at those again)
+    discarded: the name is free
+    what is on the disk           logs nobody has claimed           SetAside
 
-Names are of directories (topic, partition): at any time at most one log has one.
+A name is a directory (topic, partition), and one log's at a time: from before it is created until its
+directory is gone. A topic that is made anew under the name of one whose directory is just being made
+waits; otherwise the discarding of the first would take away the directory of the second.
 """
 
 from __future__ import annotations
@@ -50,12 +53,18 @@ class OpenLog:
 
 @dataclass(frozen=True, slots=True)
 class CreateLog:
-    """Make a directory and a log: after `stray` was set aside, and after a deletion of that name."""
+    """Make a directory and a log. `stray`: set the log that was found under that name aside first."""
 
     key: TopicPartition
     name: Name
     stray: bool
-    awaits_deletion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitName:
+    """A log is to be created once the directory of another one is out of the way."""
+
+    key: TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class DiscardLog:
     """Delete a log that was created and that nobody wants any more."""
 
     key: TopicPartition
+    name: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class SetAside:
     name: Name
 
 
-Instruction = TakeRole | OpenLog | CreateLog | DiscardLog | DeleteLog | SetAside
+Instruction = TakeRole | OpenLog | CreateLog | AwaitName | DiscardLog | DeleteLog | SetAside
 
 
 class Placement:
@@ -89,8 +99,10 @@ class Placement:
     def __init__(self) -> None:
         self.held: dict[TopicPartition, Name] = {}
         self.found: dict[Name, TopicId] = {}
-        self.creating: dict[TopicPartition, Name] = {}
-        self.deleting: dict[Name, TopicPartition] = {}
+        self.changing: dict[Name, TopicPartition] = {}
+        """Directories that are being made or deleted, and whose."""
+        self._creating: dict[TopicPartition, Name] = {}
+        self._waiting: dict[Name, dict[TopicPartition, None]] = {}
 
     def on_found(self, name: Name, topic_id: TopicId) -> None:
         """A log was on the disk at the start."""
@@ -106,11 +118,14 @@ class Placement:
             del self.found[name]
             self.held[key] = name
             return OpenLog(key, name)
-        if key in self.creating:
+        if key in self._creating:
             return None
-        self.creating[key] = name
-        stray = self.found.pop(name, None) is not None
-        return CreateLog(key, name, stray, name in self.deleting)
+        if name in self.changing:
+            self._waiting.setdefault(name, {})[key] = None
+            return AwaitName(key)
+        self._creating[key] = name
+        self.changing[name] = key
+        return CreateLog(key, name, stray=self.found.pop(name, None) is not None)
 
     def on_gone(self, key: TopicPartition) -> DeleteLog | None:
         """The metadata know no such partition any more."""
@@ -118,19 +133,17 @@ class Placement:
 
     def on_created(self, key: TopicPartition, *, is_mine: bool) -> OpenLog | DiscardLog:
         """A log was created. `is_mine`: the metadata of now still want it here."""
-        name = self.creating.pop(key)
+        name = self._creating.pop(key)
         if not is_mine:
-            return DiscardLog(key)
+            return DiscardLog(key, name)
+        del self.changing[name]
         self.held[key] = name
         return OpenLog(key, name)
 
-    def on_not_created(self, key: TopicPartition) -> None:
-        """Making it failed; `on_state` may ask for it again."""
-        del self.creating[key]
-
-    def on_deleted(self, name: Name) -> None:
-        """A deleted log has given its name free, or never will."""
-        del self.deleting[name]
+    def on_free(self, name: Name) -> list[TopicPartition]:
+        """No log was created, or a deleted or discarded one is gone: whom to look at again."""
+        self._creating.pop(self.changing.pop(name), None)
+        return list(self._waiting.pop(name, ()))
 
     def strays(self) -> list[SetAside]:
         """Logs on the disk that the metadata know nothing of, once these are known to be current."""
@@ -141,16 +154,15 @@ class Placement:
         name = self.held.pop(key, None)
         if name is None:
             return None
-        self.deleting[name] = key
+        self.changing[name] = key
         return DeleteLog(key, name)
 
     def validate(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises InvariantBroken: what is held are the partitions; a directory's name is one log's."""
         if self.held.keys() != set(partitions):
             raise InvariantBroken(f"placement holds {sorted(self.held)}, the node {sorted(partitions)}")
-        names = [*self.held.values(), *self.found, *self.deleting]
+        names = [*self.held.values(), *self.found, *self.changing]
         if len(set(names)) != len(names):
             raise InvariantBroken(f"two logs under one name: {sorted(names)}")
-        both = self.held.keys() & self.creating.keys()
-        if both:
-            raise InvariantBroken(f"created a second time: {sorted(both)}")
+        if any(self.changing.get(name) != key for key, name in self._creating.items()):
+            raise InvariantBroken(f"created under names that are not theirs: {self._creating}")

@@ -190,7 +190,7 @@ class _Stream:
     def _move(self, session: SenderSession, lane: Lane) -> None:
         """Have a follower open that session again on the pair's other stream."""
         self.sender.move(session, lane)
-        partition = self._manager.partitions.get(session.replica.key)
+        partition = self._manager.registry.partitions.get(session.replica.key)
         if partition is not None:
             partition.sessions.pop(session, None)
             self._note_closed(partition)
