@@ -121,7 +121,7 @@ async def test_a_cut_waits_for_a_removal(rig: Any) -> None:
     assert gone is not None
     await eventually(fs.held.is_set)
     cut = partition.exclusive(lambda: log.truncate_fully_and_start_at(0))
-    assert not partition._exclusive_out
+    assert partition.access.alone is None
     fs.go.set()
     await gone
     await cut
@@ -146,7 +146,7 @@ async def test_a_look_at_timestamps_holds_up_a_swap(tmp_path: Path) -> None:
         ran: list[bool] = []
         swap = asyncio.ensure_future(node.partition.swap(lambda: ran.append(fs.go.is_set()), lambda _: None))
         await asyncio.sleep(0)
-        assert not node.partition._exclusive_out
+        assert node.partition.access.alone is None
         fs.go.set()
         await swap
         await looked

@@ -5,6 +5,7 @@
 `corruption`     bits that a disk forgot
 `drain`          once per pass of the event loop
 `failures`       what becomes of a write or a read that failed
+`log_access`     which work on one log may run beside which
 `log_start`      the lower end of a partition's log
 `manager`        the partitions of this node, kept as the metadata want them
 `memory_budget`  how many bytes are appended and not yet written, all logs of the node together

@@ -266,7 +266,7 @@ class ReplicaManager:
         if wanted is None:
             return
         partition, name = self.registry.partitions.pop(wanted.key), wanted.name
-        partition.closed = True
+        partition.close()
         self.roles.stop(partition, "it was deleted")
         partition.replica.step_down()
         self.drain.schedule()
@@ -345,6 +345,8 @@ class ReplicaManager:
     def validate(self) -> None:
         """For tests and the simulator: raises InvariantBroken when what is kept twice differs."""
         self.budget.validate()
+        for partition in self.registry.partitions.values():
+            partition.access.validate()
         partitions = self.registry.partitions
         logs = len(partitions) + self._deleting
         if self.budget.share_count != logs:

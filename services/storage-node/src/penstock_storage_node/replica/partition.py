@@ -31,6 +31,7 @@ from penstock_storage_node.log import (
     WriteJob,
 )
 from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.replica.log_access import LogAccess, Verdict, Work
 from penstock_storage_node.replica.memory_budget import MemoryBudget
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, SenderSession
@@ -80,17 +81,13 @@ class Partition:
 
     __slots__ = (
         "_exclusive",
-        "_exclusive_out",
         "_flush_begun_ms",
-        "_flush_out",
-        "_job_out",
         "_ports",
-        "_reads_out",
         "_retry_at_ms",
         "_share",
         "_start_change",
         "_swapping",
-        "closed",
+        "access",
         "compacting",
         "key",
         "log",
@@ -110,17 +107,13 @@ class Partition:
         """Called when the high watermark rises or leadership ends."""
         self.sessions: dict[SenderSession, None] = {}
         """Followers' sessions while this node leads."""
-        self.closed = False
+        self.access = LogAccess()
         self._ports = ports
-        self._share = ports.budget.share(lambda: log.staged_bytes, lambda: self._exclusive_out)
-        self._job_out = False
-        self._flush_out = False
+        self._share = ports.budget.share(lambda: log.staged_bytes, lambda: self.access.alone is not None)
         self._flush_begun_ms = 0
-        self._reads_out = 0
         self._exclusive: deque[
             tuple[Callable[[], Any], asyncio.Future[Any], Callable[[Any], None] | None]
         ] = deque()
-        self._exclusive_out = False
         self._retry_at_ms = 0
         self._swapping: asyncio.Future[None] | None = None
         self._start_change: asyncio.Future[None] | None = None
@@ -160,13 +153,11 @@ class Partition:
 
     def kick(self) -> None:
         """Start whatever may start now."""
-        if self._exclusive_out or self._job_out:
-            return
-        if self._exclusive:
-            if not self._reads_out and not self._flush_out:
-                self._start_exclusive()
-            return
-        if self.closed:
+        access = self.access
+        if not access.may_write:
+            work = access.next_alone()
+            if work is not None:
+                self._start_alone(work)
             return
         retry = False
         if self.log.state is LogState.FULL:
@@ -175,12 +166,12 @@ class Partition:
                 return
         job = self.log.next_job(retry=retry)
         if job is not None:
-            self._job_out = True
+            access.is_writing = True
             started_s = perf_counter()
             self._ports.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
 
     def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
-        self._job_out = False
+        self.access.is_writing = False
         now_ms = self._ports.clock_ms()
         if error is None:
             self.log.complete(job)
@@ -197,16 +188,16 @@ class Partition:
 
     def flush(self, *, everything: bool) -> None:
         """Flush written data of a log that does not flush with each write."""
-        if self._flush_out or self._exclusive_out or self._exclusive or self.closed:
+        if self.access.ask(Work.FLUSH) is not Verdict.RUN:
             return
         job = self.log.next_flush_job(everything=everything)
         if job is None:
             return
-        self._flush_out = True
+        self.access.is_flushing = True
         self._flush_begun_ms = self._ports.clock_ms()
 
         def done(_: object, error: BaseException | None) -> None:
-            self._flush_out = False
+            self.access.is_flushing = False
             if error is None:
                 self.log.complete_flush(job)
                 self._ports.drain.progress(self, self._ports.clock_ms())
@@ -237,6 +228,7 @@ class Partition:
     def _enqueue(self, run: Callable[[], Any], apply: Callable[[Any], None] | None) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._exclusive.append((run, future, apply))
+        self.access.stand_in_line(Work.ALONE if apply is None else Work.SWAP)
         self.kick()
         return future
 
@@ -256,16 +248,15 @@ class Partition:
         swapped.add_done_callback(finish)
         await asyncio.shield(swapped)
 
-    def _start_exclusive(self) -> None:
+    def _start_alone(self, work: Work) -> None:
         run, future, apply = self._exclusive.popleft()
-        self._exclusive_out = True
-        self.log.is_swapping = apply is not None
+        self.log.is_swapping = work is Work.SWAP
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None and apply is not None:
                 apply(result)
             self.log.is_swapping = False
-            self._exclusive_out = False
+            self.access.end_alone()
             self._share.update()
             if error is None:
                 if not future.done():
@@ -287,9 +278,16 @@ class Partition:
     @property
     def busy(self) -> bool:
         """True while the log belongs to an exclusive operation, or one waits."""
-        if self._exclusive_out and not self.log.is_swapping:
-            return True
-        return bool(self._exclusive) and any(apply is None for _, _, apply in self._exclusive)
+        return self.access.is_busy
+
+    @property
+    def closed(self) -> bool:
+        """The node is no replica of it any more."""
+        return self.access.is_closed
+
+    def close(self) -> None:
+        """Nothing but what ends the partition starts from now on."""
+        self.access.is_closed = True
 
     # -- reading ------------------------------------------------------------------
 
@@ -297,7 +295,7 @@ class Partition:
         self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True
     ) -> ReadData | ReadJob:
         """As `PartitionLog.read`; a ReadJob goes to `run_read`."""
-        if self.busy or self.closed:
+        if self.access.ask(Work.READ) is Verdict.REFUSE:
             raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} changes its role just now")
         try:
             return self.log.read(offset, max_bytes, upper_offset, min_one=min_one)
@@ -309,11 +307,11 @@ class Partition:
         if self._swapping is not None:
             self._swapping.add_done_callback(lambda _: self.start_read(job, done))
             return
-        self._reads_out += 1
+        self.access.looking += 1
 
         def finish(result: ReadData, error: BaseException | None) -> None:
-            self._reads_out -= 1
-            if self._exclusive:
+            self.access.looking -= 1
+            if self.access.has_waiting:
                 self.kick()
             done(result, None if error is None else self._ports.failures.read_failed(self, error))
 
@@ -328,25 +326,25 @@ class Partition:
         """Run anything that only reads this log in the pool."""
         while self._swapping is not None:
             await asyncio.shield(self._swapping)
-        self._reads_out += 1
+        self.access.looking += 1
         try:
             return await self._ports.pool.run_read(run)
         except (PenstockError, OSError) as e:
             raise self._ports.failures.read_failed(self, e) from e.__cause__
         finally:
-            self._reads_out -= 1
-            if self._exclusive:
+            self.access.looking -= 1
+            if self.access.has_waiting:
                 self.kick()
 
     def beside(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run work on files of closed segments in the pool, begun before this returns: whatever needs the
         log for itself, or exchanges files, waits until it is done."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._reads_out += 1
+        self.access.looking += 1
 
         def done(result: Any, error: BaseException | None) -> None:
-            self._reads_out -= 1
-            if self._exclusive:
+            self.access.looking -= 1
+            if self.access.has_waiting:
                 self.kick()
             if future.done():
                 return
