@@ -168,6 +168,52 @@ async def test_deleting_records_on_a_full_disk_makes_room(rig: Any) -> None:
     assert await delete_records(node, 60) == (ErrorCode.NONE, 60)
 
 
+async def test_deleted_records_are_gone_once_every_replica_has_it_on_its_disk(tmp_path: Path) -> None:
+    """What only a follower's memory knows it forgets, and may lead."""
+    cluster = await MiniCluster(tmp_path).start(1)
+    fs = HeldFileSystem()
+    await cluster.start_node(2, fs=fs)
+    try:
+        cluster.make_topic(isr=(1, 2), min_insync_replicas="2")
+        await hosted(cluster)
+        leader, follower = cluster.nodes[1], cluster.nodes[2]
+        for _ in range(10):
+            assert (await leader.produce(b"x")).error == ErrorCode.NONE
+        fs.holds = lambda call, path: call == "rename" and "log-start-offset" in path
+        deleting = asyncio.ensure_future(delete_records(leader, 7))
+        await eventually(fs.held.is_set)
+        assert follower.partition.log.log_start_offset == 7
+        assert (await leader.produce(b"x")).error == ErrorCode.NONE  # which the follower has acknowledged
+        assert not deleting.done()
+        fs.go.set()
+        assert await deleting == (ErrorCode.NONE, 7)
+        assert follower.partition.saved_log_start_offset == 7
+    finally:
+        fs.go.set()
+        await cluster.stop()
+
+
+async def test_a_replica_that_starts_over_says_where_it_begins(tmp_path: Path) -> None:
+    """It has it on its disk already; no checkpoint need come by."""
+    cluster = await MiniCluster(tmp_path).start(1)
+    try:
+        cluster.make_topic(isr=(1,), min_insync_replicas="1")
+        await hosted(cluster)
+        leader = cluster.nodes[1]
+        for _ in range(10):
+            assert (await leader.produce(b"x")).error == ErrorCode.NONE
+        assert await delete_records(leader, 7) == (ErrorCode.NONE, 7)
+        await cluster.start_node(2)
+        both = replace(cluster.state, replicas=ids(1, 2), partition_epoch=cluster.state.partition_epoch + 1)
+        cluster.change(pb.MetadataRecord(partition=both.to_pb()))
+        await eventually(lambda: leader.partition.replica.leadership is not None)
+        leadership = leader.partition.replica.require_leader()
+        await eventually(lambda: leadership.pending is not None)
+        assert leadership.low_watermark() == 7
+    finally:
+        await cluster.stop()
+
+
 # ---------------------------------------------------------------------- the group coordinator
 
 

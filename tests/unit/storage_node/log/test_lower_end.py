@@ -109,6 +109,21 @@ def test_what_no_flush_names_goes_beside_one() -> None:
 # ---------------------------------------------------------------------- log starts
 
 
+def test_a_log_start_makes_no_recovery_point() -> None:
+    """A follower is told its leader's start while what lies before it is still on its way to the disk: a
+    crash would leave a log that ends below its recovery point, and the node would call it damaged."""
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    fill(log, 5)
+    append(log, make_batch())
+    log.raise_log_start(6)
+    assert (log.flushed_offset, log.log_start_offset) == (5, 6)
+    assert log.checkpoint() == 5
+    directory.write_checkpoints([(log, 0)])
+    _, again = reopen(fs.crash(keep_synced))
+    assert (again.log_end_offset, again.flush_point) == (5, 5)
+
+
 def deleted_before() -> tuple[SimulatedFileSystem, LogDirectory, PartitionLog]:
     """A log whose first two segments are deleted by their records, which the disk knows."""
     fs = new_disk()

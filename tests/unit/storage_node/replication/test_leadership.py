@@ -396,6 +396,44 @@ def test_diverging_and_out_of_range_opens() -> None:
     assert ask(4, 2) == ((2, 3), None)  # older than anything kept: from the start of ours
 
 
+# ---------------------------------------------------------------------- log starts
+
+
+def test_the_low_watermark_waits_for_who_may_lead_next() -> None:
+    """A member of the ELR that is down may be elected as it comes back, with the log start that it has."""
+    alone = replace(STATE, isr=nodes(1), elr=nodes(2))
+    leader = Leader(alone)
+    leader.ineligible = {2, 3}
+    leader.log.log_start_offset = 5
+    assert leader.term.low_watermark() < 5
+    leader.term.on_follower_log_start(NodeId(2), 5)
+    assert leader.term.low_watermark() == 5
+    leader.term.on_follower_log_start(NodeId(2), 3)
+    assert leader.term.low_watermark() == 3
+    leader.term.update(replace(alone, elr=(), partition_epoch=STATE.partition_epoch + 1), 0)
+    assert leader.term.low_watermark() == 5
+
+
+def test_a_follower_joins_once_it_keeps_the_log_start() -> None:
+    """Else it could lead with records that are deleted, or that nobody has compared with the leader's."""
+    leader = Leader(replace(STATE, isr=nodes(1, 3)))
+    log = leader.log
+    log.entries, log.epochs = [(5, n) for n in range(6)], [(5, 0)]
+    log.log_start_offset = 3
+    leader.flush()
+    leader.open(2, at=6)
+    assert leader.pending() is None
+    leader.term.on_follower_log_start(NodeId(2), 2)
+    leader.term.on_follower_ack(NodeId(2), 6, 6, 0)
+    assert leader.pending() is None
+    log.log_start_offset = 4  # of no account: it was compared from 3 on
+    leader.term.on_follower_log_start(NodeId(2), 3)
+    leader.term.on_follower_ack(NodeId(2), 6, 6, 0)
+    proposal = leader.pending()
+    assert proposal is not None
+    assert proposal.isr == nodes(1, 2, 3)
+
+
 def test_duplicates_wait_like_the_original() -> None:
     leader = Leader()
     end = leader.append()

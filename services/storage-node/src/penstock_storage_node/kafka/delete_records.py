@@ -8,8 +8,9 @@ Rules (Kafka: Partition.deleteRecordsOnLeader, DelayedDeleteRecords)
     the leadership ends before. Asking again is harmless.
   * A topic whose cleanup.policy lacks `delete` refuses: POLICY_VIOLATION.
 
-Ours: the leader's new start is on its disk before the answer (Kafka's checkpoint is written once a
-minute), so deleted records do not come back by a crash. Whole segments below it go at once.
+Ours: the new start is on the disk of the leader and of the others before the answer (Kafka's checkpoint
+is written once a minute), and members of ISR and ELR count though they are down, since they may lead
+as they come back: deleted records do not come back by a crash. Whole segments below it go at once.
 """
 
 from __future__ import annotations

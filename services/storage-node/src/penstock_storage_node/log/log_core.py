@@ -279,7 +279,8 @@ class LogCore:
             if segments[index].is_sealed:
                 break
             point = min(point, segments[index + 1].base_offset - 1)
-        return max(point, self._start)
+        # A log start may have passed what is flushed: a follower hears of it while it catches up.
+        return max(point, min(self._start, self._flushed))
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

@@ -11,7 +11,7 @@ State machine
           served below the flushed offset, until the process opens the log again.
   CLOSED  by `close`.
 
-Offsets: log_start <= flushed <= written <= log_end. Staged data (written..log_end) are
+Offsets: flushed <= written <= log_end, and log_start <= log_end. Staged data (written..log_end) are
 read from memory, the rest from the page cache. In durability "fsync" a job that is
 complete is flushed; in "replicated" it is only written, and `next_flush_job` flushes
 segments after they were closed.

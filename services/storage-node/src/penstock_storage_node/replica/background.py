@@ -73,8 +73,19 @@ class BackgroundJobs:
 
     async def write_checkpoints(self) -> None:
         """High watermarks, recovery points and log starts of all partitions."""
-        rows = [(p.log, p.replica.high_watermark) for p in self._manager.registry.partitions.values()]
-        await self._manager.pool.run(lambda: self._directory.write_checkpoints(rows))
+        manager = self._manager
+        partitions = manager.registry.partitions
+        rows = [(p.log, p.replica.high_watermark) for p in partitions.values()]
+        risen = [
+            (p, p.log.log_start_offset)
+            for p in partitions.values()
+            if p.log.log_start_offset > p.saved_log_start_offset
+        ]
+        await manager.pool.run(lambda: self._directory.write_checkpoints(rows))
+        for partition, offset in risen:
+            partition.saved_log_start_offset = min(offset, partition.log.log_start_offset)
+            if partition.replica.following is not None:
+                manager.roles.followers.on_progress(partition)
 
     async def _checkpoints(self) -> None:
         last_flush_s = time.monotonic()

@@ -155,7 +155,9 @@ class Roles:
                     # Nothing was cut yet; the leader will ask for it again.
                     self.followers.reopen(partition, pause=True)
                 return
-            partition.saved_log_start_offset = min(partition.saved_log_start_offset, log.log_start_offset)
+            # What is emptied has a file that begins there; any other cut lowers what is on the disk, at most.
+            saved = log.log_start_offset if cut.start_over else partition.saved_log_start_offset
+            partition.saved_log_start_offset = min(saved, log.log_start_offset)
             self._metrics.truncations += 1
             if partition.replica.on_truncated():
                 self._metrics.truncations_below_high_watermark += 1

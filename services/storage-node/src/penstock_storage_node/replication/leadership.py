@@ -49,6 +49,9 @@ class FollowerProgress:
     mark_ms: int = 0
     mark_offset: int = 0
     log_start_offset: int = UNKNOWN_OFFSET
+    """As it is on its disk."""
+    compared_from: int = 0
+    """Our log start when its log was last found to be a prefix of ours: what lies before may be anything."""
     heard: bool = False
     """It has a session, and has spoken since it last left the ISR. One that has not may be
     dead or hung: it neither joins nor holds the high watermark back."""
@@ -89,6 +92,7 @@ class Leadership:
         self.epoch_start_offset = epoch_start_offset
         self.partition_epoch = state.partition_epoch
         self.isr = frozenset(state.isr)
+        self.elr = frozenset(state.elr)
         self.recovering = state.recovering
         self.pending: IsrProposal | None = None
         self._hold_until_ms = 0
@@ -109,6 +113,7 @@ class Leadership:
             return
         self.partition_epoch = state.partition_epoch
         left, self.isr = self.isr.difference(state.isr), frozenset(state.isr)
+        self.elr = frozenset(state.elr)
         for node in left:
             follower = self.followers.get(node)
             if follower is not None and follower.heard:
@@ -199,6 +204,9 @@ class Leadership:
         # A new session may start lower than the last one ended (truncation).
         follower.end_offset = end_offset
         follower.flushed_offset = min(flushed_offset, end_offset)
+        # What it has of that on its disk its acks will say.
+        follower.log_start_offset = 0
+        follower.compared_from = self._replica.log.log_start_offset
         follower.mark_ms = now_ms
         follower.mark_offset = self._replica.log.log_end_offset
         self._on_progress(follower, now_ms)
@@ -221,7 +229,7 @@ class Leadership:
         self._on_progress(follower, now_ms)
 
     def on_follower_log_start(self, node: NodeId, offset: int) -> bool:
-        """A follower's log begins at `offset`. True when that is news."""
+        """A follower has it on its disk that its log begins at `offset`. True when that is news."""
         follower = self.followers.get(node)
         if follower is None or follower.log_start_offset == offset:
             return False
@@ -229,8 +237,14 @@ class Leadership:
         return True
 
     def low_watermark(self) -> int:
-        """Least log start of this replica and the live followers (KIP-107); -1 while one is not known."""
-        starts = [f.log_start_offset for f in self.followers.values() if self._eligible(f.node_id, -1)]
+        """Least log start of this replica, the live followers (KIP-107), and those who may lead without
+        having been fed once more, live or not; -1 while one is not known."""
+        next_leaders = self.isr | self.elr
+        starts = [
+            f.log_start_offset
+            for f in self.followers.values()
+            if f.node_id in next_leaders or self._eligible(f.node_id, -1)
+        ]
         return min([self._replica.log.log_start_offset, *starts])
 
     def _on_progress(self, follower: FollowerProgress, now_ms: int) -> None:
@@ -362,6 +376,8 @@ class Leadership:
         end = self._end_of(follower)
         if end < self._replica.high_watermark or end < self.epoch_start_offset:
             return
+        if follower.log_start_offset < follower.compared_from:
+            return  # it may yet forget where its log begins, and lead with what lies before
         if self._eligible(follower.node_id, follower.node_epoch):
             self._effects.isr_expand_count += 1
             self._propose(tuple(sorted({*self.isr, follower.node_id})))

@@ -31,6 +31,8 @@ class _Slot:
     session: int = 0
     open_at_ms: int = 0
     pause_ms: int = 0
+    is_fed: bool = False
+    """The open session has had its first frame."""
 
 
 @dataclass(slots=True)
@@ -107,9 +109,12 @@ class FollowerReceiver:
         """The replica that a frame is for; None drops the frame."""
         return self._sessions.get(session)
 
-    def on_data(self, replica: PartitionReplica) -> None:
-        """The leader feeds this session: a later failure starts with a short pause again."""
-        self._slots[replica].pause_ms = 0
+    def on_data(self, replica: PartitionReplica) -> bool:
+        """The leader feeds this session: a later failure starts with a short pause again. True at first."""
+        slot = self._slots[replica]
+        slot.pause_ms = 0
+        is_first, slot.is_fed = not slot.is_fed, True
+        return is_first
 
     def reopen(self, replica: PartitionReplica, now_ms: int, *, pause: bool) -> None:
         """The session ended; open another one, after a growing pause when `pause`."""
@@ -149,6 +154,7 @@ class FollowerReceiver:
                 break
             del self._waiting[replica]
             slot.state, slot.session = SlotState.OPEN, self._next_session
+            slot.is_fed = False
             self._next_session += 1
             self._sessions[slot.session] = replica
             opens.append((slot.session, replica, following.open_request()))

@@ -8,7 +8,7 @@ partition then opens a new session from where its log ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
-from penstock_core.ids import NodeId
+from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_core.metadata.image import NodeImage
 from penstock_proto.v1 import storage_pb2 as pb
@@ -129,7 +129,7 @@ class FollowerStream:
                 if not out.empty:
                     if out.acks:
                         hit("replication.ack.before_send")
-                    await call.write(_encode(out))
+                    await call.write(_encode(out, self._manager.registry.partitions))
                 elif self.receiver.waiting:
                     await self._wait_ms(REOPEN_PAUSE_MS_MIN)
                 else:
@@ -192,7 +192,8 @@ class FollowerStream:
                 partition.wake_readers()
             if partition.log.log_start_offset > log_start_offset:
                 manager.log_starts.follow(partition, manager.roles.followers.on_progress)
-            receiver.on_data(replica)
+            if receiver.on_data(replica) and data.log_start_offset:
+                manager.roles.followers.on_progress(partition)  # an open does not say what is on this disk
 
     def _append(self, partition: Partition, base_offset: int, records: memoryview) -> bool:
         manager, replica = self._manager, partition.replica
@@ -240,7 +241,7 @@ _EXPECTED = frozenset(
 """Either side's metadata are a little behind, or the log start moved: try again and say nothing."""
 
 
-def _encode(out: Outgoing) -> bytes:
+def _encode(out: Outgoing, partitions: Mapping[TopicPartition, Partition]) -> bytes:
     request = pb.ReplicateRequest(closes=out.closes)
     for session, replica, asked in out.opens:
         request.opens.add(
@@ -255,11 +256,12 @@ def _encode(out: Outgoing) -> bytes:
         )
     for session, replica in out.acks:
         log = replica.log
+        partition = partitions.get(replica.key)
         request.acks.add(
             session=session,
             log_end_offset=log.written_offset,
             flushed_offset=log.flushed_offset,
-            log_start_offset=log.log_start_offset,
+            log_start_offset=0 if partition is None else partition.saved_log_start_offset,
         )
     return request.SerializeToString()
 

@@ -130,10 +130,10 @@ class _Stream:
             for ack in request.acks:
                 session = self.sender.on_ack(ack.session, ack.log_end_offset)
                 if session is not None and (leadership := session.replica.leadership) is not None:
+                    self._note_log_start(session.replica.key, leadership, ack.log_start_offset)
                     leadership.on_follower_ack(
                         self.sender.node, ack.log_end_offset, ack.flushed_offset, now_ms
                     )
-                    self._note_log_start(session.replica.key, leadership, ack.log_start_offset)
                     if self.lane != LIVE and leadership.waits_for(self._follower, now_ms):
                         self._move(session, LIVE)
                         self._hurry.set()
@@ -177,9 +177,6 @@ class _Stream:
             for session in [s for s in partition.sessions if s.sender.node == sender.node]:
                 session.sender.close(session.number)
                 del partition.sessions[session]
-            leadership = partition.replica.leadership
-            if leadership is not None:
-                self._note_log_start(partition.key, leadership, asked.log_start_offset)
             lane = self._lane_of(partition, asked.fetch_offset)
             if lane != self.lane:
                 sender.tell(DataFrame(asked.session, move=lane))
