@@ -284,6 +284,8 @@ async def test_a_new_replica_of_a_log_that_starts_inside_a_batch_catches_up(
         follower = cluster.nodes[2].partition.log
         await eventually(lambda: follower.flushed_offset == 80)
         await eventually(lambda: follower.log_start_offset == log.log_start_offset)
+        # It held nothing yet when it was told to begin lower.
+        assert cluster.nodes[2].metrics.truncations_below_high_watermark == 0
         cluster.elect(2, [1, 2])
         await eventually(lambda: cluster.nodes[2].partition.replica.leadership is not None)
         await eventually(lambda: cluster.nodes[2].partition.replica.high_watermark == 80)

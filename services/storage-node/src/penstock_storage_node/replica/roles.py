@@ -138,6 +138,7 @@ class Roles:
         hit("replication.truncate.received")
         log = partition.log
         before = log.log_end_offset
+        was_empty = before == log.log_start_offset
 
         def run() -> None:
             if cut.start_over:
@@ -159,7 +160,8 @@ class Roles:
             saved = log.log_start_offset if cut.start_over else partition.saved_log_start_offset
             partition.saved_log_start_offset = min(saved, log.log_start_offset)
             self._metrics.truncations += 1
-            if partition.replica.on_truncated():
+            # An empty log may begin lower: where the leader's log start lies inside a batch.
+            if partition.replica.on_truncated() and not was_empty:
                 self._metrics.truncations_below_high_watermark += 1
             if log.log_end_offset < before:
                 self._lifecycle.log.info(
