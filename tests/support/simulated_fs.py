@@ -151,7 +151,10 @@ class SimulatedFileSystem(FileSystem):
         *,
         open_files_max: int = OPEN_FILES_MAX,
         root: SimulatedDirectory | None = None,
+        first: SimulatedFileSystem | None = None,
     ) -> None:
+        """`first`: this is the same disk for another process, with descriptors of its own; faults and space are
+        those of `first`."""
         super().__init__(open_files_max=open_files_max)
         self.random = rng
         self.calls: list[tuple[str, str]] = []
@@ -163,7 +166,10 @@ class SimulatedFileSystem(FileSystem):
         self.cold_chance = 0.0
         self.short_write_chance = 0.0
         self.now_ms = 0
-        self._root = root or SimulatedDirectory()
+        self._first = first
+        if root is None:
+            root = SimulatedDirectory() if first is None else first._root
+        self._root: SimulatedDirectory = root
         self._descriptors: dict[int, tuple[str, SimulatedFile]] = {}
         self._locks: set[str] = set()
         self._next_fd = 1000
@@ -208,6 +214,9 @@ class SimulatedFileSystem(FileSystem):
 
     def _change(self, call: str, path: str) -> None:
         """Everything that changes the disk passes here first."""
+        if self._first is not None:
+            self._first._change(call, path)
+            return
         self.calls.append((call, path))
         if self.crash_countdown is not None:
             self.crash_countdown -= 1
@@ -259,12 +268,13 @@ class SimulatedFileSystem(FileSystem):
             end = position + self.random.randint(1, len(data))
             data = data[: max(end - end % SECTOR_BYTES - position, 0)] or data
         growth = max(position + len(data) - len(file.data), 0)
-        if self.space_bytes is not None:
-            if growth > self.space_bytes:
-                data = data[: max(len(data) - (growth - self.space_bytes), 0)]
+        disk = self._first or self
+        if disk.space_bytes is not None:
+            if growth > disk.space_bytes:
+                data = data[: max(len(data) - (growth - disk.space_bytes), 0)]
                 if not data:
                     raise OSError(errno.ENOSPC, "no space left", path)
-            self.space_bytes -= max(position + len(data) - len(file.data), 0)
+            disk.space_bytes -= max(position + len(data) - len(file.data), 0)
         file.pending.append((position, data))
         file.data.extend(bytes(max(position - len(file.data), 0)))
         file.data[position : position + len(data)] = data
@@ -311,8 +321,9 @@ class SimulatedFileSystem(FileSystem):
     def ftruncate(self, fd: int, size: int) -> None:
         path, file = self._file(fd)
         self._change("ftruncate", path)
-        if self.space_bytes is not None:
-            self.space_bytes += max(len(file.data) - size, 0)
+        disk = self._first or self
+        if disk.space_bytes is not None:
+            disk.space_bytes += max(len(file.data) - size, 0)
         file.pending.append((size, b""))
         del file.data[size:]
         file.data.extend(bytes(size - len(file.data)))
@@ -377,8 +388,9 @@ class SimulatedFileSystem(FileSystem):
     def _unlink(self, path: str) -> None:
         parent, name = self._parent(path)
         node = self._find(path)
-        if self.space_bytes is not None and isinstance(node, SimulatedFile):
-            self.space_bytes += len(node.data)
+        disk = self._first or self
+        if disk.space_bytes is not None and isinstance(node, SimulatedFile):
+            disk.space_bytes += len(node.data)
         del parent.names[name]
         parent.pending.append(("unlink", name, None))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from support.simulated_fs import SECTOR_BYTES, SimulatedFileSystem, keep_random
+import pytest
+
+from support.simulated_fs import SECTOR_BYTES, SimulatedCrash, SimulatedFileSystem, keep_random
 
 SEED = 20251121
 
@@ -56,3 +58,18 @@ def test_a_short_write_ends_with_a_sector() -> None:
     assert len(ends) > 5
     assert all(end % SECTOR_BYTES == 0 for end in ends - {3100})
     assert fs.pwritev(fd, [bytes(8)], 52) == 8
+
+
+def test_two_processes_share_files_space_and_faults_and_no_descriptors() -> None:
+    disk = SimulatedFileSystem(random.Random(SEED))
+    other = SimulatedFileSystem(disk.random, first=disk)
+    fd = other.create("/x")
+    disk.space_bytes = 6
+    assert other.pwritev(fd, [b"12345678"], 0) == 6
+    assert disk.space_bytes == 0
+    assert disk.pread(disk.open("/x"), 10, 0) == b"123456"
+    assert (disk.open_count, other.open_count) == (1, 1)
+    disk.crash_countdown = 0
+    with pytest.raises(SimulatedCrash):
+        other.rename("/x", "/y")
+    assert disk.exists("/x")

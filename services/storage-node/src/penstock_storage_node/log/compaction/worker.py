@@ -76,21 +76,27 @@ def serve(requests: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
         message = json.loads(line)
         try:
             say({"done": _run(message, requests, say)})
-        except GivenUp:
-            say({"error": "given up", "kind": "gone"})
-        except DamagedSource as error:
-            say({"error": str(error), "kind": "damaged", "base_offset": error.base_offset})
-        except FileNotFoundError as error:
-            say({"error": f"{error.filename or error} is gone", "kind": "gone"})
-        except OSError as error:
-            say({"error": str(error), "kind": _KINDS.get(error.errno or 0, "other")})
-        except PenstockError as error:
-            say({"error": error.message, "kind": "invalid"})
-        except BatchTooLarge as error:
-            say({"error": str(error), "kind": "large"})
         except Exception as error:
-            # The node logs it, once; a process that ends would tell it nothing.
-            say({"error": f"{type(error).__name__}: {error}", "kind": "other"})
+            say(word_for(error))
+
+
+def word_for(error: Exception) -> dict[str, Any]:
+    """What the node is told of a run that ended before its time."""
+    match error:
+        case GivenUp():
+            return {"error": "given up", "kind": "gone"}
+        case DamagedSource():
+            return {"error": str(error), "kind": "damaged", "base_offset": error.base_offset}
+        case FileNotFoundError():
+            return {"error": f"{error.filename or error} is gone", "kind": "gone"}
+        case OSError():
+            return {"error": str(error), "kind": _KINDS.get(error.errno or 0, "other")}
+        case PenstockError():
+            return {"error": error.message, "kind": "invalid"}
+        case BatchTooLarge():
+            return {"error": str(error), "kind": "large"}
+    # The node logs it, once; a process that ends would tell it nothing.
+    return {"error": f"{type(error).__name__}: {error}", "kind": "other"}
 
 
 def _run(message: dict[str, Any], requests: IO[str], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
