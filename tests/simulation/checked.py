@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -16,16 +16,21 @@ from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.quorum.events import Outcome
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.state.generation import Context, Generated
+from penstock_core.ids import TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
 from penstock_storage_node.cluster.registration import Registration
+from penstock_storage_node.log.compaction.plan import CleaningPlan
+from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.partition_log import Appended, PartitionLog
+from penstock_storage_node.log.segment import Segment
 from penstock_storage_node.replication.replica import PartitionReplica
 from simulation.invariants import Checker, Entry
+from simulation.log_checks import KEYED
 
 R = TypeVar("R")
 
@@ -60,18 +65,61 @@ class CheckedLog(PartitionLog):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        checker = _the_checker()
+        process = checker.world.current
+        assert process is not None
+        self.host = process.name
+        self.key = TopicPartition(self.topic_id, self.partition)
+        self.is_tracked = checker.logs.is_tracked(self.topic)
+        """Records of it may go: see `log_checks`."""
+        self.replica: CheckedReplica | None = None
         self.shadow: list[Entry] = []
         self.verified = 0
         """Entries of `shadow` that were compared with the truth."""
+        self.facts: dict[int, tuple[int, int]] = {}
+        """Of a tracked log, by base offset: bytes and newest timestamp of each batch."""
+        self.seen_start = 0
+        self.was_cut = False
+        """By the last truncation: it held something of what went."""
+        self._requested_ms = 0
         for segment in self._segments:
-            for info in iter_batches(read_file(self._fs, segment.path)):
-                self.shadow.append(entry_of(info))
-        _the_checker().on_log(self)
+            self.shadow += self._entries_of(segment)
+        checker.on_log(self)
+        if self.is_tracked:
+            checker.logs.on_open(self)
+
+    def _entries_of(self, segment: Segment) -> list[Entry]:
+        data = read_file(self._fs, segment.path)
+        found = []
+        for info in iter_batches(data):
+            entry = entry_of(info)
+            found.append(entry)
+            if self.is_tracked:
+                self._note_facts(entry, info, data[info.position : info.position + info.size_bytes])
+        return found
+
+    def _note_facts(self, entry: Entry, info: BatchInfo, batch: Buffer) -> None:
+        self.facts[entry.base] = (info.size_bytes, info.max_timestamp)
+        if self.topic == KEYED:
+            _the_checker().logs.note(self.key, entry, info, batch)
+
+    @property
+    def high_watermark(self) -> int:
+        """That of its replica, 0 before it has one."""
+        return 0 if self.replica is None else self.replica.high_watermark
+
+    @property
+    def leads(self) -> bool:
+        """Whether its replica leads."""
+        return self.replica is not None and self.replica.leadership is not None
 
     def append_as_leader(self, batch: Buffer, info: BatchInfo, leader_epoch: int) -> Any:
         result = super().append_as_leader(batch, info, leader_epoch)
         if isinstance(result, Appended):
-            self._note(entry_of(info, result.base_offset, leader_epoch))
+            entry = entry_of(info, result.base_offset, leader_epoch)
+            if self.is_tracked:
+                self._note_facts(entry, info, batch)
+            self._note(entry)
             _the_checker().on_log(self)
         return result
 
@@ -80,7 +128,13 @@ class CheckedLog(PartitionLog):
         last = super().append_as_follower(records, leader_epoch, **kwargs)
         for info in iter_batches(records):
             if before <= info.base_offset <= last:
-                self._note(entry_of(info))
+                entry = entry_of(info)
+                if self.is_tracked:
+                    batch = memoryview(records)[info.position : info.position + info.size_bytes]
+                    self._note_facts(entry, info, batch)
+                    _the_checker().logs.on_follower_batch(self, before, entry)
+                    before = entry.last + 1
+                self._note(entry)
         _the_checker().on_log(self)
         return last
 
@@ -88,13 +142,59 @@ class CheckedLog(PartitionLog):
         self.shadow.append(entry)
         _the_checker().on_append(self, entry)
 
+    def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
+        before, start = self._segments, self._start
+        work = super().delete_old_segments(high_watermark, now_ms)
+        if self.is_tracked:
+            left = set(map(id, self._segments))
+            gone = [segment for segment in before if id(segment) not in left]
+            if gone:
+                ends = [segment.base_offset for segment in before[1:]][: len(gone)]
+                _the_checker().logs.on_retention(self, gone, ends, start)
+            _the_checker().logs.on_start(self)
+        return work
+
+    def raise_log_start(self, offset: int) -> None:
+        super().raise_log_start(offset)
+        if self.is_tracked:
+            _the_checker().logs.on_start(self)
+
+    def cleaning_request(self, plan: CleaningPlan, now_ms: int, map_bytes: int) -> CleanRequest:
+        self._requested_ms = _the_checker().world.wall_ms(self.host)
+        return super().cleaning_request(plan, now_ms, map_bytes)
+
+    def adopt_swapped(self, group: CleanedGroup, sources: Sequence[Segment]) -> Callable[[], None]:
+        last = self._segments.index(sources[-1])
+        end = self._segments[last + 1].base_offset
+        sweep = super().adopt_swapped(group, sources)
+        shadow = self.shadow
+        low, high = (bisect_left(shadow, at, key=lambda entry: entry.base) for at in (group.base_offset, end))
+        old = shadow[low:high]
+        for entry in old:
+            self.facts.pop(entry.base, None)
+        (segment,) = (s for s in self._segments if s.base_offset == group.base_offset)
+        new = self._entries_of(segment)
+        shadow[low:high] = new
+        # What was compared with the truth goes on counting: the new entries are compared with the old ones.
+        seen = min(max(self.verified - low, 0), len(old))
+        if seen == len(old):
+            self.verified += len(new) - len(old)
+        elif seen:
+            self.verified = low + bisect_left(new, old[seen].base, key=lambda entry: entry.base)
+        _the_checker().logs.on_swap(self, old, new, self._requested_ms)
+        return sweep
+
     def _cut_shadow(self) -> None:
         keep = bisect_left(self.shadow, self._end, key=lambda entry: entry.base)
+        self.was_cut = self.was_cut or keep < len(self.shadow)
+        for entry in self.shadow[keep:]:
+            self.facts.pop(entry.base, None)
         del self.shadow[keep:]
         self.verified = min(self.verified, keep)
         _the_checker().on_log(self)
 
     def truncate_to(self, offset: int) -> int:
+        self.was_cut = False
         try:
             return super().truncate_to(offset)
         finally:
@@ -105,8 +205,11 @@ class CheckedLog(PartitionLog):
             super().truncate_fully_and_start_at(offset)
         finally:
             if self._end == offset:
+                self.was_cut = bool(self.shadow)
                 self.shadow.clear()
+                self.facts.clear()
                 self.verified = 0
+                _the_checker().logs.on_emptied(self.host, self.key)
             self._cut_shadow()
 
     def complete(self, job: Any) -> None:
@@ -122,6 +225,10 @@ class CheckedReplica(PartitionReplica):
         self.watermark_epoch = -2
         self.is_cut = False
         super().__init__(*args, **kwargs)
+        log = self.checked_log
+        log.replica = self
+        if log.is_tracked:
+            _the_checker().logs.on_replica(self)
 
     @property
     def checked_log(self) -> CheckedLog:

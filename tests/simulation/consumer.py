@@ -91,6 +91,8 @@ class Consumer:
         if truth.excused:
             return
         if result.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            if self._world.log_life.reset(self.offsets, key):
+                return
             checker.fail(
                 "committed data never retracts", f"{key}: {self.offsets.get(key, 0)} is out of range"
             )
@@ -100,14 +102,21 @@ class Consumer:
             checker.fail(
                 "watermark within what is committed", f"{key}: a reader is told {result.high_watermark}"
             )
-        expected = self.offsets.get(key, 0)
+        first = expected = self.offsets.get(key, 0)
+        rows = checker.logs.keyed.get(key)
+        found: set[int] = set()
         for view in result.records:
             for info in iter_batches(view):
                 if not is_crc_valid(memoryview(view)[info.position : info.position + info.size_bytes]):
                     checker.fail("readers see what is committed", f"{key}: wrong CRC at {info.base_offset}")
-                if info.base_offset > expected:
+                entry = entry_of(info)
+                if rows is not None:
+                    checker.logs.note(key, entry, info, view[info.position : info.position + info.size_bytes])
+                    found.update(rows.contents[entry.base, entry.crc].rows)
+                elif info.base_offset > expected:
                     checker.fail("no gap", f"{key}: a reader at {expected} gets {info.base_offset}")
-                checker.on_read(key, entry_of(info))
+                checker.on_read(key, entry)
                 expected = max(expected, info.next_offset)
                 self.records += info.record_count
         self.offsets[key] = expected
+        checker.logs.on_read_range(key, first, expected, found)

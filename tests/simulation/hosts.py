@@ -169,6 +169,11 @@ class Host:
         self.is_wiped = True
         self.world.counts["disks replaced"] += 1
 
+    def replace_disk(self) -> None:
+        """A storage node's disk is a new, empty one."""
+        self.world.disks.by_host[self.name] = self._new_disk()
+        self.world.counts["disks replaced"] += 1
+
     def fill(self) -> None:
         self.disk_fault = "full"
         self.fs.space_bytes = self.world.rng.randrange(600)

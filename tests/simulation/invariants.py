@@ -21,6 +21,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_proto.v1 import metadata_pb2 as pb
+from simulation.log_checks import LogChecks
 
 if TYPE_CHECKING:
     from simulation.checked import CheckedLog, CheckedReplica
@@ -98,6 +99,7 @@ class Checker:
         self.acked_count = 0
         self.on_commit: Callable[[], None] | None = None
         """Called once, when a leader commits records of a durable topic."""
+        self.logs = LogChecks(self)
 
     def fail(self, name: str, message: str) -> None:
         raise_violation(self.world, name, message)
@@ -119,12 +121,15 @@ class Checker:
 
     def on_log(self, log: CheckedLog) -> None:
         """Offsets of a log changed."""
-        if not log.log_start_offset <= log.flushed_offset <= log.written_offset <= log.log_end_offset:
+        start, end = log.log_start_offset, log.log_end_offset
+        # A log start may pass what is written: a follower is told it while it catches up.
+        if not (log.flushed_offset <= log.written_offset <= end and start <= end):
             self.fail(
                 "offsets in order",
-                f"{log}: start {log.log_start_offset} flushed {log.flushed_offset}"
-                f" written {log.written_offset} end {log.log_end_offset}",
+                f"{log}: start {start} flushed {log.flushed_offset} written {log.written_offset} end {end}",
             )
+        if log.is_tracked:
+            self.logs.on_start(log)
 
     def on_append(self, log: CheckedLog, entry: Entry) -> None:
         """A log took a batch. Where its leader epochs begin is what followers are told to cut by."""
@@ -139,9 +144,12 @@ class Checker:
         at = log.verified
         while at < len(shadow) and shadow[at].base < upto:
             entry = shadow[at]
+            if entry.last < log.log_start_offset:
+                at += 1  # nobody can read it: a leader compares followers from its own log start on
+                continue
             index = bisect_left(bases, entry.base)
-            if index >= len(bases) or truth.entries[index] != entry:
-                expected = truth.entries[index] if index < len(bases) else None
+            expected = truth.entries[index] if index < len(bases) else None
+            if expected != entry and (expected is None or not self.logs.is_left_of(truth, expected, entry)):
                 if truth.excused:
                     return
                 self.fail(
@@ -183,6 +191,7 @@ class Checker:
                 f"{log.log_end_offset}, committed up to {needed}",
             )
         self._matches(log, needed, f"leader {replica.node_id}")
+        self.logs.on_lead(replica, truth, needed)
 
     def _retract(self, truth: Truth, log: CheckedLog) -> None:
         """Start again from what an excused leader has."""
@@ -242,6 +251,7 @@ class Checker:
             truth.committed_by.append(epoch)
             truth.end = entry.last + 1
             log.verified += 1
+            self.logs.on_commit(truth, entry)
         self.world.scheduler.note(truth.end, int(replica.node_id), int(replica.leader_epoch))
         if self.on_commit is not None and truth.is_fsync:
             call, self.on_commit = self.on_commit, None
@@ -254,7 +264,8 @@ class Checker:
         if values is None:
             self.fail("only what was sent", f"{name}: {entry} was never sent")
             return
-        if entry.producer in truth.sequences or not truth.values.isdisjoint(values):
+        is_known = entry.producer in truth.sequences or not truth.values.isdisjoint(values)
+        if is_known and not self.logs.may_forget(truth.key):
             self.fail("idempotence", f"{name}: records {values} of {entry} are committed twice")
         truth.sequences.add(entry.producer)
         truth.values.update(values)
@@ -264,7 +275,8 @@ class Checker:
         self.truncations += 1
         truth = self.truth(replica.key)
         log = replica.checked_log
-        if log.log_end_offset < replica.high_watermark and not truth.excused:
+        # A log that held nothing yet may begin lower: where the leader's start lies inside a batch.
+        if log.log_end_offset < replica.high_watermark and log.was_cut and not truth.excused:
             self.fail(
                 "committed data never retracts",
                 f"{replica.name} on node {replica.node_id}: cut to {log.log_end_offset},"
@@ -305,7 +317,7 @@ class Checker:
         It sends in order, so a gap in its sequence means that something is lost here, or that a later
         batch got past one that was answered with a failure: neither may happen.
         """
-        if self._exists(key) and not self.truth(key).excused:
+        if self._exists(key) and not self.truth(key).excused and not self.logs.may_forget(key):
             self.fail("idempotence", f"{key.partition}: {why}")
 
     def _exists(self, key: TopicPartition) -> bool:
@@ -318,7 +330,7 @@ class Checker:
             return
         index = bisect_left(truth.bases, entry.base)
         found = truth.entries[index] if index < len(truth.bases) else None
-        if found != entry:
+        if found != entry and (found is None or not self.logs.is_left_of(truth, found, entry)):
             self.fail("readers see what is committed", f"{key}: read {entry}, committed is {found}")
 
     def excuse(self, key: TopicPartition) -> None:

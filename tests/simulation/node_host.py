@@ -69,6 +69,7 @@ class NodeProcess(Process):
                     "flush_interval_ms": settings.flush_interval_ms,
                     "retention_check_interval_ms": settings.retention_check_ms,
                     "group_flush": settings.group_flush,
+                    **self.world.log_life.node_settings,
                 }
             ),
             self.lifecycle,

@@ -36,6 +36,7 @@ import penstock_runtime.metadata_client
 import penstock_storage_node.groups.host
 import penstock_storage_node.log.directory
 import penstock_storage_node.replica.background
+import penstock_storage_node.replica.compactor
 import penstock_storage_node.replica.manager
 import penstock_storage_node.replica.partition
 import penstock_storage_node.role
@@ -46,6 +47,7 @@ from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_storage_node.disk.group_flush import GroupFlush
 from simulation.checked import CheckedLog, CheckedMachine, CheckedRegistration, CheckedReplica, listening
+from simulation.cleaner_process import SimWorker
 from simulation.disk_pool import SimDiskPool
 from simulation.ordered import OrderedSet
 from simulation.raft_net import SimPeerConnection, SimPipeNotifier, SimSocketModule
@@ -261,6 +263,7 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (penstock_controller.active.command_queue, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
         (penstock_controller.active.metadata_stream, "KEEPALIVE_S", 0.9),
         (penstock_gateway.relay.session, "TICK_MS", 100),
+        (penstock_storage_node.replica.compactor, "Worker", SimWorker),
         (penstock_storage_node.log.directory, "PartitionLog", CheckedLog),
         (penstock_storage_node.replica.manager, "PartitionReplica", CheckedReplica),
         (penstock_storage_node.replica.partition, "set", OrderedSet),

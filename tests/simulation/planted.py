@@ -39,6 +39,7 @@ from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
 from simulation import planted_guards as guards
+from simulation import planted_log
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -469,6 +470,7 @@ BUGS = [
         _hopping,
     ),
 ]
+BUGS += [Bug(*row) for row in planted_log.ROWS]
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 

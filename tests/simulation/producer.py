@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, TopicPartition
@@ -38,6 +39,7 @@ from penstock_kafka.wire.produce import (
     decode_produce_response,
     encode_produce_request,
 )
+from simulation.log_checks import KEYED
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -63,6 +65,20 @@ _RETRIED = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     }
 )
+
+
+KEYS = 7
+
+
+def _new_record(topic: str, producer: int, value: int, wall_ms: int) -> NewRecord:
+    """What a producer writes: the same for a value, however often it is asked for."""
+    text = b"%d-%d" % (producer, value)
+    if topic != KEYED:
+        return NewRecord(None, text, wall_ms)
+    # Mostly of few keys; some are written once only. A quarter are tombstones.
+    number = crc32(text)
+    key = b"k%d" % (number % KEYS) if number % 11 else b"once-%d" % (number % 97)
+    return NewRecord(key, None if (number >> 8) % 4 == 0 else text + b"." * ((number >> 16) % 80), wall_ms)
 
 
 class Batch:
@@ -260,8 +276,9 @@ class Producer:
         elif batch.data:
             return
         wall_ms = self._world.scheduler.now_us // 1000 + 1_700_000_000_000
+        topic = self._world.workload.names[batch.partition.key.topic_id]
         batch.data = build_batch(
-            [NewRecord(None, b"%d-%d" % (self.number, value), wall_ms) for value in batch.values],
+            [_new_record(topic, self.number, value, wall_ms) for value in batch.values],
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch if self.acks == -1 else -1,
             base_sequence=batch.sequence,

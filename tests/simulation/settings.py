@@ -64,6 +64,8 @@ class Settings:
     """How long a controller waits for the commit of its command before it gives up on it."""
     log_rot: bool = False
     """A storage node's disk forgets a bit for sure."""
+    log_life: tuple[str, ...] = ()
+    """Of `log_life`: what is in this run for sure. Most runs have none of it, some draw it."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

@@ -203,10 +203,16 @@ class Workload:
                 key = other
 
     def _producer_for(self, key: TopicPartition, wanted: Producer) -> Producer:
+        own = self._world.log_life.producers
+        if self.names[key.topic_id] in own or wanted in own.values():
+            return own.get(self.names[key.topic_id], self.producers[0])
         is_fast = self.names[key.topic_id] == "fast"
         if is_fast or wanted is self._fast_producer:
             return self._fast_producer if is_fast else self.producers[0]
         return wanted
+
+    def _all_producers(self) -> list[Producer]:
+        return [*self.producers, *self._world.log_life.producers.values()]
 
     # --- controllers that lost their disk
 
@@ -232,14 +238,14 @@ class Workload:
     def finish(self) -> None:
         """Faults are over: one more batch to everybody from everybody."""
         self._finished = True
-        for producer in self.producers:
+        for producer in self._all_producers():
             for key in self.live_partitions():
                 if self._producer_for(key, producer) is producer:
                     producer.produce(key, 1)
 
     def why_not_done(self) -> str:
         """What still lacks, "" when all is read and acknowledged."""
-        for producer in self.producers:
+        for producer in self._all_producers():
             if producer.left:
                 return f"{producer.name} has {producer.left} batches that are not acknowledged"
         for key in self.live_partitions():

@@ -24,7 +24,8 @@ from simulation.connections import DirectConnection, GatewayConnection
 from simulation.consumer import Consumer
 from simulation.faults import Faults
 from simulation.hosts import Host
-from simulation.invariants import Checker, Violation
+from simulation.invariants import Checker, Truth, Violation
+from simulation.log_life import LogLife
 from simulation.network import Network
 from simulation.process import Process
 from simulation.producer import Producer
@@ -96,6 +97,7 @@ class World:
         self.faults = Faults(self)
         self.rot = LogRot(self)
         self.workload = Workload(self)
+        self.log_life = LogLife(self)
 
     # --- numbers and names ---------------------------------------------------------------
 
@@ -304,6 +306,7 @@ class World:
         self.workload.start()
         self.faults.start()
         self.rot.start()
+        self.log_life.start()
         if not scheduler.run(RUN_US):
             return
         self._heal()
@@ -369,7 +372,7 @@ class World:
                 return f"{key} is gone"
             if state.leader == NO_NODE or set(state.isr) != set(state.replicas) or state.recovering:
                 return f"partition {key.partition} of {key.topic_id.hex()[:6]}: {state}"
-        return self.workload.why_not_done() or self.rot.why_not_mended()
+        return self.workload.why_not_done() or self.rot.why_not_mended() or self.log_life.why_not_done()
 
     def _compare_all(self) -> None:
         """At rest: every replica holds the truth, byte for byte, by the shipped read path."""
@@ -389,9 +392,10 @@ class World:
                         "replicas end alike",
                         f"{partition.name} on {host.name}: {log.log_end_offset}, {truth.end}",
                     )
-                self._compare(log, truth.entries, f"{partition.name} on {host.name}")
+                self._compare(log, truth, f"{partition.name} on {host.name}")
+                checker.logs.at_rest(log)
 
-    def _compare(self, log: Any, entries: list[Any], name: str) -> None:
+    def _compare(self, log: Any, truth: Truth, name: str) -> None:
         from penstock_kafka.records.batch import is_crc_valid, iter_batches
 
         offset, found = log.log_start_offset, []
@@ -408,7 +412,9 @@ class World:
                     )
                 found.append(checked.entry_of(info))
             offset = data.next_offset
-        expected = [e for e in entries if e.base >= log.log_start_offset]
+        expected: list[Any] = [e for e in truth.entries if e.last >= log.log_start_offset]
+        if truth.key in self.checker.logs.keyed:
+            expected = self.checker.logs.as_left(truth, expected, found)
         if found != expected:
             differs = next((p for p in zip(found, expected, strict=False) if p[0] != p[1]), "length")
             self.checker.fail("same bytes at the same offset", f"{name}: read {differs}")
