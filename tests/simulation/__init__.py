@@ -8,6 +8,7 @@ Everything that decides is the code that ships. What stands in for the outside w
 | gRPC channels and servers | `rpc`: bytes over `network` |
 | sockets of the Raft port | `raft_net`: frames over `network` |
 | threads (disk pool, Raft tick, snapshot writer) | `disk_pool`, `controller_host`, `patches` |
+| the compaction worker's process | `cleaner_process` |
 | files | `support.simulated_fs`, also under the controllers (`sim_os`) |
 | clients | `producer`, `consumer`: models of librdkafka's idempotent producer and of a reader |
 """

@@ -163,6 +163,10 @@ class CheckedLog(PartitionLog):
         self._requested_ms = _the_checker().world.wall_ms(self.host)
         return super().cleaning_request(plan, now_ms, map_bytes)
 
+    def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
+        _the_checker().world.log_life.before_swap(self.host)
+        return super().swap_files(group, sources, plan)
+
     def adopt_swapped(self, group: CleanedGroup, sources: Sequence[Segment]) -> Callable[[], None]:
         last = self._segments.index(sources[-1])
         end = self._segments[last + 1].base_offset

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 S = 1_000_000
 SEEDS_WITH = 1 / 3
+SWAP_CRASH_CHANCE = 0.02
+SWAP_CHANGES_MAX = 20
+"""Changes of the disk that a swap of a few segments makes."""
+
 DELETE_VERSION = 2
 ALL = ("compaction", "retention", "deletion", "disk loss")
 
@@ -122,6 +126,13 @@ class LogLife:
         if producer.left < 40:
             for _ in range(rng.choice((1, 1, 2))):
                 producer.produce(TopicPartition(topic_id, rng.randrange(count)), rng.randint(1, 4))
+
+    def before_swap(self, host: str) -> None:
+        """Files of a log are about to be exchanged: one host in a while crashes in the middle of it."""
+        world = self._world
+        if world.scheduler.now_us < RUN_US and self.rng.random() < SWAP_CRASH_CHANCE:
+            world.injected["crash in a swap"] += 1
+            world.host_of[host].fs.crash_countdown = self.rng.randrange(SWAP_CHANGES_MAX)
 
     # --- DeleteRecords
 

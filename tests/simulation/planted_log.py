@@ -14,6 +14,7 @@ import penstock_storage_node.log.recovery as recovery_module
 import penstock_storage_node.log.retention as retention_module
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
+from penstock_storage_node.log import LogState
 from penstock_storage_node.log.compaction.offset_map import OffsetMap
 from penstock_storage_node.log.compaction.record_filter import filter_batch
 from penstock_storage_node.log.compaction.rewrite import Cleaner
@@ -37,6 +38,10 @@ def _compacting_and_crashing(settings: Settings) -> None:
     settings.log_life = ("compaction",)
     settings.favoured = ("crash at a disk operation", "node power cut", "node killed")
     settings.fault_interval_us = 600_000
+
+
+def _both(settings: Settings) -> None:
+    settings.log_life = ("compaction", "disk loss")
 
 
 def _retaining(settings: Settings) -> None:
@@ -202,6 +207,22 @@ def _elr_not_asked() -> list[Patch]:
     return [(Leadership, "low_watermark", of_the_living)]
 
 
+def _joins_early() -> list[Patch]:
+    on_open = Leadership.on_follower_open
+
+    def of_no_account(leadership: Any, node: Any, *args: Any) -> None:
+        on_open(leadership, node, *args)
+        follower = leadership.followers[node]
+        follower.compared_from = 0
+        leadership._consider_expansion(follower, args[-1])
+
+    return [(Leadership, "on_follower_open", of_no_account)]
+
+
+def _swap_unchecked() -> list[Patch]:
+    return [(PartitionLog, "can_swap", lambda log, *_: log.state is LogState.OK)]
+
+
 # --- disks
 
 
@@ -242,6 +263,7 @@ ROWS: list[Row] = [
         _cleaned_files_taken,
         _compacting_and_crashing,
     ),
+    ("swap-unchecked", "a swap doesn't ask whether the log is what it was", _swap_unchecked, _both),
     (
         "retention-above-watermark",
         "retention goes by the log's end",
@@ -279,5 +301,11 @@ ROWS: list[Row] = [
         _deleting,
     ),
     ("elr-not-asked", "DeleteRecords waits for live replicas alone", _elr_not_asked, _deleting),
+    (
+        "joins-before-start-is-kept",
+        "a follower joins the ISR before its log start is on its disk",
+        _joins_early,
+        _deleting,
+    ),
     ("wiped-node-in-sync", "a node with a new disk stays in its ISRs", _wiped_node_in_sync, _losing_disks),
 ]

@@ -131,7 +131,16 @@ def test_a_seed_replays_to_the_same_event() -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("bug", ["acked-at-append", "watermark-off-by-one", "fence-only-leaders"])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "acked-at-append",
+        "watermark-off-by-one",
+        "fence-only-leaders",
+        "keys-taken-for-one",
+        "deletion-answered-early",
+    ],
+)
 def test_planted_bug_is_found(bug: str) -> None:
     run = simulate("--planted", bug, "--most", "20")
     assert run.returncode == 0, run.stdout + run.stderr
