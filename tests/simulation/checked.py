@@ -24,7 +24,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
 from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.compaction.plan import CleaningPlan
-from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
+from penstock_storage_node.log.compaction.rewrite import CLEANED, CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.partition_log import Appended, PartitionLog
 from penstock_storage_node.log.segment import Segment
@@ -82,14 +82,16 @@ class CheckedLog(PartitionLog):
         self.was_cut = False
         """By the last truncation: it held something of what went."""
         self._requested_ms = 0
+        self._new: list[Entry] = []
+        """Of the segment that is being swapped in."""
         for segment in self._segments:
-            self.shadow += self._entries_of(segment)
+            self.shadow += self._entries_in(segment.path)
         checker.on_log(self)
         if self.is_tracked:
             checker.logs.on_open(self)
 
-    def _entries_of(self, segment: Segment) -> list[Entry]:
-        data = read_file(self._fs, segment.path)
+    def _entries_in(self, path: str) -> list[Entry]:
+        data = read_file(self._fs, path)
         found = []
         for info in iter_batches(data):
             entry = entry_of(info)
@@ -164,28 +166,37 @@ class CheckedLog(PartitionLog):
         return super().cleaning_request(plan, now_ms, map_bytes)
 
     def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
-        _the_checker().world.log_life.before_swap(self.host)
+        checker = _the_checker()
+        if self.can_swap(sources, plan):
+            # Before: a crash in the middle may leave it to the next start.
+            low, high = self._range_of(group, sources)
+            new = self._new = self._entries_in(f"{sources[0].path}{CLEANED}")
+            old, left = self.shadow[low:high], [*self.shadow[:low], *new, *self.shadow[high:]]
+            checker.logs.on_swap(self, old, new, left, self._requested_ms)
+            checker.world.log_life.before_swap(self.host)
         return super().swap_files(group, sources, plan)
 
-    def adopt_swapped(self, group: CleanedGroup, sources: Sequence[Segment]) -> Callable[[], None]:
-        last = self._segments.index(sources[-1])
-        end = self._segments[last + 1].base_offset
-        sweep = super().adopt_swapped(group, sources)
+    def _range_of(self, group: CleanedGroup, sources: Sequence[Segment]) -> tuple[int, int]:
+        """Where its sources' batches stand in `shadow`."""
+        bases = [segment.base_offset for segment in self._segments]
+        end = bases[bases.index(sources[-1].base_offset) + 1]
         shadow = self.shadow
         low, high = (bisect_left(shadow, at, key=lambda entry: entry.base) for at in (group.base_offset, end))
-        old = shadow[low:high]
-        for entry in old:
-            self.facts.pop(entry.base, None)
-        (segment,) = (s for s in self._segments if s.base_offset == group.base_offset)
-        new = self._entries_of(segment)
-        shadow[low:high] = new
+        return low, high
+
+    def adopt_swapped(self, group: CleanedGroup, sources: Sequence[Segment]) -> Callable[[], None]:
+        low, high = self._range_of(group, sources)
+        sweep = super().adopt_swapped(group, sources)
+        old, new = self.shadow[low:high], self._new
+        for base in {entry.base for entry in old} - {entry.base for entry in new}:
+            del self.facts[base]
+        self.shadow[low:high] = new
         # What was compared with the truth goes on counting: the new entries are compared with the old ones.
         seen = min(max(self.verified - low, 0), len(old))
         if seen == len(old):
             self.verified += len(new) - len(old)
         elif seen:
             self.verified = low + bisect_left(new, old[seen].base, key=lambda entry: entry.base)
-        _the_checker().logs.on_swap(self, old, new, self._requested_ms)
         return sweep
 
     def _cut_shadow(self) -> None:

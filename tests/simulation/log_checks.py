@@ -155,8 +155,18 @@ class LogChecks:
 
     # --- compaction
 
-    def on_swap(self, log: CheckedLog, old: Sequence[Entry], new: Sequence[Entry], request_ms: int) -> None:
-        """A compacted segment took the place of others; `request_ms`: the node's clock when it was asked for."""
+    def on_swap(
+        self,
+        log: CheckedLog,
+        old: Sequence[Entry],
+        new: Sequence[Entry],
+        left: Sequence[Entry],
+        request_ms: int,
+    ) -> None:
+        """A compacted segment is about to take the place of others, which leaves the log with `left`.
+
+        `request_ms`: the node's clock when the run was asked for.
+        """
         keyed = self._keyed(log)
         truth = self._checker.truth(log.key)
         if keyed is None or truth.excused:
@@ -168,7 +178,7 @@ class LogChecks:
         for entry in new:
             self._check_left(keyed, log, before.get(entry.base), entry, request_ms)
         upto = min(truth.end, log.high_watermark)
-        held = self._held(keyed, log.shadow)
+        held = self._held(keyed, left)
         # Newest first: a tombstone may go together with the record that it was for.
         for entry in reversed(old):
             content = keyed.contents.get((entry.base, entry.crc))

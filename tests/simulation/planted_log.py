@@ -214,7 +214,8 @@ def _joins_early() -> list[Patch]:
         on_open(leadership, node, *args)
         follower = leadership.followers[node]
         follower.compared_from = 0
-        leadership._consider_expansion(follower, args[-1])
+        if node not in leadership.isr:
+            leadership._consider_expansion(follower, args[-1])
 
     return [(Leadership, "on_follower_open", of_no_account)]
 
