@@ -167,7 +167,7 @@ class CheckedLog(PartitionLog):
 
     def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
         checker = _the_checker()
-        if self.can_swap(sources, plan):
+        if set(map(id, sources)) <= set(map(id, self._segments)) and self.can_swap(sources, plan):
             # Before: a crash in the middle may leave it to the next start.
             low, high = self._range_of(group, sources)
             new = self._new = self._entries_in(f"{sources[0].path}{CLEANED}")

@@ -14,7 +14,6 @@ import penstock_storage_node.log.recovery as recovery_module
 import penstock_storage_node.log.retention as retention_module
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
-from penstock_storage_node.log import LogState
 from penstock_storage_node.log.compaction.offset_map import OffsetMap
 from penstock_storage_node.log.compaction.record_filter import filter_batch
 from penstock_storage_node.log.compaction.rewrite import Cleaner
@@ -38,10 +37,6 @@ def _compacting_and_crashing(settings: Settings) -> None:
     settings.log_life = ("compaction",)
     settings.favoured = ("crash at a disk operation", "node power cut", "node killed")
     settings.fault_interval_us = 600_000
-
-
-def _both(settings: Settings) -> None:
-    settings.log_life = ("compaction", "disk loss")
 
 
 def _retaining(settings: Settings) -> None:
@@ -220,10 +215,6 @@ def _joins_early() -> list[Patch]:
     return [(Leadership, "on_follower_open", of_no_account)]
 
 
-def _swap_unchecked() -> list[Patch]:
-    return [(PartitionLog, "can_swap", lambda log, *_: log.state is LogState.OK)]
-
-
 # --- disks
 
 
@@ -264,7 +255,6 @@ ROWS: list[Row] = [
         _cleaned_files_taken,
         _compacting_and_crashing,
     ),
-    ("swap-unchecked", "a swap doesn't ask whether the log is what it was", _swap_unchecked, _both),
     (
         "retention-above-watermark",
         "retention goes by the log's end",
