@@ -214,6 +214,28 @@ async def test_a_replica_that_starts_over_says_where_it_begins(tmp_path: Path) -
         await cluster.stop()
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+async def test_a_log_that_no_topic_owns_stays_where_it_cannot_be_set_aside(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Nobody waits for it; the operator hears of it, and of a disk that failed the controllers do."""
+    cluster, fs = rig
+    node = await fill(cluster)
+    await cluster.nodes.pop(1).stop()
+    cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=KEY.topic_id)))
+    node = await cluster.start_node(1, fs=fs)
+    warned: list[str] = []
+    monkeypatch.setattr(
+        type(node.lifecycle.log), "warning", lambda _, event, **values: warned.append(event), raising=False
+    )
+    fs.create_error = error
+    await asyncio.wait(node.manager.set_aside_strays())
+    fs.create_error = 0
+    assert node.manager.health.failed == (error == errno.EIO)
+    assert any("stays until the next start" in line for line in warned) == (error == errno.ENOSPC)
+    assert (node.path / f"{TOPIC}-0").exists()
+
+
 # ---------------------------------------------------------------------- the group coordinator
 
 

@@ -301,7 +301,20 @@ class ReplicaManager:
 
         To be called once the metadata are those of the registration, or newer.
         """
-        return [self._set_aside(*self._found.pop(stray.name)) for stray in self._placement.strays()]
+        futures = [self._set_aside(*self._found.pop(stray.name)) for stray in self._placement.strays()]
+        for future in futures:
+            future.add_done_callback(self._on_set_aside)
+        return futures
+
+    def _on_set_aside(self, done: asyncio.Future[None]) -> None:
+        if done.cancelled() or (error := done.exception()) is None:
+            return
+        if is_full(error):
+            self.lifecycle.log.warning(
+                "a log that no topic owns stays until the next start", reason=str(error)
+            )
+        else:
+            self.health.fail("a log that no topic owns", error)
 
     def take_unclaimed(self) -> list[PartitionLog]:
         """Logs that were found on the disk and never got a role."""
