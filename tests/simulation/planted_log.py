@@ -202,19 +202,6 @@ def _elr_not_asked() -> list[Patch]:
     return [(Leadership, "low_watermark", of_the_living)]
 
 
-def _joins_early() -> list[Patch]:
-    on_open = Leadership.on_follower_open
-
-    def of_no_account(leadership: Any, node: Any, *args: Any) -> None:
-        on_open(leadership, node, *args)
-        follower = leadership.followers[node]
-        follower.compared_from = 0
-        if node not in leadership.isr:
-            leadership._consider_expansion(follower, args[-1])
-
-    return [(Leadership, "on_follower_open", of_no_account)]
-
-
 # --- disks
 
 
@@ -292,11 +279,5 @@ ROWS: list[Row] = [
         _deleting,
     ),
     ("elr-not-asked", "DeleteRecords waits for live replicas alone", _elr_not_asked, _deleting),
-    (
-        "joins-before-start-is-kept",
-        "a follower joins the ISR before its log start is on its disk",
-        _joins_early,
-        _deleting,
-    ),
     ("wiped-node-in-sync", "a node with a new disk stays in its ISRs", _wiped_node_in_sync, _losing_disks),
 ]
