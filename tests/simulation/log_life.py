@@ -203,7 +203,7 @@ class LogLife:
         self._world.counts["readers that retention overtook"] += 1
         for host in self._world.hosts:
             if host.kind == "n" and host.is_running and host.process.manager is not None:
-                partition = host.process.manager.partitions.get(key)
+                partition = host.process.manager.registry.partitions.get(key)
                 if partition is not None and partition.log.leads:
                     offsets[key] = max(offset, partition.log.log_start_offset)
         return True

@@ -185,7 +185,7 @@ def _log_start_told_early() -> list[Patch]:
 
     async def told_first(partition: Any) -> None:
         partition.saved_log_start_offset = partition.log.log_start_offset
-        partition._manager.links.on_progress(partition)
+        partition._ports.drain._on_follower_progress(partition)
         await save(partition)
 
     return [(Partition, "save_log_start", told_first)]
