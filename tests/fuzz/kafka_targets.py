@@ -14,6 +14,7 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_gateway.relay import groups, queries, requests
 from penstock_gateway.relay.requests import Relayed
 from penstock_gateway.relay.session import _part
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.api_versions import decode_api_versions, encode_api_versions_response
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey, is_supported
@@ -155,7 +156,7 @@ def _response_seeds() -> Iterator[bytes]:
 def _error_response(data: bytes) -> None:
     key, version, body = _choose(data)
     header = RequestHeader(key, version, 1, None, 0)
-    answer = codec.error_response(header, body, ErrorCode.UNKNOWN_SERVER_ERROR, "no")
+    answer = error_response(header, body, ErrorCode.UNKNOWN_SERVER_ERROR, "no")
     if answer is not None and key != ApiKey.API_VERSIONS:
         codec.decode_response(key, version, answer)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey, is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
@@ -109,7 +110,7 @@ def test_changed_requests_raise_only_invalid_request(pair: tuple[int, int], data
     except PenstockError as error:
         assert error.code == ErrorCode.INVALID_REQUEST
     try:
-        codec.error_response(header, body, ErrorCode.UNKNOWN_SERVER_ERROR, "no")
+        error_response(header, body, ErrorCode.UNKNOWN_SERVER_ERROR, "no")
     except PenstockError as error:
         assert error.code == ErrorCode.INVALID_REQUEST
 
@@ -174,7 +175,7 @@ def test_a_failed_request_carries_the_code_everywhere(key: int, version: int) ->
     header = parse_request_header(frame)
     if key == ApiKey.METADATA and 10 <= version <= 11:
         return  # the sample asks by id, which these versions can't
-    data = codec.error_response(header, frame, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "not allowed")
+    data = error_response(header, frame, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "not allowed")
     assert data is not None
     correlation_id, answer = codec.decode_response(key, version, data)
     assert correlation_id == 5
@@ -189,7 +190,7 @@ def test_a_failed_request_carries_the_code_everywhere(key: int, version: int) ->
 def test_produce_without_acks_gets_no_answer() -> None:
     frame = request_header(ApiKey.PRODUCE, 9, 1, None) + b"\x00\x00\x00\x00\x00\x07\xd0\x01\x00"
     header = parse_request_header(frame)
-    assert codec.error_response(header, frame, ErrorCode.INVALID_REQUEST) is None
+    assert error_response(header, frame, ErrorCode.INVALID_REQUEST) is None
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -198,7 +199,7 @@ def test_old_produce_can_be_refused_in_its_own_form(version: int) -> None:
         b"\x00\x01\x00\x00\x07\xd0\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x03\x00\x00\x00\x02xx"
     )
     frame = request_header(ApiKey.PRODUCE, version, 4, None) + body
-    data = codec.error_response(parse_request_header(frame), frame, ErrorCode.UNSUPPORTED_VERSION)
+    data = error_response(parse_request_header(frame), frame, ErrorCode.UNSUPPORTED_VERSION)
     assert data is not None
     assert data[:4] == b"\x00\x00\x00\x04"
     assert b"\x00\x23" in data

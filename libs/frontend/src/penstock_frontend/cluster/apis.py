@@ -30,6 +30,7 @@ from penstock_frontend.listener.connection import CLOSE, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.api_versions import (
     decode_api_versions,
@@ -83,7 +84,7 @@ def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> Re
     if header.api_key == ApiKey.PRODUCE and 0 <= header.api_version <= SUPPORTED[ApiKey.PRODUCE][1]:
         metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
         try:
-            refusal = codec.error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION)
+            refusal = error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION)
         except Malformed as e:
             return connection.refuse("body", str(e))
         return CLOSE if refusal is None else refusal
@@ -190,7 +191,7 @@ class ClusterApis:
 
     def _failure(self, header: RequestHeader, frame: bytearray, error: PenstockError) -> bytes:
         self._metrics.count_error(header.api_key, error.code)
-        failure = codec.error_response(header, frame, error.code, error.message)
+        failure = error_response(header, frame, error.code, error.message)
         if failure is None:
             raise error
         return failure

@@ -21,6 +21,7 @@ from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
@@ -176,7 +177,7 @@ class QuorumApis:
         """The response to AlterClientQuotas: refused, each entry."""
         del connection
         self._metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
-        refusal = codec.error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
+        refusal = error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
         if refusal is None:
             raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
         return refusal

@@ -1,4 +1,4 @@
-"""Whole failures of admin requests: see `failures`."""
+"""Whole failures of admin requests: see `data`."""
 
 from __future__ import annotations
 

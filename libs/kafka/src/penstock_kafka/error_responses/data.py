@@ -20,8 +20,15 @@ from penstock_kafka.wire.primitives import Buffer, Malformed
 from penstock_kafka.wire.produce import ProduceResult, encode_produce_response, skim_produce, skim_produce_old
 
 
-def error_response(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes | None:
-    """See `codec.error_response`."""
+def error_response(
+    header: RequestHeader, frame: Buffer, code: int, message: str | None = None
+) -> bytes | None:
+    """A response to `frame` in which every item carries `code`, without length prefix.
+
+    What a broker sends when a request fails as a whole. None when the client awaits no
+    response (Produce with acks 0): the connection is to be closed. Raises Malformed
+    when the request itself can't be read.
+    """
     fail = _TABLE.get(header.api_key)
     if fail is None:
         raise Malformed(f"api key {header.api_key} is not answered")

@@ -1,4 +1,4 @@
-"""Whole failures of group requests: see `failures`."""
+"""Whole failures of group requests: see `data`."""
 
 from __future__ import annotations
 

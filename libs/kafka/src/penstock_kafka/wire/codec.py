@@ -249,17 +249,3 @@ def respond(header: RequestHeader, **values: Any) -> bytes:
 def item(header: RequestHeader, kind: str, /, **values: Any) -> Any:
     """A structure inside that response, by kio's name of it."""
     return build(entity_type(header.api_key, header.api_version, kind), **values)
-
-
-def error_response(
-    header: RequestHeader, frame: Buffer, code: int, message: str | None = None
-) -> bytes | None:
-    """A response to `frame` in which every item carries `code`, without length prefix.
-
-    What a broker sends when a request fails as a whole. None when the client awaits no
-    response (Produce with acks 0): the connection is to be closed. Raises Malformed
-    when the request itself can't be read.
-    """
-    from penstock_kafka.error_responses import data
-
-    return data.error_response(header, frame, code, message)

@@ -22,6 +22,7 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.requests import SLACK_MS, Outcome, Part, Relayed, Veto
 from penstock_gateway.routing.in_flight import InFlight, Kind
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
@@ -91,7 +92,7 @@ class GroupCall(Relayed):
         raise Malformed("a request for one group is never split")
 
     def join(self, results: list[Any]) -> list[Buffer]:
-        response = codec.error_response(self.header, self.frame, results[0], reason(results[0]))
+        response = error_response(self.header, self.frame, results[0], reason(results[0]))
         if response is None:
             raise Malformed(f"api key {self.header.api_key} has no error response")
         return [response]

@@ -19,7 +19,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, KAFKA_FRAME_BYTES_MAX
 from penstock_frontend.authorizer import ANONYMOUS, Principal
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
-from penstock_kafka.wire import codec
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire.apis import is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
 from penstock_proto.v1 import storage_pb2 as pb
@@ -172,7 +172,7 @@ class ForwardStream:
             return CLOSE
 
     def _refuse(self, header: RequestHeader, frame: Buffer) -> Response:
-        answer = codec.error_response(
+        answer = error_response(
             header,
             frame,
             ErrorCode.UNSUPPORTED_VERSION,

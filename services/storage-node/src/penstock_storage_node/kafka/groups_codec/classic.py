@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock_core.errors import ErrorCode
+from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
@@ -20,7 +21,7 @@ def to_ms(value: timedelta) -> int:
 
 def failure(header: RequestHeader, frame: Buffer, code: ErrorCode, message: str | None = None) -> bytes:
     """A response that fails the request as a whole."""
-    response = codec.error_response(header, frame, code, message)
+    response = error_response(header, frame, code, message)
     if response is None:
         raise Malformed(f"api key {header.api_key} has no error response")
     return response
