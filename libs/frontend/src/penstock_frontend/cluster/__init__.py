@@ -1,5 +1,6 @@
 """Kafka APIs that any process with metadata answers, itself or by asking the active controller.
 
+`address_view`      Where clients are told that nodes are
 `apis`              Kafka APIs that any process with metadata answers
 `auto_create`       topics that clients ask for and that are not there, made with the cluster's defaults
                     (auto.create.topics.enable)

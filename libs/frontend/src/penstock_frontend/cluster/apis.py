@@ -11,15 +11,16 @@ left to the listener); any other failure is answered in the right shape.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
-from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
 from penstock_frontend.cluster import describe as cluster_describe
 from penstock_frontend.cluster import topics as cluster_topics
+from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
@@ -46,22 +47,6 @@ from penstock_runtime.metadata_client import MetadataClient
 
 _CACHE_ENTRIES_MAX = 64
 _CACHE_BYTES_MAX = 16 * 1024 * 1024
-
-
-class AddressView(Protocol):
-    """What clients of this process are told of where nodes are."""
-
-    def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
-        """Host and port for that client; None leaves the node out.
-
-        May depend on the image, the connection's listener, its local and peer host, and
-        nothing else: answers are kept by those.
-        """
-        ...
-
-    def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
-        """Version ranges to advertise."""
-        ...
 
 
 def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> RequestHeader | Response:

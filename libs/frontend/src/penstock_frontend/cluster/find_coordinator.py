@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
@@ -24,9 +25,6 @@ from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
-
-if TYPE_CHECKING:
-    from penstock_frontend.cluster.apis import AddressView
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
