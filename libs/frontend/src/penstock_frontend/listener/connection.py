@@ -23,19 +23,18 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
-from penstock_core.errors import InvariantBroken, PenstockError
+from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_frontend.authorizer import ANONYMOUS, Principal
-from penstock_frontend.listener.metrics import ApiStats
+from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
 from penstock_frontend.listener.proxy_protocol import parse_proxy_header
 from penstock_kafka.wire.primitives import Malformed
-from penstock_runtime.logs import error_fields, one_line
-
-if TYPE_CHECKING:
-    from penstock_frontend.listener.listener import KafkaListener
+from penstock_runtime.logs import Log
+from penstock_runtime.settings import ListenerSettings
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,6 +69,61 @@ class FrameHandler(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ListenerLimits:
+    """What one listener gives its clients at most."""
+
+    frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX
+    inflight_requests_max: int = 256
+    """Unanswered requests of one connection; then its reading stops."""
+    inflight_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of unanswered requests of one connection; one request may exceed it."""
+    frames_bytes_max: int = 512 * 1024 * 1024
+    """Bytes of large or unanswered requests of all connections together."""
+    write_buffer_bytes_max: int = 1024 * 1024
+    """Unsent response bytes of one connection; then no more of its requests are handled."""
+    connections_max: int = 10_000
+    connections_per_host_max: int = 5_000
+    first_request_timeout_ms: int = 30_000
+    frame_timeout_ms: int = 30_000
+    """Time for a request to come whole, beside a second for every 64 KiB of it."""
+    idle_timeout_ms: int = 600_000
+    """Silence on both sides after which a connection is closed (connections.max.idle.ms)."""
+
+
+class ConnectionOwner(Protocol):
+    """Whom a connection belongs to: what connections share, and what is told of each."""
+
+    name: str
+    settings: ListenerSettings
+    limits: ListenerLimits
+    handler: FrameHandler
+    metrics: KafkaMetrics
+    log: Log
+    loop: asyncio.AbstractEventLoop
+    scratch: memoryview
+    """Where every connection's small reads go; the loop reads and hands over in one step."""
+
+    def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """A client is here; `connection.abort` refuses it."""
+
+    def lost(self, connection: Connection) -> None:
+        """It is gone. Called once."""
+
+    def request_failed(self, connection: Connection, error: BaseException) -> None:
+        """The handler raised; the connection closes itself."""
+
+    def charge(self, size: int, *, force: bool = False) -> bool:
+        """Count bytes of a frame held in memory; False when there is no room, never with `force`."""
+        ...
+
+    def release(self, size: int) -> None:
+        """The opposite of `charge`."""
+
+    def starve(self, connection: Connection) -> None:
+        """Call `connection.fed` when memory for frames comes free."""
+
+
 _LENGTH = struct.Struct(">i")
 _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
@@ -93,10 +147,10 @@ class Connection(asyncio.BufferedProtocol):
         "_frame_view",
         "_head",
         "_inflight_bytes",
-        "_listener",
         "_metrics",
         "_out",
         "_out_bytes",
+        "_owner",
         "_pending",
         "_proxy_expected",
         "_read_paused",
@@ -120,8 +174,8 @@ class Connection(asyncio.BufferedProtocol):
         "state",
     )
 
-    def __init__(self, listener: KafkaListener) -> None:
-        self.listener = listener.name
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self.listener = owner.name
         self.peer_host = self.local_host = self.socket_host = ""
         self.peer_port = self.local_port = 0
         self.principal: Principal = ANONYMOUS
@@ -135,10 +189,10 @@ class Connection(asyncio.BufferedProtocol):
         self.request_count = 0
         self.frame_started_s = 0.0
         """Loop time at which a frame began to come in pieces; 0 when none does."""
-        self._listener = listener
-        self._metrics = listener.metrics
+        self._owner = owner
+        self._metrics = owner.metrics
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._proxy_expected = listener.settings.proxy_protocol
+        self._proxy_expected = owner.settings.proxy_protocol
         self._head = b""
         self._backlog = b""
         self._frame: bytearray | None = None
@@ -180,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close; responses already written are still sent, unanswered requests are dropped."""
         if not self.closing:
             self.closing = True
-            self._listener.log.debug("connection closed", peer=self.peer, reason=reason)
+            self._owner.log.debug("connection closed", peer=self.peer, reason=reason)
             self._flush()
             self._transport.close()
 
@@ -195,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         """Close at once and drop what is not sent."""
         self.closing = True
-        self._listener.log.debug("connection aborted", peer=self.peer, reason=reason)
+        self._owner.log.debug("connection aborted", peer=self.peer, reason=reason)
         self._transport.abort()
 
     # Event loop: the connection
@@ -206,9 +260,9 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_host, self.peer_port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.local_host, self.local_port = (transport.get_extra_info("sockname") or ("", 0))[:2]
         self.socket_host = self.peer_host
-        limits = self._listener.limits
+        limits = self._owner.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes_max)
-        self._listener.opened(self, self._transport)
+        self._owner.opened(self, self._transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = self.closing = True
@@ -219,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame = self._frame_view = None
         self._backlog = self._head = b""
         self._release(self._charged)
-        self._listener.lost(self)
+        self._owner.lost(self)
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -232,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         view = self._frame_view
         if view is None:
-            return self._listener.scratch
+            return self._owner.scratch
         if self._filled == len(view):
             view = self._grow()
         return view[self._filled :]
@@ -240,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.moved = True
         if self._frame is None:
-            self._parse(self._listener.scratch[:nbytes], nbytes)
+            self._parse(self._owner.scratch[:nbytes], nbytes)
             return
         self._filled += nbytes
         if self._filled == self._frame_length:
@@ -268,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
             pos = self._take_proxy_header(bytes(data[:size]))
             if self._proxy_expected:
                 return
-        limits = self._listener.limits
+        limits = self._owner.limits
         while not self.closing:
             if self._is_blocked():
                 self._backlog = bytes(data[pos:size])
@@ -290,11 +344,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, length: int, data: memoryview | bytes, pos: int, size: int) -> None:
         """Give a frame that is still coming a buffer of its own."""
-        if not self._listener.charge(length):
+        if not self._owner.charge(length):
             # Start again at this frame's length once there is memory for it.
             self._backlog = bytes(data[pos:size])
             self._starved = True
-            self._listener.starve(self)
+            self._owner.starve(self)
             return
         self._charged += length
         have = size - pos - 4
@@ -304,7 +358,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_view = memoryview(frame)
         self._frame_length = length
         self._filled = have
-        self.frame_started_s = self._listener.loop.time()
+        self.frame_started_s = self._owner.loop.time()
 
     def _take_proxy_header(self, data: bytes) -> int:
         """Bytes of the PROXY header at the start of `data`; keeps it all while incomplete."""
@@ -336,13 +390,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _bad_frame(self, label: str, reason: str) -> None:
         self._metrics.bad_frames[self.listener, label] += 1
-        self._listener.log.warning("bad request, closing", peer=self.peer, reason=reason)
+        self._owner.log.warning("bad request, closing", peer=self.peer, reason=reason)
         self.close(reason)
 
     def refuse(self, label: str, reason: str) -> Signal:
         """Count and log a request that cannot be answered; gives CLOSE for the handler to return."""
         self._metrics.bad_frames[self.listener, label] += 1
-        self._listener.log.warning(
+        self._owner.log.warning(
             "bad request, closing", peer=self.peer, client_id=self.client_id, reason=reason
         )
         return CLOSE
@@ -357,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics.received_bytes[self.listener] += size + 4
         stats = self._metrics.api(frame[0] << 8 | frame[1])
         try:
-            result = self._listener.handler.handle(self, frame)
+            result = self._owner.handler.handle(self, frame)
         except Exception as e:
             self._handler_failed(e)
             return
@@ -369,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
         elif isinstance(result, asyncio.Future):
             future = result
         elif asyncio.iscoroutine(result):
-            task = self._listener.loop.create_task(result)
+            task = self._owner.loop.create_task(result)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             future = task
@@ -383,7 +437,7 @@ class Connection(asyncio.BufferedProtocol):
             self._emit(response)  # type: ignore[arg-type]
             return
         if not charged:
-            self._listener.charge(size, force=True)
+            self._owner.charge(size, force=True)
             self._charged += size
         self._inflight_bytes += size
         self._pending.append((future, response, size, stats, started_s))
@@ -394,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             # Nobody is left to tell, but a failure must not pass unseen.
             if not future.cancelled() and (error := future.exception()) is not None:
-                self._log_failure(error)
+                self._owner.request_failed(self, error)
             return
         self._answer()
 
@@ -453,25 +507,13 @@ class Connection(asyncio.BufferedProtocol):
         """A request has no answer: the client's connection ends, and says so in the log."""
         label = "body" if isinstance(error, Malformed) else "failed"
         self._metrics.bad_frames[self.listener, label] += 1
-        self._log_failure(error)
+        self._owner.request_failed(self, error)
         self.close("its request failed")
-
-    def _log_failure(self, error: BaseException) -> None:
-        listener = self._listener
-        if isinstance(error, InvariantBroken):
-            listener.lifecycle.fail_with(error, peer=self.peer)
-        elif isinstance(error, PenstockError):
-            listener.log.warning(
-                "request failed, closing", peer=self.peer, code=error.code.name, reason=one_line(error)
-            )
-        else:
-            listener.lifecycle.unhandled_errors.inc()
-            listener.log.error("request failed, closing", peer=self.peer, **error_fields(error))
 
     # Back-pressure
 
     def _is_blocked(self) -> bool:
-        limits = self._listener.limits
+        limits = self._owner.limits
         return (
             self._write_paused
             or self._starved
@@ -517,7 +559,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _release(self, size: int) -> None:
         self._charged -= size
-        self._listener.release(size)
+        self._owner.release(size)
 
     @property
     def mid_frame(self) -> bool:

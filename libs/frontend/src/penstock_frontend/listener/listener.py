@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter, deque
-from dataclasses import dataclass
 
-from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
+from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
 from penstock_frontend.listener.connection import (
     CLOSE,
@@ -23,39 +22,19 @@ from penstock_frontend.listener.connection import (
     Buffer,
     Connection,
     FrameHandler,
+    ListenerLimits,
     Response,
     Signal,
 )
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_runtime.addresses import bind_sockets
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import error_fields, one_line
 from penstock_runtime.settings import ListenerSettings
 
 _SCRATCH_BYTES = 64 * 1024
 _SWEEP_MS = 1_000
 _REFUSED_LOG_INTERVAL_MS = 1_000
-
-
-@dataclass(frozen=True)
-class ListenerLimits:
-    """What one listener gives its clients at most."""
-
-    frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX
-    inflight_requests_max: int = 256
-    """Unanswered requests of one connection; then its reading stops."""
-    inflight_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of unanswered requests of one connection; one request may exceed it."""
-    frames_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of large or unanswered requests of all connections together."""
-    write_buffer_bytes_max: int = 1024 * 1024
-    """Unsent response bytes of one connection; then no more of its requests are handled."""
-    connections_max: int = 10_000
-    connections_per_host_max: int = 5_000
-    first_request_timeout_ms: int = 30_000
-    frame_timeout_ms: int = 30_000
-    """Time for a request to come whole, beside a second for every 64 KiB of it."""
-    idle_timeout_ms: int = 600_000
-    """Silence on both sides after which a connection is closed (connections.max.idle.ms)."""
 
 
 class KafkaListener:
@@ -171,6 +150,21 @@ class KafkaListener:
         self.metrics.connections[self.name] = len(self.connections)
         if not self.connections:
             self._empty.set()
+
+    def request_failed(self, connection: Connection, error: BaseException) -> None:
+        """Say that a handler raised; a broken invariant ends the process."""
+        if isinstance(error, InvariantBroken):
+            self.lifecycle.fail_with(error, peer=connection.peer)
+        elif isinstance(error, PenstockError):
+            self.log.warning(
+                "request failed, closing",
+                peer=connection.peer,
+                code=error.code.name,
+                reason=one_line(error),
+            )
+        else:
+            self.lifecycle.unhandled_errors.inc()
+            self.log.error("request failed, closing", peer=connection.peer, **error_fields(error))
 
     def charge(self, size: int, *, force: bool = False) -> bool:
         """Count bytes of a frame held in memory; False when the listener's share is spent."""
