@@ -50,9 +50,10 @@ from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.messages import Message
 from penstock_controller.quorum.prevote import PreVote, would_vote
+from penstock_controller.quorum.raft_port import PeerNode
 from penstock_controller.quorum.snapshot import Chunk, SnapshotStore
 from penstock_controller.quorum.snapshot_format import Snapshot
-from penstock_controller.quorum.transport import PeerNode, PeerTransport
+from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.failpoints import hit
 
 COMMAND_BYTES_MAX = 4 * 1024 * 1024
@@ -326,7 +327,16 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             self._take_place(self._snapshot)
             self._snapshot = None
 
-    # --- what the transport asks -------------------------------------------------------------
+    # --- what the transport asks (`RaftPort`) --------------------------------------------------
+
+    @property
+    def poller(self) -> Any:
+        return self._poller
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this controller leads."""
+        return bool(self._isLeader())
 
     @property
     def leader_id(self) -> int:

@@ -20,20 +20,16 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-from pysyncobj.node import Node
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
 
 from penstock_controller.quorum.append_filter import bare, filter_append
-from penstock_controller.quorum.events import QuorumConfig, RaftPeer
+from penstock_controller.quorum.events import QuorumConfig
 from penstock_controller.quorum.messages import BadMessage, Message, decode, encode
 from penstock_controller.quorum.peer_connection import FRAME_BYTES_MAX, PeerConnection
+from penstock_controller.quorum.raft_port import PeerNode, RaftPort
 from penstock_core.errors import ErrorCode, PenstockError
-
-if TYPE_CHECKING:
-    from penstock_controller.quorum.raft import RaftNode
 
 _log = logging.getLogger(__name__)
 
@@ -48,24 +44,12 @@ _SOMETHING = object()
 _SYNCED_FIRST = frozenset({"request_vote", "response_vote", "next_node_idx"})
 
 
-class PeerNode(Node):  # type: ignore[misc]
-    """A member of the quorum for PySyncObj; its id is the controller id as text."""
-
-    def __init__(self, peer: RaftPeer) -> None:
-        super().__init__(str(peer.controller_id))
-        self.peer = peer
-
-    @property
-    def controller_id(self) -> int:
-        return self.peer.controller_id
-
-
 class PeerTransport(Transport):  # type: ignore[misc]
     """Links to all peers of one controller."""
 
     def __init__(
         self,
-        raft: RaftNode,
+        raft: RaftPort,
         config: QuorumConfig,
         nodes: Mapping[int, PeerNode],
         on_bad_frame: Callable[[], None] | None,
@@ -116,7 +100,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         for link in [*self._links.values(), *self._dialling.values(), *self._unknown]:
             link.close("this controller stops")
         if self._server is not None:
-            self._raft._poller.unsubscribe(self._server.fileno())
+            self._raft.poller.unsubscribe(self._server.fileno())
             self._server.close()
             self._server = None
         self._resolver.shutdown(wait=False, cancel_futures=True)
@@ -148,7 +132,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def hears_leader(self) -> bool:
         """True while a leader is alive as far as this controller can tell."""
         raft = self._raft
-        if raft._isLeader():
+        if raft.is_leader:
             return True
         leader = raft.leader_id
         return leader in self._links and self._clock_s() - self.last_append[0] < self._config.silence_min_s
@@ -191,7 +175,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
                 f"cannot bind raft address {host}:{port} ({error.strerror}); free the port or set raft_bind",
             ) from None
         self._server = server
-        self._raft._poller.subscribe(
+        self._raft.poller.subscribe(
             server.fileno(), self._on_accept, POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.ERROR
         )
 
@@ -254,7 +238,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return PeerConnection(
-            self._raft._poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
+            self._raft.poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
         )
 
     def _on_closed(self, link: PeerConnection, reason: str) -> None:
