@@ -48,7 +48,7 @@ from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
-from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.replicate_follower import FollowerStreams
@@ -109,7 +109,7 @@ class MiniNode:
         self.path = path
         self.fs = fs or FileSystem()
         self.lag_max_ms = lag_max_ms
-        self.proposed: list[PartitionReplica] = []
+        self.proposed: list[ReplicaState] = []
         self.metadata = Metadata()
         self.lost_leaders: list[NodeId] = []
         self.is_in_touch = True
@@ -150,7 +150,7 @@ class MiniNode:
         BackgroundJobs(self.manager, self.directory, settings).start()
         return self
 
-    def _propose(self, replicas: Iterable[PartitionReplica]) -> None:
+    def _propose(self, replicas: Iterable[ReplicaState]) -> None:
         self.proposed.extend(replicas)
 
     def hear(self, image: MetadataImage, records: Sequence[pb.MetadataRecord]) -> None:

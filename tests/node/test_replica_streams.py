@@ -105,7 +105,7 @@ def test_watermarks_go_alone_only_when_they_moved() -> None:
     assert (first.high_watermark, first.base_offset) == (0, -1)
     s.sender.mark(session)
     assert s.sender.take(1000) == []
-    s.leader.replica.high_watermark = 1
+    s.leader.replica.state.high_watermark = 1
     s.sender.mark(session)
     (frame,) = s.sender.take(1000)
     assert frame.high_watermark == 1
@@ -156,10 +156,10 @@ def test_opens_wait_for_a_cut() -> None:
     """Else the next leader asks for the same cut again, and takes away what came in between
     (found by the simulator: an acknowledged record gone from a follower)."""
     leader, receiver = follower()
-    leader.replica.cuts_under_way = 1
+    leader.replica.state.cuts_under_way = 1
     receiver.follow(leader.replica)
     assert receiver.take(0).opens == []
-    leader.replica.cuts_under_way = 0
+    leader.replica.state.cuts_under_way = 0
     assert len(receiver.take(0).opens) == 1
 
 

@@ -29,6 +29,7 @@ from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.partition_log import Appended, PartitionLog
 from penstock_storage_node.log.segment import Segment
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 from simulation.invariants import Checker, Entry
 from simulation.log_checks import KEYED
 
@@ -232,23 +233,13 @@ class CheckedLog(PartitionLog):
         _the_checker().on_log(self)
 
 
-class CheckedReplica(PartitionReplica):
-    """A replica whose watermark and leadership are watched."""
+class _CheckedState(ReplicaState):
+    """Tells of every move of the high watermark."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, of: ReplicaState, replica: CheckedReplica) -> None:
         self._watermark: int | None = None
-        self.watermark_epoch = -2
-        self.is_cut = False
-        super().__init__(*args, **kwargs)
-        log = self.checked_log
-        log.replica = self
-        if log.is_tracked:
-            _the_checker().logs.on_replica(self)
-
-    @property
-    def checked_log(self) -> CheckedLog:
-        assert isinstance(self.log, CheckedLog)
-        return self.log
+        super().__init__(of.key, of.topic, of.node_id, of.log, of.settings, of.high_watermark)
+        self._replica = replica
 
     @property
     def high_watermark(self) -> int:
@@ -259,7 +250,26 @@ class CheckedReplica(PartitionReplica):
     def high_watermark(self, value: int) -> None:
         old, self._watermark = self._watermark, value
         if old is not None and old != value:
-            _the_checker().on_watermark(self, old, value)
+            _the_checker().on_watermark(self._replica, old, value)
+
+
+class CheckedReplica(PartitionReplica):
+    """A replica whose watermark and leadership are watched."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.watermark_epoch = -2
+        self.is_cut = False
+        super().__init__(*args, **kwargs)
+        self.state = _CheckedState(self.state, self)  # before there is a role that takes it
+        log = self.checked_log
+        log.replica = self
+        if log.is_tracked:
+            _the_checker().logs.on_replica(self)
+
+    @property
+    def checked_log(self) -> CheckedLog:
+        assert isinstance(self.log, CheckedLog)
+        return self.log
 
     def lead(self, state: PartitionImage, now_ms: int) -> None:
         if state.leader_epoch == self.leader_epoch and state.leader == self.node_id:

@@ -38,6 +38,7 @@ from penstock_storage_node.log.log_core import LogCore
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 from simulation import planted_guards as guards
 from simulation import planted_log
 from simulation.settings import Settings
@@ -198,9 +199,10 @@ def _watermark_one_too_far() -> list[Patch]:
 
     def too_far(leadership: Any, now_ms: int) -> None:
         advance(leadership, now_ms)
-        replica = leadership._replica
-        if replica.high_watermark < replica.log.log_end_offset and not leadership.under_min_isr:
-            replica.high_watermark += 1
+        state = leadership._state
+        if state.high_watermark < state.log.log_end_offset and not leadership.under_min_isr:
+            state.high_watermark += 1
+            leadership._acks_all.pass_offset(state.high_watermark, 0, leadership._effects)
 
     return [(Leadership, "advance", too_far)]
 
@@ -208,15 +210,15 @@ def _watermark_one_too_far() -> list[Patch]:
 def _watermark_without_isr() -> list[Patch]:
     def advance(leadership: Any, now_ms: int) -> None:
         del now_ms
-        replica = leadership._replica
+        state = leadership._state
         ends = sorted(
-            [replica.effective_end_offset, *(leadership._end_of(f) for f in leadership.followers.values())]
+            [state.effective_end_offset, *(leadership._end_of(f) for f in leadership.followers.values())]
         )
         # A majority of the replicas, whoever is in the ISR.
         lowest = ends[len(ends) // 2]
-        if lowest > replica.high_watermark:
-            replica.high_watermark = lowest
-            leadership._effects.advanced[replica] = None
+        if lowest > state.high_watermark:
+            state.high_watermark = lowest
+            leadership._effects.advanced[state] = None
             leadership._acks_all.pass_offset(lowest, 0, leadership._effects)
 
     return [(Leadership, "advance", advance)]
@@ -233,7 +235,7 @@ def _isr_counts_unflushed() -> list[Patch]:
     return [
         (WriteJob, "__init__", unflushed),
         (Leadership, "_end_of", lambda _, follower: follower.end_offset),
-        (PartitionReplica, "effective_end_offset", property(lambda r: r.log.written_offset)),
+        (ReplicaState, "effective_end_offset", property(lambda s: s.log.written_offset)),
     ]
 
 
@@ -285,7 +287,7 @@ def _truncates_one_short() -> list[Patch]:
 def _truncates_too_little() -> list[Patch]:
     def own_end(following: Any, epoch: int, leader_end_offset: int) -> Truncation:
         del epoch, leader_end_offset
-        return Truncation(following._replica.log.log_end_offset)
+        return Truncation(following._state.log.log_end_offset)
 
     def accept(replica: Any, node: Any, node_epoch: int, request: Any, now_ms: int) -> Any:
         # A leader that looks at the end alone, as before KIP-101.

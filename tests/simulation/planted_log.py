@@ -196,7 +196,7 @@ def _elr_not_asked() -> list[Patch]:
         starts: list[int] = [
             f.log_start_offset for f in leadership.followers.values() if leadership._eligible(f.node_id, -1)
         ]
-        own: int = leadership._replica.log.log_start_offset
+        own: int = leadership._state.log.log_start_offset
         return min([own, *starts])
 
     return [(Leadership, "low_watermark", of_the_living)]

@@ -312,8 +312,9 @@ class World:
     def drain(self, node: Node) -> None:
         effects = node.effects
         proposals, effects.proposals = effects.proposals, {}
-        for replica in proposals:
-            term = replica.leadership
+        for state in proposals:
+            assert state is node.replica.state
+            term = node.replica.leadership
             proposal = term.take_proposal() if term is not None else None
             if term is None or proposal is None:
                 continue
@@ -375,6 +376,7 @@ class World:
             node.replica.leadership.tick(self.now_ms)
         for each in list(self.nodes.values()):
             self.drain(each)
+            each.replica.validate()
 
 
 @pytest.mark.parametrize("block", range(8))

@@ -98,6 +98,7 @@ class Leader:
         answers, self.effects.answers = self.effects.answers, []
         for waiter, error in answers:
             waiter.acknowledge(error)
+        self.replica.validate()
 
 
 def test_watermark_is_the_lowest_flushed_end_of_the_isr() -> None:

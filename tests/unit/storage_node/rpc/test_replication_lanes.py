@@ -119,7 +119,7 @@ async def test_live_partitions_go_on_while_a_rebuild_is_stuck(cluster: MiniClust
     end = big(cluster, 3).log.log_end_offset
     assert end < 64
     # Node 3 joins the live partition's ISR: every ack of it needs node 3 as well.
-    await eventually(lambda: leader.partition.replica in leader.proposed)
+    await eventually(lambda: leader.partition.replica.state in leader.proposed)
     cluster.set_isr(1, 2, 3)
     for index in range(30):
         assert (await leader.produce(b"%d" % index, timeout_ms=60_000)).error == ErrorCode.NONE
@@ -186,7 +186,7 @@ async def test_a_replica_leaves_the_paced_lane_as_soon_as_acks_wait_for_it(bare_
     assert (await leader.produce_batch(make_batch(os.urandom(200_000)), topic="big")).error == ErrorCode.NONE
     node = await bare_cluster.start_node(3, lanes=SLOW)
     replica = big(bare_cluster, 1).replica
-    await eventually(lambda: replica in leader.proposed, 30)
+    await eventually(lambda: replica.state in leader.proposed, 30)
     assert leader.metrics.catch_up_out_bytes > 200_000  # it came by the lane that now rests for two days
     await make_big(bare_cluster, replicas=(1, 3), isr=(1, 3), partition_epoch=2)
     got = await leader.produce_batch(make_batch(b"x"), topic="big", timeout_ms=30_000)

@@ -13,6 +13,7 @@ from penstock_runtime.controller_client import ControllerClient
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replication.leadership import IsrProposal, Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 
 PROPOSALS_PER_CALL_MAX = 2000
 CALL_TIMEOUT_MS = 5000
@@ -27,10 +28,10 @@ class IsrProposer:
     def __init__(self, manager: ReplicaManager, controllers: ControllerClient) -> None:
         self._manager = manager
         self._controllers = controllers
-        self._waiting: dict[PartitionReplica, None] = {}
+        self._waiting: dict[ReplicaState, None] = {}
         self._wake = asyncio.Event()
 
-    def propose(self, replicas: Iterable[PartitionReplica]) -> None:
+    def propose(self, replicas: Iterable[ReplicaState]) -> None:
         """These have a proposal to send."""
         self._waiting.update(dict.fromkeys(replicas))
         self._wake.set()
@@ -47,8 +48,12 @@ class IsrProposer:
 
     def _take(self) -> list[_Sent]:
         sent: list[_Sent] = []
-        for replica in list(self._waiting)[:PROPOSALS_PER_CALL_MAX]:
-            del self._waiting[replica]
+        for state in list(self._waiting)[:PROPOSALS_PER_CALL_MAX]:
+            del self._waiting[state]
+            partition = self._manager.registry.partitions.get(state.key)
+            if partition is None or partition.replica.state is not state:
+                continue  # deleted meanwhile, perhaps made again
+            replica = partition.replica
             leadership = replica.leadership
             proposal = leadership.take_proposal() if leadership is not None else None
             if leadership is not None and proposal is not None:

@@ -25,15 +25,15 @@ from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replica.registry import PartitionRegistry
-from penstock_storage_node.replication.effects import Effects
-from penstock_storage_node.replication.replica import PartitionReplica
-from penstock_storage_node.replication.sender import LeaderSender, SenderSession
+from penstock_storage_node.replication.effects import Effects, OutgoingStream
+from penstock_storage_node.replication.sender import SenderSession
+from penstock_storage_node.replication.state import ReplicaState
 
 
 class LeaderStreamsPort(Protocol):
     """The streams of this node's followers (see `rpc.replicate_leader`)."""
 
-    def wake(self, sender: LeaderSender) -> None:
+    def wake(self, sender: OutgoingStream) -> None:
         """There is something to send."""
 
     def tell_later(self, session: SenderSession) -> None:
@@ -47,7 +47,7 @@ class EffectsDrain:
         self.effects = Effects()
         self._registry = registry
         self._streams: LeaderStreamsPort
-        self._propose: Callable[[Iterable[PartitionReplica]], None]
+        self._propose: Callable[[Iterable[ReplicaState]], None]
         self._on_follower_progress: Callable[[Partition], None]
         self._dirty: dict[Partition, None] = {}
         self._scheduled = False
@@ -56,7 +56,7 @@ class EffectsDrain:
     def connect(
         self,
         streams: LeaderStreamsPort,
-        propose: Callable[[Iterable[PartitionReplica]], None],
+        propose: Callable[[Iterable[ReplicaState]], None],
         on_follower_progress: Callable[[Partition], None],
     ) -> None:
         """Before the first pass: where frames, proposals and followers' acks go."""
@@ -117,7 +117,7 @@ class EffectsDrain:
         if not effects.empty:
             self.schedule()
 
-    def _end_session(self, replica: PartitionReplica, node: NodeId) -> None:
+    def _end_session(self, replica: ReplicaState, node: NodeId) -> None:
         partition = self._registry.partitions.get(replica.key)
         if partition is None:
             return

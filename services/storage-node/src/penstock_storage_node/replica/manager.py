@@ -40,6 +40,7 @@ from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replica.roles import FollowerStreamsPort, Roles
 from penstock_storage_node.replica.topic_config import DynamicTopicConfigs
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 
 FULL_RETRY_MS = 1000
 """How often what needs space tries again on a full disk."""
@@ -88,7 +89,7 @@ class ReplicaManager:
         self,
         leader_streams: LeaderStreamsPort,
         follower_streams: FollowerStreamsPort,
-        propose: Callable[[Iterable[PartitionReplica]], None],
+        propose: Callable[[Iterable[ReplicaState]], None],
     ) -> None:
         """The ways to other nodes, which are made after this."""
         self.drain.connect(leader_streams, propose, follower_streams.on_progress)
@@ -360,6 +361,7 @@ class ReplicaManager:
         self.budget.validate()
         for partition in self.registry.partitions.values():
             partition.access.validate()
+            partition.replica.validate()
         partitions = self.registry.partitions
         logs = len(partitions) + self._deleting
         if self.budget.share_count != logs:

@@ -1,6 +1,7 @@
 """Replication as plain state machines: they decide, the shells around them do.
 
-`replica`     one partition on this node: its role, its high watermark
+`replica`     one partition on this node: which role it has
+`state`       what all parts of a replica share: its log, its high watermark
 `leadership`  what a leader knows: followers' progress, ISR, proposals, waiting acks
 `following`   what a follower does with what its leader sends
 `acks`        produce requests that wait for an offset

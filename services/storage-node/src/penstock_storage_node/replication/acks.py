@@ -34,6 +34,11 @@ class AckQueue:
     def __len__(self) -> int:
         return len(self._waits)
 
+    @property
+    def first_required_offset(self) -> int | None:
+        """What the first wait requires; None when nobody waits."""
+        return self._waits[0].required_offset if self._waits else None
+
     def add(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
         """Wait until everything below `required_offset` is safe.
 

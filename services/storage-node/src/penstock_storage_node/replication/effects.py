@@ -7,14 +7,11 @@ that many small steps become one answer, one proposal call, one frame.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId
-
-if TYPE_CHECKING:
-    from penstock_storage_node.replication.replica import PartitionReplica
-    from penstock_storage_node.replication.sender import LeaderSender
+from penstock_storage_node.replication.state import ReplicaState
 
 
 class AckWaiter(Protocol):
@@ -24,19 +21,30 @@ class AckWaiter(Protocol):
         """Called once, from the shell's drain, never from inside a step."""
 
 
+class OutgoingStream(Protocol):
+    """A leader's stream to one follower (`LeaderSender`). Hashable by identity."""
+
+    node: NodeId
+
+    @property
+    def more(self) -> bool:
+        """True when it has something to send."""
+        ...
+
+
 @dataclass(slots=True)
 class Effects:
     """Instructions gathered since the last drain; dicts are ordered sets."""
 
     answers: list[tuple[AckWaiter, ErrorCode]] = field(default_factory=list)
     """Waiters whose append is decided."""
-    advanced: dict[PartitionReplica, None] = field(default_factory=dict)
+    advanced: dict[ReplicaState, None] = field(default_factory=dict)
     """Partitions whose high watermark moved: readers wake, followers are told."""
-    proposals: dict[PartitionReplica, None] = field(default_factory=dict)
+    proposals: dict[ReplicaState, None] = field(default_factory=dict)
     """Partitions with an ISR proposal to send."""
-    reopen: list[tuple[PartitionReplica, NodeId]] = field(default_factory=list)
+    reopen: list[tuple[ReplicaState, NodeId]] = field(default_factory=list)
     """Followers whose session is to end, so that they open another one."""
-    sending: dict[LeaderSender, None] = field(default_factory=dict)
+    sending: dict[OutgoingStream, None] = field(default_factory=dict)
     """Streams to followers that have something to send."""
     isr_shrink_count: int = 0
     isr_expand_count: int = 0

@@ -15,13 +15,11 @@ Rules (Kafka 4.3, `AbstractFetcherThread`, `UnifiedLog`; KIP-101, 279, 320, 595)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from penstock_core.ids import NodeId
+from penstock_core.errors import InvariantBroken
+from penstock_core.ids import NO_NODE, NodeId
 from penstock_core.metadata.image import PartitionImage
-
-if TYPE_CHECKING:
-    from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,11 @@ class Truncation:
 class Following:
     """One term of following one leader."""
 
-    def __init__(self, replica: PartitionReplica, state: PartitionImage) -> None:
-        self._replica = replica
-        self.leader = NodeId(state.leader)
-        self.epoch = state.leader_epoch
+    def __init__(self, state: ReplicaState, term: PartitionImage) -> None:
+        """`term` is the metadata's word on who leads, in which epoch."""
+        self._state = state
+        self.leader = NodeId(term.leader)
+        self.epoch = term.leader_epoch
 
     @property
     def may_open(self) -> bool:
@@ -57,12 +56,12 @@ class Following:
         this log must be true of the disk. Nor while a cut is under way, perhaps one that an
         earlier leader asked for: the next leader would ask for one as well, of a log that is no
         more, and that would take away what was appended, and acknowledged, in between."""
-        log = self._replica.log
-        return log.written_offset == log.log_end_offset and not self._replica.cuts_under_way
+        log = self._state.log
+        return log.written_offset == log.log_end_offset and not self._state.cuts_under_way
 
     def open_request(self) -> OpenRequest:
         """What to say to the leader now."""
-        log = self._replica.log
+        log = self._state.log
         return OpenRequest(
             self.epoch, log.log_end_offset, log.latest_epoch, log.log_start_offset, log.flushed_offset
         )
@@ -73,7 +72,7 @@ class Following:
         Raises PenstockError CORRUPT_MESSAGE when they are damaged, KAFKA_STORAGE_ERROR when
         this log can take nothing.
         """
-        log = self._replica.log
+        log = self._state.log
         if base_offset != log.log_end_offset:
             return False
         log.append_as_follower(records, self.epoch, base_offset=base_offset)
@@ -81,14 +80,14 @@ class Following:
 
     def on_watermarks(self, leader_high_watermark: int, leader_log_start_offset: int) -> bool:
         """Take over the leader's high watermark and log start. True when the former rose."""
-        replica = self._replica
-        log = replica.log
+        state = self._state
+        log = state.log
         if leader_log_start_offset > log.log_start_offset:
             log.raise_log_start(min(leader_log_start_offset, log.log_end_offset))
         high_watermark = min(leader_high_watermark, log.log_end_offset)
-        if high_watermark <= replica.high_watermark:
+        if high_watermark <= state.high_watermark:
             return False
-        replica.high_watermark = high_watermark
+        state.high_watermark = high_watermark
         return True
 
     def on_diverging(self, epoch: int, leader_end_offset: int) -> Truncation:
@@ -96,13 +95,21 @@ class Following:
         if epoch < 0:
             # The leader knows no epoch as old as ours: nothing here is of use.
             return Truncation(leader_end_offset, start_over=True)
-        own_epoch, own_end = self._replica.log.end_offset_for_epoch(epoch)
+        own_epoch, own_end = self._state.log.end_offset_for_epoch(epoch)
         if own_epoch < 0:
             return Truncation(leader_end_offset)
         return Truncation(min(own_end, leader_end_offset))
 
     def on_out_of_range(self, leader_log_start_offset: int, leader_log_end_offset: int) -> Truncation:
         """Our end lies outside the leader's log."""
-        if self._replica.log.log_end_offset > leader_log_end_offset:
+        if self._state.log.log_end_offset > leader_log_end_offset:
             return Truncation(leader_log_end_offset)
         return Truncation(leader_log_start_offset, start_over=True)
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when nobody can be followed like this; for tests and the simulator."""
+        state = self._state
+        if self.leader in (NO_NODE, state.node_id) or self.epoch < 0:
+            raise InvariantBroken(
+                f"{state.name}: node {state.node_id} follows node {self.leader} in epoch {self.epoch}"
+            )

@@ -19,16 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import PartitionImage
 from penstock_storage_node.replication.acks import AckQueue
 from penstock_storage_node.replication.effects import AckWaiter, Effects
-
-if TYPE_CHECKING:
-    from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.state import ReplicaState
 
 PROPOSAL_HOLD_MS = 500
 """After a refusal, how long until the same thought may become a proposal again."""
@@ -74,8 +71,8 @@ class Leadership:
 
     def __init__(
         self,
-        replica: PartitionReplica,
-        state: PartitionImage,
+        state: ReplicaState,
+        term: PartitionImage,
         *,
         epoch_start_offset: int,
         now_ms: int,
@@ -83,17 +80,18 @@ class Leadership:
         eligible: Callable[[NodeId, int], bool],
         effects: Effects,
     ) -> None:
-        """`eligible(node, node_epoch)`: may that node join an ISR, by the newest metadata."""
-        self._replica = replica
+        """`term`: what the metadata say of it. `eligible(node, node_epoch)`: may that node join an ISR, by
+        the newest metadata."""
+        self._state = state
         self._effects = effects
         self._eligible = eligible
         self._lag_max_ms = lag_max_ms
-        self.epoch = state.leader_epoch
+        self.epoch = term.leader_epoch
         self.epoch_start_offset = epoch_start_offset
-        self.partition_epoch = state.partition_epoch
-        self.isr = frozenset(state.isr)
-        self.elr = frozenset(state.elr)
-        self.recovering = state.recovering
+        self.partition_epoch = term.partition_epoch
+        self.isr = frozenset(term.isr)
+        self.elr = frozenset(term.elr)
+        self.recovering = term.recovering
         self.pending: IsrProposal | None = None
         self._hold_until_ms = 0
         self.followers: dict[NodeId, FollowerProgress] = {}
@@ -101,7 +99,7 @@ class Leadership:
         self._acks_one = AckQueue()
         self._acked_one_offset = -1
         """What acks=1 has promised: everything below."""
-        self._set_replicas(state.replicas, now_ms)
+        self._set_replicas(term.replicas, now_ms)
         self._propose_recovered()
         self.advance(now_ms)
 
@@ -120,8 +118,8 @@ class Leadership:
                 follower.heard = False
                 # Whether it still lives shows by its next ack or, when there is nothing to
                 # acknowledge, by a new session.
-                if self._end_of(follower) >= self._replica.log.log_end_offset:
-                    self._effects.reopen.append((self._replica, node))
+                if self._end_of(follower) >= self._state.log.log_end_offset:
+                    self._effects.reopen.append((self._state, node))
         self.recovering = state.recovering
         # The controller moved on: whatever was proposed against the old epoch is decided.
         self.pending = None
@@ -130,8 +128,8 @@ class Leadership:
         self.advance(now_ms)
 
     def _set_replicas(self, replicas: Iterable[NodeId], now_ms: int) -> None:
-        log_end = self._replica.log.log_end_offset
-        wanted = [node for node in replicas if node != self._replica.node_id]
+        log_end = self._state.log.log_end_offset
+        wanted = [node for node in replicas if node != self._state.node_id]
         for node in wanted:
             if node not in self.followers:
                 # Members of the ISR get the benefit of the doubt for one lag period.
@@ -147,11 +145,11 @@ class Leadership:
     @property
     def under_min_isr(self) -> bool:
         """Too few committed members for acks=all."""
-        return len(self.isr) < self._replica.settings.min_insync_replicas
+        return len(self.isr) < self._state.settings.min_insync_replicas
 
     def on_append(self, old_end_offset: int, now_ms: int) -> None:
         """The leader has appended: followers that held everything until now were caught up."""
-        log_end = self._replica.log.log_end_offset
+        log_end = self._state.log.log_end_offset
         for follower in self.followers.values():
             if self._end_of(follower) >= old_end_offset:
                 follower.caught_up_ms = follower.mark_ms = now_ms
@@ -159,14 +157,14 @@ class Leadership:
 
     def wait_all(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
         """acks=all: answered when the high watermark reaches `required_offset`."""
-        if self._replica.high_watermark >= required_offset:
+        if self._state.high_watermark >= required_offset:
             self._effects.answers.append((waiter, self._isr_verdict()))
         else:
             self._acks_all.add(required_offset, deadline_ms, waiter)
 
     def wait_one(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
         """acks=1: answered when this node's own effective end reaches `required_offset`."""
-        if self._replica.effective_end_offset >= required_offset:
+        if self._state.effective_end_offset >= required_offset:
             self._acked_one_offset = max(self._acked_one_offset, required_offset)
             self._effects.answers.append((waiter, ErrorCode.NONE))
         else:
@@ -190,7 +188,7 @@ class Leadership:
 
     def on_local_progress(self, now_ms: int) -> None:
         """This node's own log was written or flushed further."""
-        passed = self._acks_one.pass_offset(self._replica.effective_end_offset, ErrorCode.NONE, self._effects)
+        passed = self._acks_one.pass_offset(self._state.effective_end_offset, ErrorCode.NONE, self._effects)
         self._acked_one_offset = max(self._acked_one_offset, passed)
         self.advance(now_ms)
 
@@ -206,9 +204,9 @@ class Leadership:
         follower.flushed_offset = min(flushed_offset, end_offset)
         # What it has of that on its disk its acks will say.
         follower.log_start_offset = 0
-        follower.compared_from = self._replica.log.log_start_offset
+        follower.compared_from = self._state.log.log_start_offset
         follower.mark_ms = now_ms
-        follower.mark_offset = self._replica.log.log_end_offset
+        follower.mark_offset = self._state.log.log_end_offset
         self._on_progress(follower, now_ms)
 
     def on_follower_closed(self, node: NodeId, now_ms: int) -> None:
@@ -245,10 +243,10 @@ class Leadership:
             for f in self.followers.values()
             if f.node_id in next_leaders or self._eligible(f.node_id, -1)
         ]
-        return min([self._replica.log.log_start_offset, *starts])
+        return min([self._state.log.log_start_offset, *starts])
 
     def _on_progress(self, follower: FollowerProgress, now_ms: int) -> None:
-        log_end = self._replica.log.log_end_offset
+        log_end = self._state.log.log_end_offset
         end = self._end_of(follower)
         if end >= follower.mark_offset:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.mark_ms)
@@ -260,27 +258,27 @@ class Leadership:
             self._consider_expansion(follower, now_ms)
 
     def _end_of(self, follower: FollowerProgress) -> int:
-        return follower.flushed_offset if self._replica.fsync else follower.end_offset
+        return follower.flushed_offset if self._state.fsync else follower.end_offset
 
     def _caught_up(self, follower: FollowerProgress, now_ms: int) -> bool:
-        if self._end_of(follower) >= self._replica.log.log_end_offset:
+        if self._end_of(follower) >= self._state.log.log_end_offset:
             return True
         return now_ms - follower.caught_up_ms <= self._lag_max_ms
 
     def advance(self, now_ms: int) -> None:
         """Raise the high watermark as far as the rules allow, and answer who waits for it."""
-        if self._replica.wants_fsync and not self._replica.fsync and self._isr_has_flushed():
-            self._replica.fsync = True
+        if self._state.wants_fsync and not self._state.fsync and self._isr_has_flushed():
+            self._state.fsync = True
         if self.under_min_isr:
             return
-        lowest = self._replica.effective_end_offset
+        lowest = self._state.effective_end_offset
         for follower in self.followers.values():
             end = self._end_of(follower)
             if end < lowest and self._is_waited_for(follower, now_ms):
                 lowest = end
-        if lowest > self._replica.high_watermark:
-            self._replica.high_watermark = lowest
-            self._effects.advanced[self._replica] = None
+        if lowest > self._state.high_watermark:
+            self._state.high_watermark = lowest
+            self._effects.advanced[self._state] = None
             self._acks_all.pass_offset(lowest, ErrorCode.NONE, self._effects)
 
     def waits_for(self, node: NodeId, now_ms: int) -> bool:
@@ -297,9 +295,9 @@ class Leadership:
 
     def _isr_has_flushed(self) -> bool:
         """Whether every member, pending ones too, has flushed what was acknowledged without a flush."""
-        high_watermark = self._replica.high_watermark
+        high_watermark = self._state.high_watermark
         members = self.isr if self.pending is None else self.isr.union(self.pending.isr)
-        return self._replica.log.flushed_offset >= high_watermark and all(
+        return self._state.log.flushed_offset >= high_watermark and all(
             follower.flushed_offset >= high_watermark
             for follower in self.followers.values()
             if follower.node_id in members
@@ -307,7 +305,7 @@ class Leadership:
 
     def holders(self, required_offset: int) -> tuple[list[NodeId], list[NodeId]]:
         """Replicas known to hold everything below an offset, and those of them that have flushed it."""
-        log, me = self._replica.log, self._replica.node_id
+        log, me = self._state.log, self._state.node_id
         ends = [(me, log.written_offset, log.flushed_offset)]
         ends += [(f.node_id, f.end_offset, f.flushed_offset) for f in self.followers.values()]
         return (
@@ -318,13 +316,13 @@ class Leadership:
     def acked_unflushed(self) -> tuple[int, int]:
         """(from, to): offsets that were acknowledged in this term and are not flushed on as many
         disks as the ack speaks of: min ISR for acks=all, the leader's for acks=1. Empty: from = to."""
-        log, start = self._replica.log, self.epoch_start_offset
+        log, start = self._state.log, self.epoch_start_offset
         flushed = sorted([log.flushed_offset, *(f.flushed_offset for f in self.followers.values())])
-        needed = min(max(self._replica.settings.min_insync_replicas, 1), len(flushed))
+        needed = min(max(self._state.settings.min_insync_replicas, 1), len(flushed))
         spans = [
             (max(low, start), high)
             for low, high in (
-                (flushed[-needed], self._replica.high_watermark),
+                (flushed[-needed], self._state.high_watermark),
                 (log.flushed_offset, self._acked_one_offset),
             )
             if max(low, start) < high
@@ -335,6 +333,28 @@ class Leadership:
         if not follower.heard or not self._caught_up(follower, now_ms):
             return False
         return self._eligible(follower.node_id, follower.node_epoch)
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when this leader's books do not agree; for tests and the simulator."""
+        state, pending = self._state, self.pending
+        if state.node_id in self.followers:
+            raise InvariantBroken(f"{state.name}: node {state.node_id} counts as its own follower")
+        if pending is not None and pending.partition_epoch != self.partition_epoch:
+            raise InvariantBroken(
+                f"{state.name}: a proposal of partition epoch {pending.partition_epoch} is pending"
+                f" in epoch {self.partition_epoch}"
+            )
+        for follower in self.followers.values():
+            if follower.flushed_offset > follower.end_offset:
+                raise InvariantBroken(
+                    f"{state.name}: node {follower.node_id} has flushed {follower.flushed_offset},"
+                    f" its log ends at {follower.end_offset}"
+                )
+        first = self._acks_all.first_required_offset
+        if first is not None and first <= state.high_watermark:
+            raise InvariantBroken(
+                f"{state.name}: a producer waits for offset {first}, the high watermark is {state.high_watermark}"
+            )
 
     # -- ISR ----------------------------------------------------------------------
 
@@ -374,7 +394,7 @@ class Leadership:
         if self.pending is not None or now_ms < self._hold_until_ms:
             return
         end = self._end_of(follower)
-        if end < self._replica.high_watermark or end < self.epoch_start_offset:
+        if end < self._state.high_watermark or end < self.epoch_start_offset:
             return
         if follower.log_start_offset < follower.compared_from:
             return  # it may yet forget where its log begins, and lead with what lies before
@@ -385,7 +405,7 @@ class Leadership:
     def _propose(self, isr: tuple[NodeId, ...], *, recovered: bool = False) -> None:
         epochs = tuple(self.followers[n].node_epoch if n in self.followers else -1 for n in isr)
         self.pending = IsrProposal(isr, epochs, self.partition_epoch, recovered)
-        self._effects.proposals[self._replica] = None
+        self._effects.proposals[self._state] = None
 
     def _propose_recovered(self) -> None:
         # Unclean election: the log of this node is now the partition's log, as it is.
@@ -414,7 +434,7 @@ class Leadership:
         """No answer: it may have taken effect, so it stays pending and goes out again."""
         if self.pending is proposal:
             proposal.in_flight = False
-            self._effects.proposals[self._replica] = None
+            self._effects.proposals[self._state] = None
 
 
 _STALE = frozenset(

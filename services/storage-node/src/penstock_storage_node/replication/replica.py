@@ -11,54 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from penstock_core.config.topic import TopicConfig
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicPartition
 from penstock_core.metadata.image import PartitionImage
 from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.following import Following, OpenRequest, Truncation
 from penstock_storage_node.replication.leadership import Leadership
-
-
-class ReplicaLog(Protocol):
-    """What replication reads and does of a `PartitionLog`."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """First offset that may be read."""
-
-    @property
-    def first_segment_offset(self) -> int:
-        """Where the files begin, at or below the log start."""
-
-    @property
-    def log_end_offset(self) -> int:
-        """Next offset to be given."""
-
-    @property
-    def written_offset(self) -> int:
-        """End of what the operating system has."""
-
-    @property
-    def flushed_offset(self) -> int:
-        """End of what is on the disk."""
-
-    @property
-    def latest_epoch(self) -> int:
-        """Newest leader epoch known, -1 when none."""
-
-    def append_as_follower(
-        self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
-    ) -> int:
-        """Append the leader's batches at the end of the log, which the leader takes to be `base_offset`."""
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch found, its end offset); (-1, -1) when unknown."""
-
-    def raise_log_start(self, offset: int) -> None:
-        """Forget what lies below `offset`."""
+from penstock_storage_node.replication.state import ReplicaLog, ReplicaState
 
 
 class Change(Enum):
@@ -98,21 +59,14 @@ class PartitionReplica:
         eligible: Callable[[NodeId, int], bool],
         effects: Effects,
     ) -> None:
+        self.state = ReplicaState(key, topic, node_id, log, settings, high_watermark)
+        """Shared with the present role."""
         self.key = key
         self.topic = topic
         self.node_id = node_id
         self.log = log
-        self.settings = settings
-        self.wants_fsync = settings.durability == "fsync"
-        """What the topic's settings ask for."""
-        self.fsync = self.wants_fsync
-        """Whether offsets count by their flush now: a leader that is switched to it goes on
-        counting written ones until `Leadership` finds the whole ISR flushed past the high watermark."""
-        self.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
         self.leader_epoch = -1
         self.leader = NO_NODE
-        self.cuts_under_way = 0
-        """Truncations that the shell has been asked for and has not finished."""
         self.leadership: Leadership | None = None
         self.following: Following | None = None
         self._lag_max_ms = lag_max_ms
@@ -122,12 +76,58 @@ class PartitionReplica:
     @property
     def name(self) -> str:
         """`topic-partition`, for people."""
-        return f"{self.topic}-{self.key.partition}"
+        return self.state.name
 
     @property
-    def effective_end_offset(self) -> int:
-        """End of what counts of this replica: flushed, or written (rule "Flushed means flushed")."""
-        return self.log.flushed_offset if self.fsync else self.log.written_offset
+    def settings(self) -> TopicConfig:
+        """The topic's settings, for this replica."""
+        return self.state.settings
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below is committed, as far as this replica knows."""
+        return self.state.high_watermark
+
+    @property
+    def wants_fsync(self) -> bool:
+        """Whether the topic's settings ask for a flush before an offset counts."""
+        return self.state.wants_fsync
+
+    @property
+    def fsync(self) -> bool:
+        """Whether offsets count by their flush now."""
+        return self.state.fsync
+
+    @property
+    def cuts_under_way(self) -> int:
+        """Truncations that the shell has been asked for and has not finished; it does the counting."""
+        return self.state.cuts_under_way
+
+    @cuts_under_way.setter
+    def cuts_under_way(self, count: int) -> None:
+        self.state.cuts_under_way = count
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when the role does not fit what was planned; for tests and the simulator."""
+        self.state.validate()
+        leadership, following = self.leadership, self.following
+        if leadership is not None:
+            if following is not None or self.leader != self.node_id or leadership.epoch != self.leader_epoch:
+                raise InvariantBroken(
+                    f"{self.name}: node {self.node_id} leads epoch {leadership.epoch},"
+                    f" node {self.leader} is to lead epoch {self.leader_epoch}"
+                )
+            leadership.validate()
+            return
+        if self.fsync is not self.wants_fsync:
+            raise InvariantBroken(f"{self.name}: only a leader may put off counting by the flush")
+        if following is not None:
+            if following.leader != self.leader or following.epoch != self.leader_epoch:
+                raise InvariantBroken(
+                    f"{self.name}: follows node {following.leader} in epoch {following.epoch},"
+                    f" node {self.leader} leads epoch {self.leader_epoch}"
+                )
+            following.validate()
 
     # -- roles --------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class PartitionReplica:
             return Change.LEAD
         if state.leader == NO_NODE:
             return Change.IDLE
-        self.following = Following(self, state)
+        self.following = Following(self.state, state)
         return Change.FOLLOW
 
     def lead(self, state: PartitionImage, now_ms: int) -> None:
@@ -157,7 +157,7 @@ class PartitionReplica:
         if state.leader_epoch != self.leader_epoch or state.leader != self.node_id:
             return
         self.leadership = Leadership(
-            self,
+            self.state,
             state,
             epoch_start_offset=self.log.log_end_offset,
             now_ms=now_ms,
@@ -172,24 +172,25 @@ class PartitionReplica:
             self.leadership.resign()
             self.leadership = None
         self.following = None
-        self.fsync = self.wants_fsync
+        self.state.fsync = self.state.wants_fsync
 
     def update_settings(self, settings: TopicConfig, now_ms: int) -> None:
         """New topic settings. They count from here on, but for a leader's switch to fsync,
         which takes effect once every ISR member has flushed past the high watermark."""
-        self.settings = settings
-        self.wants_fsync = settings.durability == "fsync"
-        if self.leadership is None or not self.wants_fsync:
-            self.fsync = self.wants_fsync
+        mine = self.state
+        mine.settings = settings
+        mine.wants_fsync = settings.durability == "fsync"
+        if self.leadership is None or not mine.wants_fsync:
+            mine.fsync = mine.wants_fsync
         if self.leadership is not None:
             self.leadership.on_local_progress(now_ms)
 
     def on_truncated(self) -> bool:
         """The log was cut. True when it was cut below the high watermark, which only an
         unclean election explains."""
-        end = self.log.log_end_offset
-        below = end < self.high_watermark
-        self.high_watermark = max(min(self.high_watermark, end), self.log.log_start_offset)
+        mine, end = self.state, self.log.log_end_offset
+        below = end < mine.high_watermark
+        mine.high_watermark = max(min(mine.high_watermark, end), self.log.log_start_offset)
         return below
 
     # -- leader -------------------------------------------------------------------
@@ -243,4 +244,12 @@ class PartitionReplica:
         return _ACCEPTED
 
 
-__all__ = ["Change", "OpenAnswer", "OpenRequest", "PartitionReplica", "ReplicaLog", "Truncation"]
+__all__ = [
+    "Change",
+    "OpenAnswer",
+    "OpenRequest",
+    "PartitionReplica",
+    "ReplicaLog",
+    "ReplicaState",
+    "Truncation",
+]

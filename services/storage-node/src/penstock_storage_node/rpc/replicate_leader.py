@@ -24,6 +24,7 @@ from penstock_runtime.grpc_tools import fail
 from penstock_storage_node.log import ReadData, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replication.effects import OutgoingStream
 from penstock_storage_node.replication.following import OpenRequest
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.sender import READ_BYTES_MAX, DataFrame, LeaderSender, SenderSession
@@ -298,9 +299,9 @@ class LeaderStreams:
         self._manager = manager
         self._limits = limits or LaneLimits()
         self._by_node: dict[tuple[NodeId, Lane], _Stream] = {}
-        self._by_sender: dict[LeaderSender, _Stream] = {}
+        self._by_sender: dict[OutgoingStream, _Stream] = {}
 
-    def wake(self, sender: LeaderSender) -> None:
+    def wake(self, sender: OutgoingStream) -> None:
         """There is something to send."""
         stream = self._by_sender.get(sender)
         if stream is not None:
