@@ -9,20 +9,20 @@ from google.protobuf.message import DecodeError
 
 from fuzz.target import Target, expect
 from penstock_controller.quorum import messages
-from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.errors import ErrorCode, InvariantBroken
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
 from penstock_core.metadata import MetadataImage
 from penstock_frontend.listener.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
-from penstock_gateway.relay import forward_wire
-from penstock_gateway.rpc import range_wire
+from penstock_proto.fast import fetch_range, forward, replicate
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
 from penstock_storage_node.replication.sender import DataFrame
-from penstock_storage_node.rpc import codec
 
 # -- between gateways and nodes ------------------------------------------------------------------
 
 
 def _forward_response(data: bytes) -> None:
-    frames = forward_wire.unpack(data)
+    frames = forward.unpack(data)
     expect(sum(len(frame.chunk) for frame in frames) <= len(data), "chunks lie in the message")
     try:
         generated = storage_pb2.ForwardResponse.FromString(data)
@@ -36,7 +36,7 @@ def _forward_response(data: bytes) -> None:
 def _forward_response_seeds() -> Iterator[bytes]:
     parts: list[bytes] = []
     for index, chunk in enumerate((b"", b"response", b"x" * 300)):
-        buffers = codec.forward_response_frame(
+        buffers = forward.forward_response_frame(
             index + 200 * index,
             [chunk] if chunk else [],
             len(chunk),
@@ -52,7 +52,7 @@ def _forward_response_seeds() -> Iterator[bytes]:
 
 
 def _forward_request(data: bytes) -> None:
-    frames = codec.decode_forward_request(data)
+    frames = forward.decode_forward_request(data)
     expect(sum(len(frame.chunk) for frame in frames.frames) <= len(data), "chunks lie in the message")
     try:
         generated = storage_pb2.ForwardRequest.FromString(data)
@@ -66,15 +66,15 @@ def _forward_request(data: bytes) -> None:
 def _forward_request_seeds() -> Iterator[bytes]:
     opening = storage_pb2.ForwardRequest(open=storage_pb2.ForwardOpen())
     yield opening.SerializeToString()
-    frames = [forward_wire.OutFrame(n, [b"request" * n], 7 * n, 40 * n, 1000 * n) for n in range(1, 4)]
-    for message in forward_wire.pack(frames):
+    frames = [forward.OutFrame(n, [b"request" * n], 7 * n, 40 * n, 1000 * n) for n in range(1, 4)]
+    for message in forward.pack(frames, FORWARD_CHUNK_BYTES_MAX):
         yield message
         yield opening.SerializeToString() + message
-    yield from forward_wire.pack(frames, most_bytes=5)
+    yield from forward.pack(frames, most_bytes=5)
 
 
 def _replica_data(data: bytes) -> None:
-    frames = list(codec.decode_replica_data(data))
+    frames = list(replicate.decode_replica_data(data))
     expect(sum(len(frame.records or b"") for frame in frames) <= len(data), "records lie in the message")
     try:
         generated = storage_pb2.ReplicateResponse.FromString(data)
@@ -93,12 +93,12 @@ def _replica_data_seeds() -> Iterator[bytes]:
         DataFrame(6, 1 << 40, 1 << 39),
     ]
     for frame in frames:
-        yield codec.encode_replica_data([frame])
-    yield codec.encode_replica_data(frames)
+        yield replicate.encode_replica_data([frame])
+    yield replicate.encode_replica_data(frames)
 
 
 def _fetch_range(data: bytes) -> None:
-    step = range_wire.scan(data)
+    step = fetch_range.scan(data)
     expect(-(1 << 63) <= step.next_offset < 1 << 63, "an offset has 64 bits")
     try:
         generated = data_pb2.FetchRangeResponse.FromString(data)
@@ -109,7 +109,7 @@ def _fetch_range(data: bytes) -> None:
 
 def _fetch_range_seeds() -> Iterator[bytes]:
     for records in (b"", b"records" * 30):
-        yield codec.encode_fetch_range_response(
+        yield fetch_range.encode_fetch_range_response(
             [records],
             len(records),
             next_offset=70,
@@ -215,15 +215,13 @@ def _proxy_seeds() -> Iterator[bytes]:
     yield signature + b"\x21\x11\x00\x10" + bytes(12) + b"\x03\x00\x01\x00"
 
 
-REFUSED: Final = (PenstockError,)
+REFUSED: Final = (MalformedMessage,)
 
 TARGETS: Final = [
-    Target(
-        "gateway.forward_response", _forward_response, (InvariantBroken,), _forward_response_seeds, share=40
-    ),
+    Target("gateway.forward_response", _forward_response, REFUSED, _forward_response_seeds, share=40),
     Target("node.forward_request", _forward_request, REFUSED, _forward_request_seeds, share=40),
     Target("node.replica_data", _replica_data, REFUSED, _replica_data_seeds, share=40),
-    Target("gateway.fetch_range", _fetch_range, (InvariantBroken,), _fetch_range_seeds, share=20),
+    Target("gateway.fetch_range", _fetch_range, REFUSED, _fetch_range_seeds, share=20),
     Target("controller.message", _quorum_message, (messages.BadMessage,), _quorum_seeds, share=40),
     Target(
         "metadata.records",

@@ -13,7 +13,6 @@ import pytest_asyncio
 
 from penstock_core.metadata.image import Endpoint
 from penstock_gateway.rpc.describe import peer_host
-from penstock_gateway.rpc.range_wire import scan
 from penstock_gateway.rpc.service import DIALLED_KEY, GatewayService
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
@@ -47,15 +46,6 @@ def batch(next_offset: int, records: bytes, **more: Any) -> data_pb2.FetchRangeR
 async def read(call: Any) -> list[Any]:
     async with asyncio.timeout(60):
         return [r async for r in call]
-
-
-def test_scan_reads_what_protobuf_wrote() -> None:
-    step = scan(batch(1 << 40, b"x" * 300, done=True).SerializeToString())
-    assert (step.error, step.next_offset, step.high_watermark, step.done) == (0, 1 << 40, 10, True)
-    failed = data_pb2.FetchRangeResponse(next_offset=-1)
-    failed.error.code, failed.error.message = 1, "gone"
-    step = scan(failed.SerializeToString())
-    assert (step.error, step.message, step.next_offset) == (1, "gone", -1)
 
 
 def test_peer_host() -> None:

@@ -2,7 +2,7 @@
 
 Opened on demand, kept while the client's connection lives. It waits for the channel to
 be connected before anything counts as sent: what was queued for a node that cannot be
-reached is known not to be written. Bytes go by without generated classes (`forward_wire`).
+reached is known not to be written. Bytes go by without generated classes (`penstock_proto.fast`).
 
 A stream never reopens: `on_end` tells the session, which decides.
 """
@@ -18,7 +18,9 @@ import grpc.aio
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.failpoints import hit
-from penstock_gateway.relay.forward_wire import InFrame, OutFrame, pack, unpack
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
+from penstock_proto.fast.forward import InFrame, OutFrame, pack, unpack
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 
 METHOD = "/penstock.v1.Storage/Forward"
@@ -120,7 +122,7 @@ class NodeStream:
                 await self._wake.wait()
                 continue
             hit("gateway.forward.before_send")
-            for message in pack(frames):
+            for message in pack(frames, FORWARD_CHUNK_BYTES_MAX):
                 await write(message)
             hit("gateway.forward.after_send")
 
@@ -135,7 +137,7 @@ class NodeStream:
             self._reason = self._reason or _why(e)
         except asyncio.CancelledError:
             return
-        except InvariantBroken as e:
+        except (InvariantBroken, MalformedMessage) as e:
             self._reason = str(e)
         except Exception as e:
             self._on_bug(e)

@@ -24,11 +24,11 @@ from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import AllowAll, Authorizer, Principal, ResourceType
 from penstock_gateway.metrics import GatewayMetrics
-from penstock_gateway.relay.forward_wire import InFrame, OutFrame
 from penstock_gateway.relay.node_stream import NodeStream
 from penstock_gateway.relay.requests import LeaderChangeHint, Part, Relayed, Unknown, Veto
 from penstock_gateway.routing.in_flight import InFlight, InFlightTable, Kind
 from penstock_kafka.wire.primitives import Buffer
+from penstock_proto.fast.forward import InFrame, OutFrame
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle

@@ -18,10 +18,11 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage, NodeImage
-from penstock_gateway.rpc.range_wire import scan
+from penstock_proto.fast.fetch_range import scan
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import data_pb2
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.metadata_client import MetadataClient
@@ -152,7 +153,10 @@ class RangeRelay:
         self._call = call = opened(self._next.SerializeToString())
         try:
             while (data := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                step = scan(data)
+                try:
+                    step = scan(data)
+                except MalformedMessage as e:
+                    raise InvariantBroken(str(e)) from None
                 if step.error in _RETRIABLE_CODES:
                     self._reason = step.message or ErrorCode(step.error).name
                     return

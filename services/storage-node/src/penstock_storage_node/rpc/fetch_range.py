@@ -12,12 +12,12 @@ import asyncio
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
+from penstock_proto.fast.fetch_range import encode_fetch_range_response
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import data_pb2 as pb
 from penstock_storage_node.log import LogState, ReadData, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
-from penstock_storage_node.rpc.codec import encode_fetch_range_response
 from penstock_storage_node.rpc.replicate_leader import Context
 
 CHUNK_BYTES_MAX = 4 * 1024 * 1024

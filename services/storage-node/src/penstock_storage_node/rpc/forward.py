@@ -22,6 +22,8 @@ from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Resp
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire.apis import is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
+from penstock_proto.fast.forward import ForwardedFrame, decode_forward_request, forward_response_frame
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
 from penstock_runtime.logs import error_fields
@@ -30,7 +32,6 @@ from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.rpc.bidirectional import run_both_ways
-from penstock_storage_node.rpc.codec import ForwardedFrame, decode_forward_request, forward_response_frame
 from penstock_storage_node.rpc.replicate_leader import Context
 
 METADATA_WAIT_MS_MAX = 1000
@@ -291,7 +292,7 @@ class ForwardService:
             return
         try:
             first = decode_forward_request(message)
-        except PenstockError as e:
+        except MalformedMessage as e:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         if first.open is None:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message lacks `open`")
@@ -305,7 +306,7 @@ class ForwardService:
         stream = ForwardStream(context, first.open, self._data, self._manager, self._metadata)
         try:
             await run_both_ways(stream.read(first.frames), stream.write(), stream.stop_writing)
-        except PenstockError as e:
+        except (MalformedMessage, PenstockError) as e:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         finally:
             stream.close()

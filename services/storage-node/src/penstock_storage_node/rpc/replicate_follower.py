@@ -19,13 +19,14 @@ from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_core.metadata.image import NodeImage
+from penstock_proto.fast.primitives import MalformedMessage
+from penstock_proto.fast.replicate import ReceivedData, decode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
 from penstock_storage_node.replication.replica import PartitionReplica
-from penstock_storage_node.rpc.codec import ReceivedData, decode_replica_data
 from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, Lane, LaneLimits
 
 METHOD = "/penstock.v1.Storage/Replicate"
@@ -94,7 +95,7 @@ class FollowerStream:
                     reason = "ended by the leader"
                 except grpc.aio.AioRpcError as e:
                     reason = e.details() or e.code().name
-                except (PenstockError, asyncio.InvalidStateError) as e:
+                except (MalformedMessage, PenstockError, asyncio.InvalidStateError) as e:
                     reason = str(e)
                 finally:
                     self.receiver.disconnected()

@@ -19,6 +19,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
+from penstock_proto.fast.replicate import encode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
 from penstock_storage_node.log import ReadData, ReadJob
@@ -29,7 +30,6 @@ from penstock_storage_node.replication.following import OpenRequest
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.sender import READ_BYTES_MAX, DataFrame, LeaderSender, SenderSession
 from penstock_storage_node.rpc.bidirectional import run_both_ways
-from penstock_storage_node.rpc.codec import encode_replica_data
 from penstock_storage_node.rpc.replication_lanes import LIVE, Lane, LaneLimits
 
 MESSAGE_BYTES = 1024 * 1024

@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from penstock_core.errors import InvariantBroken
-from penstock_gateway.relay.forward_wire import OutFrame, cut, pack, unpack
+from penstock_proto.fast.forward import (
+    OutFrame,
+    cut,
+    decode_forward_request,
+    forward_response_frame,
+    pack,
+    unpack,
+)
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 
 
@@ -40,7 +47,7 @@ def test_packed_requests_are_what_protobuf_reads(round_: int) -> None:
 
 
 def test_small_frames_travel_together() -> None:
-    messages = list(pack([OutFrame(i, [b"x" * 100], 100, 3) for i in range(1, 6)]))
+    messages = list(pack([OutFrame(i, [b"x" * 100], 100, 3) for i in range(1, 6)], 10_000))
     assert len(messages) == 1
     first = pb.ForwardRequest.FromString(messages[0]).frames[0]
     assert (first.request_id, first.metadata_version, first.last, first.deadline_ms) == (1, 3, True, 0)
@@ -89,5 +96,39 @@ def test_unknown_fields_are_skipped_and_broken_bytes_refused() -> None:
     (read,) = unpack(strange + b"\x0a" + bytes([len(inner)]) + inner)
     assert (read.request_id, bytes(read.chunk), read.last) == (5, b"hello", True)
     for broken in (b"\x0a\x05ab", b"\x0a\x04\x12\x09ab", b"\x0a", b"\x0a\xff", b"\x0b"):
-        with pytest.raises(InvariantBroken):
+        with pytest.raises(MalformedMessage):
             unpack(broken)
+
+
+def test_forward_request_is_read_without_copies() -> None:
+    message = pb.ForwardRequest(
+        open=pb.ForwardOpen(node_id=3, principal="User:a", client_host="h", listener="PROXY"),
+        frames=[
+            pb.ForwardFrame(
+                request_id=1, chunk=b"abc", frame_bytes=5, metadata_version=2**40, deadline_ms=30
+            ),
+            pb.ForwardFrame(request_id=1, chunk=b"de", last=True),
+        ],
+    ).SerializeToString()
+    read = decode_forward_request(message)
+    assert read.open is not None
+    assert read.open.node_id == 3
+    first, second = read.frames
+    assert (bytes(first.chunk), first.last, first.frame_bytes) == (b"abc", False, 5)
+    assert (first.metadata_version, first.deadline_ms) == (2**40, 30)
+    assert (bytes(second.chunk), second.last, second.request_id) == (b"de", True, 1)
+    assert first.chunk.obj is message
+
+
+def test_forward_response() -> None:
+    parts = forward_response_frame(7, [b"ab", memoryview(b"cd")], 4, last=False, frame_bytes=900)
+    parts += forward_response_frame(
+        8, [], 0, last=True, frame_bytes=0, none=True, close_connection=True, stale_metadata=True
+    )
+    first, second = pb.ForwardResponse.FromString(b"".join(parts)).frames
+    assert (first.request_id, first.chunk, first.last, first.frame_bytes) == (7, b"abcd", False, 900)
+    assert not first.none
+    assert second.none
+    assert second.close_connection
+    assert second.stale_metadata
+    assert second.last

@@ -1,9 +1,7 @@
-"""The bytes of `Forward` messages (proto/penstock/v1/storage.proto), by hand.
+"""`Forward`, between gateways and nodes (proto/penstock/v1/storage.proto).
 
-The generated classes copy a chunk at every step (parse, attribute, assignment,
-serialize). A relay moves every byte of every client, so requests are joined once
-into the bytes that gRPC sends, and chunks of responses are views onto the bytes that gRPC
-received. A test holds both against the generated classes. Pure; unknown fields are skipped.
+A relay moves every byte of every client, so requests are joined once into the bytes that gRPC
+sends, and chunks of responses are views onto the bytes that gRPC received.
 """
 
 from __future__ import annotations
@@ -12,13 +10,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from penstock_core.errors import InvariantBroken
-from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
-
-Buffer = bytes | bytearray | memoryview
+from penstock_proto.fast.primitives import (
+    Buffer,
+    MalformedMessage,
+    fields,
+    parse,
+    read_varint,
+    skip,
+    varint,
+)
+from penstock_proto.v1 import storage_pb2
 
 MESSAGE_OVERHEAD_BYTES: Final = 256
 _LAST: Final = b"\x18\x01"
+_EMPTY = memoryview(b"")
+
+# -- a gateway's end ----------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -43,19 +50,7 @@ class InFrame(NamedTuple):
     stale_metadata: bool
 
 
-def varint(value: int) -> bytes:
-    """Unsigned base-128, as protobuf has it."""
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def pack(frames: Iterable[OutFrame], most_bytes: int = FORWARD_CHUNK_BYTES_MAX) -> Iterator[bytes]:
+def pack(frames: Iterable[OutFrame], most_bytes: int) -> Iterator[bytes]:
     """Messages that carry the frames: small ones together, large ones in chunks of `most_bytes`."""
     parts: list[Buffer] = []
     room = most_bytes
@@ -111,24 +106,24 @@ def cut(buffers: Sequence[Buffer], most_bytes: int) -> Iterator[tuple[list[memor
 
 
 def unpack(message: bytes) -> list[InFrame]:
-    """The frames of a ForwardResponse; raises InvariantBroken when a node sent something else."""
+    """The frames of a ForwardResponse; raises MalformedMessage when a node sent something else."""
     view = memoryview(message)
     frames = []
     pos, end = 0, len(message)
     try:
         while pos < end:
-            tag, pos = _varint(message, pos)
+            tag, pos = read_varint(message, pos, end)
             if tag != 0x0A:
-                pos = _skip(message, pos, tag)
+                pos = skip(message, pos, end, tag)
                 continue
-            size, pos = _varint(message, pos)
+            size, pos = read_varint(message, pos, end)
             stop = pos + size
             if stop > end:
-                raise IndexError
+                raise MalformedMessage("frame")
             frames.append(_in_frame(message, view, pos, stop))
             pos = stop
-    except IndexError:
-        raise InvariantBroken("a node's ForwardResponse ends in the middle of a field") from None
+    except MalformedMessage:
+        raise MalformedMessage("a node's ForwardResponse ends in the middle of a field") from None
     return frames
 
 
@@ -140,20 +135,20 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
         tag = message[pos]
         pos += 1
         if tag == 0x12:
-            size, pos = _varint(message, pos)
+            size, pos = read_varint(message, pos, stop)
             if pos + size > stop:
-                raise IndexError
+                raise MalformedMessage("chunk")
             chunk = view[pos : pos + size]
             pos += size
         elif tag in (0x08, 0x18, 0x20, 0x28, 0x30, 0x38):
-            value, pos = _varint(message, pos)
+            value, pos = read_varint(message, pos, stop)
             if tag == 0x08:
                 request_id = value
             elif value:
                 flags |= 1 << (tag >> 3)
         else:
-            tag, pos = _varint(message, pos - 1)
-            pos = _skip(message, pos, tag)
+            tag, pos = read_varint(message, pos - 1, stop)
+            pos = skip(message, pos, stop, tag)
     return InFrame(
         request_id,
         chunk,
@@ -164,34 +159,81 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
     )
 
 
-def _varint(message: bytes, pos: int) -> tuple[int, int]:
-    byte = message[pos]
-    pos += 1
-    if byte < 0x80:
-        return byte, pos
-    value = byte & 0x7F
-    shift = 7
-    while True:
-        byte = message[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, pos
-        shift += 7
-        if shift > 63:
-            raise IndexError
+# -- a node's end -------------------------------------------------------------------
 
 
-def _skip(message: bytes, pos: int, tag: int) -> int:
-    """Position after a field that this version does not know."""
-    kind = tag & 7
-    if kind == 0:
-        return _varint(message, pos)[1]
-    if kind == 1:
-        return pos + 8
-    if kind == 2:
-        size, pos = _varint(message, pos)
-        return pos + size
-    if kind == 5:
-        return pos + 4
-    raise IndexError
+@dataclass(slots=True)
+class ForwardedFrame:
+    """One ForwardFrame; `chunk` is a view onto the message."""
+
+    request_id: int = 0
+    chunk: memoryview = _EMPTY
+    last: bool = False
+    frame_bytes: int = 0
+    metadata_version: int = 0
+    deadline_ms: int = 0
+
+
+@dataclass(slots=True)
+class ForwardedFrames:
+    """One ForwardRequest."""
+
+    open: storage_pb2.ForwardOpen | None
+    frames: list[ForwardedFrame]
+
+
+def decode_forward_request(message: bytes) -> ForwardedFrames:
+    """Read a ForwardRequest. Raises MalformedMessage when it is none."""
+    view = memoryview(message)
+    result = ForwardedFrames(None, [])
+    for field, start, end in fields(message, 0, len(message)):
+        if end < 0:
+            continue
+        if field == 1:
+            result.open = parse(storage_pb2.ForwardOpen, message[start:end])
+        elif field == 2:
+            frame = ForwardedFrame()
+            for inner, value, stop in fields(message, start, end):
+                if stop >= 0:
+                    if inner == 2:
+                        frame.chunk = view[value:stop]
+                elif inner == 1:
+                    frame.request_id = value
+                elif inner == 3:
+                    frame.last = bool(value)
+                elif inner == 4:
+                    frame.frame_bytes = value
+                elif inner == 5:
+                    frame.metadata_version = value
+                elif inner == 6:
+                    frame.deadline_ms = value
+            result.frames.append(frame)
+    return result
+
+
+def forward_response_frame(
+    request_id: int,
+    chunk: Sequence[Buffer],
+    chunk_bytes: int,
+    *,
+    last: bool,
+    frame_bytes: int,
+    none: bool = False,
+    close_connection: bool = False,
+    stale_metadata: bool = False,
+) -> list[Buffer]:
+    """One ForwardResponseFrame as a field of a ForwardResponse: join any number to a message."""
+    head = b"\x08" + varint(request_id)
+    if last:
+        head += b"\x18\x01"
+    if frame_bytes:
+        head += b"\x20" + varint(frame_bytes)
+    if none:
+        head += b"\x28\x01"
+    if close_connection:
+        head += b"\x30\x01"
+    if stale_metadata:
+        head += b"\x38\x01"
+    if chunk_bytes:
+        head += b"\x12" + varint(chunk_bytes)
+    return [b"\x0a" + varint(len(head) + chunk_bytes) + head, *chunk]
