@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import penstock_controller.quorum.transport as transport_module
+import penstock_controller.state.elections as elections_module
 import penstock_controller.state.nodes as nodes_module
 import penstock_controller.state.partitions as partitions_module
 import penstock_storage_node.log.recovery as recovery_module
@@ -159,7 +160,7 @@ def _fence_only_leaders() -> list[Patch]:
             return None
         return change_partition(old, rules, **kwargs)
 
-    return [(nodes_module, "change_partition", change)]
+    return [(module, "change_partition", change) for module in (nodes_module, elections_module)]
 
 
 def _everything_counts_as_lost() -> list[Patch]:
@@ -188,7 +189,7 @@ def _epoch_stays() -> list[Patch]:
             new = replace(new, leader_epoch=old.leader_epoch)
         return new
 
-    return [(nodes_module, "change_partition", change)]
+    return [(module, "change_partition", change) for module in (nodes_module, elections_module)]
 
 
 # --- replication ----------------------------------------------------------------------------------

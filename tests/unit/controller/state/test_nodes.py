@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_controller.state import gateways, isr, nodes, topics
+from penstock_controller.state import cluster as cluster_state
+from penstock_controller.state import elections, gateways, isr, nodes, topics
 from penstock_controller.state.generation import Context, Generated, NextCommand
 from penstock_controller.state.partitions import Rules, change_partition
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
@@ -28,7 +29,7 @@ class Cluster:
         self.image = MetadataImage()
         self.rng = random.Random(seed)
         self.alive: set[NodeId] = set()
-        self.do(gateways.found_cluster(self.context, 1))
+        self.do(cluster_state.found_cluster(self.context, 1))
 
     @property
     def context(self) -> Context:
@@ -440,23 +441,7 @@ def test_recovering_leader_grows_its_isr_only_after_recovery(cluster: Cluster) -
     assert cluster.propose([1, 2]).error.code == 0
 
 
-# --- preferred leaders ----------------------------------------------------------------------------
-
-
-def test_preferred_leaders_come_back(cluster: Cluster) -> None:
-    cluster.create(assignments=[[1, 2, 3], [1, 3, 2], [2, 1, 3]])
-    cluster.fence(1)
-    cluster.up(1)
-    assert nodes.elect_preferred(cluster.context, None, lambda _: True, 100).reply == 0
-    cluster.propose([1, 2, 3])
-    only = {TopicPartition(cluster.partition().topic_id, 1)}
-    assert nodes.elect_preferred(cluster.context, only, lambda _: True, 100).reply == 0
-    assert nodes.elect_preferred(cluster.context, None, lambda _: False, 100).reply == 0
-    assert cluster.do(nodes.elect_preferred(cluster.context, None, lambda _: True, 100)) == 1
-    assert cluster.partition().leader == 1
-
-
-# --- gateways, ids, cluster -------------------------------------------------------------------------
+# --- gateways ----------------------------------------------------------------------------------------
 
 
 def test_gateways_register_and_go(cluster: Cluster) -> None:
@@ -475,20 +460,6 @@ def test_gateways_register_and_go(cluster: Cluster) -> None:
     assert wrong.reply.error.code == ErrorCode.INCONSISTENT_CLUSTER_ID
     nameless = gateways.register_gateway(cluster.context, api.RegisterGatewayRequest())
     assert nameless.reply.error.code == ErrorCode.INVALID_REQUEST
-
-
-def test_producer_id_blocks_never_overlap(cluster: Cluster) -> None:
-    blocks = []
-    for _ in range(3):
-        made = gateways.allocate_producer_ids(cluster.context, api.AllocateProducerIdsRequest(owner="x"))
-        cluster.do(made)
-        blocks.append((made.reply.first_producer_id, made.reply.count))
-    assert blocks == [(0, 1000), (1000, 1000), (2000, 1000)]
-
-
-def test_cluster_is_founded_once(cluster: Cluster) -> None:
-    assert len(cluster.image.cluster_id) == 16
-    assert not gateways.found_cluster(cluster.context, 1).records
 
 
 # --- random histories -----------------------------------------------------------------------------------
@@ -544,7 +515,7 @@ class Model(Cluster):
                 self.data[member] = max(self.data[member], self.data[old.leader])
             self.propose(members)
         elif what == 5:
-            self.do(nodes.elect_preferred(self.context, None, lambda _: True, 10))
+            self.do(elections.elect_preferred(self.context, None, lambda _: True, 10))
         elif what == 6:
             self.write()
             return

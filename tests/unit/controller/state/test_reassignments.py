@@ -1,4 +1,4 @@
-"""Reassignments and elections by hand: Kafka's cases one by one, then any order of events against a model.
+"""Reassignments: Kafka's cases one by one, then any order of events against a model.
 
 The model knows which replicas hold everything that was acknowledged; a leader that was not elected
 uncleanly must always be one of them.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -280,47 +279,6 @@ def test_each_partition_has_its_own_outcome() -> None:
     assert topic.partitions[1].replicas == ids(2, 3)
     _, codes = ask(of, to(0, 4, 5, 1), factor_change=False)
     assert codes == [ErrorCode.INVALID_REPLICATION_FACTOR]
-
-
-@pytest.mark.parametrize("unclean", [False, True])
-def test_elections_say_why_not(unclean: bool) -> None:
-    of = image(
-        partition(1, 2, leader=NodeId(2)),
-        partition(1, 2),
-        partition(4, 2, isr=ids(2), leader=NodeId(2)),
-        partition(4, 5, isr=(), elr=ids(4), leader=NO_NODE),
-        partition(4, isr=(), elr=ids(4), leader=NO_NODE),
-        fenced=(4,),
-    )
-    wanted = [api.TopicPartitionId(topic_id=TOPIC_ID, partition=i) for i in (0, 1, 2, 3, 4, 9)]
-    made = reassignments.elect_leaders(
-        context(of), api.ElectLeadersRequest(partitions=wanted, unclean=unclean)
-    )
-    codes = [r.error.code for r in made.reply.results]
-    not_needed, not_there = ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if unclean:
-        none = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-        assert codes == [not_needed, not_needed, not_needed, 0, none, not_there]
-    else:
-        none = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-        assert codes == [0, not_needed, none, none, none, not_there]
-    assert made.reply.changed == 1
-    everything = reassignments.elect_leaders(context(of), api.ElectLeadersRequest(unclean=unclean))
-    assert [r.partition for r in everything.reply.results] == ([3, 4] if unclean else [0])
-
-
-def test_a_node_is_forgotten_when_it_is_gone_and_holds_nothing() -> None:
-    of = image(partition(1, 4), fenced=(4, 5))
-    for node, code in (
-        (9, ErrorCode.BROKER_ID_NOT_REGISTERED),
-        (2, ErrorCode.POLICY_VIOLATION),
-        (4, ErrorCode.POLICY_VIOLATION),
-        (5, 0),
-    ):
-        made = reassignments.unregister_node(context(of), api.UnregisterNodeRequest(node_id=node))
-        assert made.reply.error.code == code
-        if not code:
-            assert NodeId(node) not in of.apply(made.records, of.version + 1).nodes
 
 
 # --- settings of the cluster ---------------------------------------------------------------

@@ -18,7 +18,7 @@ from penstock_controller.active.metadata_stream import MetadataStreams
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
 from penstock_controller.quorum.events import QuorumEvent
-from penstock_controller.state import controllers, gateways, nodes
+from penstock_controller.state import cluster, controllers, elections, gateways, nodes
 from penstock_controller.state.controllers import Connected, QuorumView
 from penstock_controller.state.generation import Context, Generated
 from penstock_controller.state.sessions import Sessions
@@ -158,7 +158,7 @@ class Controller:
             self.spawn(self._found_cluster(), "found cluster")
 
     async def _found_cluster(self) -> None:
-        if await self.submit_quietly(lambda ctx: gateways.found_cluster(ctx, FEATURE_LEVEL)):
+        if await self.submit_quietly(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL)):
             self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
         self._lifecycle.set_ready()
 
@@ -339,7 +339,7 @@ class Controller:
             return self.sessions.steady(node_id, interval_ms, self.clock_ms())
 
         found: list[PartitionImage] = []
-        for partition in nodes.scan_not_preferred(self.image):
+        for partition in elections.scan_not_preferred(self.image):
             if partition is None:
                 await asyncio.sleep(0)
             elif steady(partition.replicas[0]):
@@ -357,7 +357,7 @@ class Controller:
 def _electing(
     some: list[PartitionImage], may_lead: Callable[[NodeId], bool]
 ) -> Callable[[Context], Generated[int]]:
-    return lambda ctx: nodes.elect_preferred_among(ctx, some, may_lead, len(some))
+    return lambda ctx: elections.elect_preferred_among(ctx, some, may_lead, len(some))
 
 
 __all__ = ["Controller", "CoreSettings"]

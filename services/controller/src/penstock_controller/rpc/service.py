@@ -18,7 +18,17 @@ from penstock_controller.active.command_queue import NotActive
 from penstock_controller.active.controller import Controller
 from penstock_controller.active.metadata_stream import CutOff
 from penstock_controller.quorum import RaftPeer
-from penstock_controller.state import configs, controllers, gateways, isr, nodes, reassignments, topics
+from penstock_controller.state import (
+    cluster,
+    configs,
+    controllers,
+    elections,
+    gateways,
+    isr,
+    nodes,
+    reassignments,
+    topics,
+)
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.sessions import RequestedTransition
 from penstock_core.errors import ErrorCode, PenstockError
@@ -211,12 +221,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def AllocateProducerIds(
         self, request: api.AllocateProducerIdsRequest, context: ServicerContext
     ) -> api.AllocateProducerIdsResponse:
-        return await self._do(context, lambda ctx: gateways.allocate_producer_ids(ctx, request))
+        return await self._do(context, lambda ctx: cluster.allocate_producer_ids(ctx, request))
 
     async def ElectLeaders(
         self, request: api.ElectLeadersRequest, context: ServicerContext
     ) -> api.ElectLeadersResponse:
-        return await self._do(context, lambda ctx: reassignments.elect_leaders(ctx, request))
+        return await self._do(context, lambda ctx: elections.elect_leaders(ctx, request))
 
     async def AlterReassignments(
         self, request: api.AlterReassignmentsRequest, context: ServicerContext
@@ -226,7 +236,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def UnregisterNode(
         self, request: api.UnregisterNodeRequest, context: ServicerContext
     ) -> api.UnregisterNodeResponse:
-        return await self._do(context, lambda ctx: reassignments.unregister_node(ctx, request))
+        return await self._do(context, lambda ctx: nodes.unregister_node(ctx, request))
 
     async def ReplaceController(
         self, request: api.ReplaceControllerRequest, context: ServicerContext

@@ -1,4 +1,4 @@
-"""Registration, fencing, unfencing and draining of storage nodes.
+"""Registration, fencing, unfencing, draining and removal of storage nodes.
 
 Fencing takes the node out of every ISR and moves its leadership in the same command.
 A partition's last ISR member goes to the ELR and may lead again when it is back, so a
@@ -9,13 +9,14 @@ Source: ClusterControlManager and ReplicationControlManager of Apache Kafka 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock_controller.state.generation import (
     Context,
     Generated,
     NextCommand,
+    error_pb,
     make_error,
     partition_record,
     topic_settings,
@@ -282,60 +283,41 @@ def still_leads(image: MetadataImage, node_id: NodeId) -> bool:
     )
 
 
-# --- preferred leaders -------------------------------------------------------------------
+# --- nodes that are gone -------------------------------------------------------------------
 
 
-def elect_preferred(
-    ctx: Context,
-    wanted: set[TopicPartition] | None,
-    may_lead: Callable[[NodeId], bool],
-    changes_max: int,
-) -> Generated[int]:
-    """Move leadership to the first replica of the assignment where that one is in the ISR.
-
-    `wanted` None means every partition. The reply counts the changes, at most `changes_max`.
-    """
-    chosen = None if wanted is None else (_partition_of(ctx.image, key) for key in wanted)
-    return elect_preferred_among(ctx, chosen or scan_not_preferred(ctx.image), may_lead, changes_max)
-
-
-def elect_preferred_among(
-    ctx: Context,
-    partitions: Iterable[PartitionImage | None],
-    may_lead: Callable[[NodeId], bool],
-    changes_max: int,
-) -> Generated[int]:
-    """The same among these partitions, as they are in the context's image."""
-    records: list[pb.MetadataRecord] = []
-    for named in partitions:
-        partition = None if named is None else _partition_of(ctx.image, named.key)
-        if partition is None or not _is_misled(partition) or not may_lead(partition.replicas[0]):
-            continue
-        topic = ctx.image.topics[partition.topic_id]
-        new = change_partition(partition, rules_for(ctx.image, topic), prefer_first=True)
-        if new is not None:
-            records.append(partition_record(new))
-        if len(records) >= changes_max:
-            break
-    return Generated(len(records), records)
+def unregister_node(
+    ctx: Context, request: api.UnregisterNodeRequest
+) -> Generated[api.UnregisterNodeResponse]:
+    """Forget a node. Refused while it lives or holds replicas: what it has may be the only copy."""
+    reply = api.UnregisterNodeResponse()
+    try:
+        _check_gone(ctx, NodeId(request.node_id))
+    except PenstockError as error:
+        reply.error.CopyFrom(error_pb(error))
+        return Generated(reply)
+    removed = pb.NodeRemovedRecord(node_id=request.node_id)
+    return Generated(reply, [pb.MetadataRecord(node_removed=removed)])
 
 
-def scan_not_preferred(image: MetadataImage) -> Iterator[PartitionImage | None]:
-    """Partitions that their first replica could lead and does not; None once in a while."""
-    seen = 0
-    for topic in image.topics.values():
-        for partition in topic.partitions.values():
-            if _is_misled(partition):
-                yield partition
-            seen += 1
-            if seen % SCAN_COUNT == 0:
-                yield None
-
-
-def _is_misled(partition: PartitionImage) -> bool:
-    first = partition.replicas[0]
-    return partition.leader != first and first in partition.isr
-
-
-def _partition_of(image: MetadataImage, key: TopicPartition) -> PartitionImage | None:
-    return image.partition(key.topic_id, key.partition)
+def _check_gone(ctx: Context, node_id: NodeId) -> None:
+    node = ctx.image.nodes.get(node_id)
+    if node is None:
+        raise PenstockError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"no storage node has the id {node_id}")
+    if not node.fenced or ctx.alive(node_id):
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION, f"storage node {node_id} is running; stop it before it is forgotten"
+        )
+    held = [
+        f"{topic.name}-{p.partition}"
+        for topic in ctx.image.topics.values()
+        for p in topic.partitions.values()
+        if node_id in p.replicas
+    ]
+    if held:
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"storage node {node_id} holds {held[0]}{more}; move them with "
+            f"`penstock topic reassign TOPIC --off-node {node_id}`",
+        )

@@ -1,4 +1,4 @@
-"""Moving replicas: reassignments of partitions (KIP-455), and elections by hand (KIP-460).
+"""Moving replicas: reassignments of partitions (KIP-455).
 
 A reassignment gives the partition its wanted replicas at once, beside those of before: the
 wanted ones that are new are *adding*, those that shall go are *removing*. New replicas fetch
@@ -26,16 +26,14 @@ from penstock_controller.state.generation import (
     make_error,
     partition_record,
 )
-from penstock_controller.state.nodes import rules_for, scan_not_preferred
+from penstock_controller.state.nodes import rules_for
 from penstock_controller.state.partitions import Rules, change_partition
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import NO_NODE, NodeId, TopicId
+from penstock_core.ids import NodeId
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
-from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
+from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
-
-ELECTIONS_PER_COMMAND_MAX = 10_000
 
 
 def reassign(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> PartitionImage | None:
@@ -140,111 +138,4 @@ def _check_wanted(image: MetadataImage, name: str, wanted: Sequence[NodeId]) -> 
         raise PenstockError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{name}: no node has id {unknown[0]}; see `penstock node list`",
-        )
-
-
-# --- elections by hand -------------------------------------------------------------------
-
-
-def elect_leaders(ctx: Context, request: api.ElectLeadersRequest) -> Generated[api.ElectLeadersResponse]:
-    """Give partitions their preferred leader, or any live one; those that need none say so.
-
-    Of a request that names none, only partitions where there was something to do are answered.
-    """
-    image = ctx.image
-    reply = api.ElectLeadersResponse()
-    records: list[pb.MetadataRecord] = []
-    keys = [(TopicId(p.topic_id), p.partition) for p in request.partitions]
-    everywhere = not keys
-    if everywhere:
-        keys = _in_need(image, unclean=request.unclean)
-    for topic_id, index in dict.fromkeys(keys):
-        result = reply.results.add(topic_id=topic_id, partition=index)
-        try:
-            new = _elected(image, topic_id, index, unclean=request.unclean)
-        except PenstockError as error:
-            result.error.CopyFrom(error_pb(error))
-            continue
-        records.append(partition_record(new))
-        reply.changed += 1
-    return Generated(reply, records)
-
-
-def _in_need(image: MetadataImage, *, unclean: bool) -> list[tuple[TopicId, int]]:
-    if unclean:
-        found = [p for t in image.topics.values() for p in t.partitions.values() if p.leader == NO_NODE]
-    else:
-        found = [p for p in scan_not_preferred(image) if p is not None]
-    return [(p.topic_id, p.partition) for p in found[:ELECTIONS_PER_COMMAND_MAX]]
-
-
-def _elected(image: MetadataImage, topic_id: TopicId, index: int, *, unclean: bool) -> PartitionImage:
-    topic = image.topics.get(topic_id)
-    old = None if topic is None else topic.partitions.get(index)
-    if topic is None or old is None:
-        raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition")
-    name = f"{topic.name}-{index}"
-    rules = rules_for(image, topic)
-    if unclean:
-        return _elected_unclean(topic, old, rules, name)
-    first = old.replicas[0]
-    if old.leader == first:
-        raise PenstockError(ErrorCode.ELECTION_NOT_NEEDED, f"{name}: its preferred leader {first} leads")
-    new = change_partition(old, rules, prefer_first=True)
-    if new is None or new.leader != first:
-        raise PenstockError(
-            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
-            f"{name}: its preferred leader {first} is not live and in sync",
-        )
-    return new
-
-
-def _elected_unclean(topic: TopicImage, old: PartitionImage, rules: Rules, name: str) -> PartitionImage:
-    if old.leader != NO_NODE:
-        raise PenstockError(ErrorCode.ELECTION_NOT_NEEDED, f"{name}: node {old.leader} leads")
-    new = change_partition(old, replace(rules, unclean=True))
-    if new is None or new.leader == NO_NODE:
-        raise PenstockError(
-            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"{name}: none of its replicas is live; start one"
-        )
-    return new
-
-
-# --- nodes that are gone -------------------------------------------------------------------
-
-
-def unregister_node(
-    ctx: Context, request: api.UnregisterNodeRequest
-) -> Generated[api.UnregisterNodeResponse]:
-    """Forget a node. Refused while it lives or holds replicas: what it has may be the only copy."""
-    reply = api.UnregisterNodeResponse()
-    try:
-        _check_gone(ctx, NodeId(request.node_id))
-    except PenstockError as error:
-        reply.error.CopyFrom(error_pb(error))
-        return Generated(reply)
-    removed = pb.NodeRemovedRecord(node_id=request.node_id)
-    return Generated(reply, [pb.MetadataRecord(node_removed=removed)])
-
-
-def _check_gone(ctx: Context, node_id: NodeId) -> None:
-    node = ctx.image.nodes.get(node_id)
-    if node is None:
-        raise PenstockError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"no storage node has the id {node_id}")
-    if not node.fenced or ctx.alive(node_id):
-        raise PenstockError(
-            ErrorCode.POLICY_VIOLATION, f"storage node {node_id} is running; stop it before it is forgotten"
-        )
-    held = [
-        f"{topic.name}-{p.partition}"
-        for topic in ctx.image.topics.values()
-        for p in topic.partitions.values()
-        if node_id in p.replicas
-    ]
-    if held:
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise PenstockError(
-            ErrorCode.POLICY_VIOLATION,
-            f"storage node {node_id} holds {held[0]}{more}; move them with "
-            f"`penstock topic reassign TOPIC --off-node {node_id}`",
         )

@@ -1,0 +1,32 @@
+"""What belongs to the cluster as a whole: its id and feature level, and the producer ids it has given out."""
+
+from __future__ import annotations
+
+from penstock_controller.state.generation import Context, Generated
+from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+
+def found_cluster(ctx: Context, feature_level: int) -> Generated[bool]:
+    """The very first command: who this cluster is. The reply says whether it was needed."""
+    if ctx.image.cluster_id:
+        return Generated(False)
+    cluster_id = ctx.rng.randbytes(16)
+    return Generated(
+        True,
+        [
+            pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id)),
+            pb.MetadataRecord(feature=pb.FeatureRecord(name="metadata.level", level=feature_level)),
+        ],
+    )
+
+
+def allocate_producer_ids(
+    ctx: Context, request: api.AllocateProducerIdsRequest
+) -> Generated[api.AllocateProducerIdsResponse]:
+    """A block of ids that nobody else gets (KIP-730)."""
+    first = ctx.image.next_producer_id
+    record = pb.ProducerIdsRecord(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)
+    reply = api.AllocateProducerIdsResponse(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
+    return Generated(reply, [pb.MetadataRecord(producer_ids=record)])
