@@ -1,7 +1,7 @@
 """One controller: the shipped quorum, state machine, worker, core and service.
 
 Stand-ins: the tick thread (events of the scheduler call `RaftNode.tick`, which waits in
-`SimPoller`), the snapshot thread (see `patches`), gRPC, files.
+`SimPoller`), the snapshot thread, the clock and chance of the quorum (`QuorumPorts`), gRPC, files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from penstock_controller.active.controller import Controller, CoreSettings
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent, QuorumMeters
+from penstock_controller.quorum.quorum import QuorumPorts
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.state.generation import Defaults
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2_grpc
-from simulation.checked import CheckedCommandQueue
+from simulation.checked import CheckedCommandQueue, CheckedMachine
 from simulation.ordered import OrderedSet
 from simulation.process import Process
 from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of
@@ -51,6 +52,13 @@ class NullMetrics:
 
     def meters(self) -> QuorumMeters:
         return QuorumMeters()
+
+
+class _NoSlices:
+    """A job that is no thread holds up nobody."""
+
+    def breathe(self) -> None:
+        """Go on."""
 
 
 class ControllerProcess(Process):
@@ -100,7 +108,8 @@ class ControllerProcess(Process):
         """Open the files, bind, serve. Raises DamagedFile."""
         world = self.world
         world.current = self
-        self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None)
+        ports = QuorumPorts(self._clock_s, world.rng, self._spawn_job, _NoSlices, CheckedMachine)  # type: ignore[arg-type]
+        self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None, ports=ports)
         self.worker = CheckedCommandQueue(
             self.quorum,
             self.controller_id,
@@ -134,6 +143,19 @@ class ControllerProcess(Process):
 
     def _fatal(self, error: BaseException) -> None:
         self.failed(error)
+
+    def _clock_s(self) -> float:
+        return (self.world.scheduler.now_us + self.loop._base_us) / 1_000_000
+
+    def _spawn_job(self, job: Callable[[], None], _name: str) -> None:
+        """A thread that writes or checks a snapshot, or cuts the journal."""
+
+        def run() -> None:
+            self.world.current = self
+            job()
+            self.raft_wake()
+
+        self.after(int(self.world.rng.random() * 300_000), run)
 
     # --- the tick thread
 

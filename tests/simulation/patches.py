@@ -26,8 +26,6 @@ import penstock_controller.active.controller
 import penstock_controller.active.metadata_stream
 import penstock_controller.quorum.files
 import penstock_controller.quorum.journal
-import penstock_controller.quorum.quorum
-import penstock_controller.quorum.raft
 import penstock_controller.quorum.snapshot
 import penstock_controller.quorum.transport
 import penstock_gateway.relay.session
@@ -46,7 +44,7 @@ from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_storage_node.disk.group_flush import GroupFlush
-from simulation.checked import CheckedLog, CheckedMachine, CheckedRegistration, CheckedReplica, listening
+from simulation.checked import CheckedLog, CheckedRegistration, CheckedReplica, listening
 from simulation.cleaner_process import SimWorker
 from simulation.disk_pool import SimDiskPool
 from simulation.ordered import OrderedSet
@@ -117,26 +115,6 @@ class SimUuidModule:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(uuid, name)
-
-
-def _spawn(job: Callable[[], None], name: str) -> None:
-    """A thread that writes or checks a snapshot, or cuts the journal."""
-    del name
-    process = the_process()
-
-    def run() -> None:
-        process.world.current = process
-        job()
-        process.raft_wake()  # type: ignore[attr-defined]
-
-    process.after(int(process.world.rng.random() * 300_000), run)
-
-
-class _NoSlices:
-    """A job that is no thread holds up nobody."""
-
-    def breathe(self) -> None:
-        """Go on."""
 
 
 async def _probe(host: str, port: int, timeout_ms: int) -> Any:
@@ -240,15 +218,11 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (pysyncobj.pickle, "loads", pysyncobj.pickle.loads),
         (pysyncobj.pickle, "load", pysyncobj.pickle.load),
         (pysyncobj.journal, "loads", pysyncobj.journal.loads),
-        (quorum.raft, "monotonic", _monotonic),
         (quorum.transport, "socket", SimSocketModule(the_world)),
         (quorum.transport, "PeerConnection", SimPeerConnection),
         (quorum.snapshot, "os", sim_os),
-        (quorum.snapshot, "start_thread", _spawn),
-        (quorum.snapshot, "Slicer", _NoSlices),
         (quorum.journal, "os", sim_os),
         (quorum.files, "os", sim_os),
-        (quorum.quorum, "Machine", CheckedMachine),
         # A weak reference to every task, for `all_tasks`, which nobody calls: it takes as long as the rest.
         (asyncio.tasks._all_tasks, "add", lambda _: None),  # type: ignore[attr-defined]
         (penstock_controller.active.controller, "probe", _probe),

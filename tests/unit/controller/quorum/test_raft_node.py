@@ -10,7 +10,7 @@ from pysyncobj.syncobj import _RAFT_STATE
 from penstock_controller.quorum import Outcome, Quorum, QuorumConfig, RaftPeer, Reset
 from penstock_controller.quorum import snapshot_format as fmt
 from penstock_controller.quorum.events import QuorumEvent
-from penstock_controller.quorum.quorum import QuorumHooks
+from penstock_controller.quorum.quorum import QuorumPorts
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -46,8 +46,8 @@ def quorum_of(directory: Path, count: int = 3) -> Quorum:
         raise AssertionError(error)
 
     # Jobs of the snapshot store are done where they are asked for.
-    hooks = QuorumHooks(spawn=lambda job, _name: job())
-    return Quorum(config, events.extend, fail, lambda _: None, hooks=hooks)
+    given = QuorumPorts(spawn=lambda job, _name: job())
+    return Quorum(config, events.extend, fail, lambda _: None, ports=given)
 
 
 def test_installing_a_snapshot_keeps_the_entries_behind_it(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.raft import COMMAND_BYTES_MAX, RaftNode
 from penstock_controller.quorum.snapshot import Slicer, SnapshotStore
-from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata import MetadataImage
 
@@ -32,19 +31,22 @@ _TRANSFER_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumHooks:
-    """What a simulation may put in the place of the real thing; None leaves that."""
+class QuorumPorts:
+    """What a quorum takes from the world around it, and a simulation gives it; None is the real thing."""
 
     clock_s: Callable[[], float] | None = None
+    """Monotonic."""
     rng: random.Random | None = None
-    # Takes what PeerTransport takes.
-    transport_class: Callable[..., PeerTransport] | None = None
-    # Runs a job of the snapshot store, with a name for the thread.
+    """Spreads elections."""
     spawn: Callable[[Callable[[], None], str], None] | None = None
+    """Runs a job that writes or checks a file, with a name for its thread."""
     slicer: Callable[[], Slicer] | None = None
+    """Lets others run between the steps of such a job."""
+    machine_class: Callable[..., Machine] | None = None
+    """Takes what `Machine` takes."""
 
 
-_NO_HOOKS = QuorumHooks()
+_REAL = QuorumPorts()
 
 
 class Quorum:
@@ -61,7 +63,7 @@ class Quorum:
         on_fatal: Callable[[BaseException], None],
         on_warning: Callable[[str], None],
         meters: QuorumMeters | None = None,
-        hooks: QuorumHooks = _NO_HOOKS,
+        ports: QuorumPorts = _REAL,
     ) -> None:
         """Open the files and bind the port. Raises DamagedFile, WrongLibrary, PenstockError."""
         meters = meters or QuorumMeters()
@@ -73,11 +75,11 @@ class Quorum:
         self._stopping = threading.Event()
         self._calls: deque[Callable[[], None]] = deque()
         config.directory.mkdir(parents=True, exist_ok=True)
-        slicer = hooks.slicer or snapshot_store.Slicer
+        slicer = ports.slicer or snapshot_store.Slicer
         journal = DurableJournal(
             config.directory,
             meters.journal_sync_s,
-            hooks.spawn or snapshot_store.start_thread,
+            ports.spawn or snapshot_store.start_thread,
             lambda: slicer().breathe,
         )
         store = SnapshotStore(
@@ -85,20 +87,20 @@ class Quorum:
             lambda: self._machine.image,
             lambda error: on_warning(f"snapshot not written: {error}; tried again later"),
             meters.snapshot_s,
-            spawn=hooks.spawn,
-            slicer=hooks.slicer,
+            spawn=ports.spawn,
+            slicer=ports.slicer,
         )
         try:
             snapshot = store.load()
             if snapshot is not None:
                 journal.align(snapshot.previous, snapshot.last)
-            self._machine = Machine(
+            self._machine: Machine = (ports.machine_class or Machine)(
                 snapshot.image if snapshot is not None else MetadataImage(),
                 lambda event: self._raft.emit(event),
                 self._fail,
             )
             self._store = store
-            self._raft = RaftNode(
+            self._raft: RaftNode = RaftNode(
                 config,
                 journal,
                 store,
@@ -107,9 +109,8 @@ class Quorum:
                 PeerMemory(config.directory, config.directory_id),
                 deliver,
                 meters.bad_frame,
-                clock_s=hooks.clock_s,
-                rng=hooks.rng,
-                transport_class=hooks.transport_class,
+                clock_s=ports.clock_s,
+                rng=ports.rng,
             )
         except BaseException:
             journal._destroy()

@@ -94,9 +94,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         *,
         clock_s: Callable[[], float] | None = None,
         rng: random.Random | None = None,
-        transport_class: Callable[..., PeerTransport] | None = None,
     ) -> None:
-        """`transport_class` takes what `PeerTransport` takes; it may be another implementation."""
         self.clock_s = clock_s = clock_s or monotonic
         self.rng = rng or _SystemRandomness()
         self.majority_heard_at = clock_s()
@@ -124,7 +122,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._prevote = PreVote(len(nodes), self.rng.random)
 
         def make_transport(raft: RaftNode, _me: PeerNode, _others: set[PeerNode]) -> PeerTransport:
-            self.transport = (transport_class or PeerTransport)(raft, config, nodes, on_bad_frame)
+            self.transport = PeerTransport(raft, config, nodes, on_bad_frame)
             return self.transport
 
         super().__init__(
