@@ -1,13 +1,15 @@
 """Kafka's error codes, and the exception that carries one to a client.
 
 Kafka's table is Penstock's table: every failure that reaches a user has one of these codes.
-Which of them a client answers by sending the request again stands where that is decided.
+Sets of codes that several places treat alike are here, named for what a client does when it
+gets one; what only one place asks is there, made of these.
 Source: Apache Kafka 4.3, org.apache.kafka.common.protocol.Errors.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class ErrorCode(IntEnum):
@@ -98,6 +100,17 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
     INVALID_REGULAR_EXPRESSION = 128
+
+
+FIND_LEADER: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE})
+"""Another node leads, or none does yet; nothing was done. The client looks for the leader and asks that one."""
+
+REFRESH_METADATA: Final = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
+"""One side's metadata are behind the other's (KIP-320). The client gets newer ones and asks again."""
+
+CHECK_PARTITION: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+"""No such partition, as far as the asked one knows. The client gets newer metadata, and gives up when the
+partition is not in those either."""
 
 
 class PenstockError(Exception):

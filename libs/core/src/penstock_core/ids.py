@@ -1,6 +1,7 @@
 """Small types that the whole of Penstock speaks in.
 
-They cost nothing at run time and keep an offset from being passed for an epoch.
+They cost nothing at run time and keep a node's id from being passed for an epoch. Offsets are
+plain ints: they are reckoned with, and the sum of a NewType and an int is an int again.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ NodeId = NewType("NodeId", int)
 
 TopicId = NewType("TopicId", bytes)
 """16 bytes, an RFC 4122 UUID in network order. Bytes, because they hash fast."""
-
-Offset = NewType("Offset", int)
-"""Position of a record in its partition, from 0."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Raised by the controller with every change of a partition's leader."""

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import CHECK_PARTITION, ErrorCode
 from penstock_kafka.records.batch import HEADER_BYTES, Buffer
 
 PIPELINE_MAX: Final = 5
@@ -23,15 +23,11 @@ PIPELINE_MAX: Final = 5
 EXPIRY_MS: Final = 10_000
 """After this a batch is no longer one that was sent before the failure was read."""
 
-REFUSED: Final = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-    }
-)
+REFUSED: Final = CHECK_PARTITION | {
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+}
 """Answers to a batch of which nothing was written, after which a client sends it again."""
 
 UNACKNOWLEDGED: Final = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})

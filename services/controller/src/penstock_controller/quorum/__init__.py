@@ -13,6 +13,7 @@
 `prevote`          pre-vote: ask before disturbing
 `quorum`           what the event loop sees: a tick thread, events out, proposals in
 `raft`             PySyncObj's SyncObj, corrected from outside
+`raft_port`        what a transport of the quorum asks of the node that it carries messages for
 `snapshot`         snapshots on disk, in the place of PySyncObj's forking, pickling serializer
 `snapshot_format`  the bytes of a snapshot file
 `transport`        PySyncObj's transport over our own links, with the guards that the stock one lacks

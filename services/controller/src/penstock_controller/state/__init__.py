@@ -1,8 +1,10 @@
 """What the controller decides: pure functions from an image and a request to records,
 and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 
+`cluster`        what belongs to the cluster as a whole
 `configs`        dynamic settings of topics, nodes, the cluster and groups
 `controllers`    which data directory makes each controller a voter
+`elections`      leadership that moves though its leader lives
 `gateways`       gateways; founding the cluster; blocks of producer ids
 `generation`     the frame in which requests generate records
 `isr`            ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import FIND_LEADER, ErrorCode
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
@@ -36,9 +36,7 @@ REBALANCE_MS_MAX: Final = 24 * 60 * 60 * 1000
 SYNC_MS: Final = 30 * 60 * 1000
 """How long a SyncGroup may take: the coordinator knows the group's timeout, we don't."""
 
-_MOVED: Final = frozenset(
-    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.LEADER_NOT_AVAILABLE}
-)
+_MOVED: Final = FIND_LEADER | {ErrorCode.REQUEST_TIMED_OUT}
 _GONE: Final = "the coordinator moved or was lost: look for it again"
 _MISSING: Final = f"topic {OFFSETS_TOPIC} is not there yet: ask FindCoordinator"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Operation
@@ -61,8 +61,6 @@ PART_BYTES: Final = 256
 """What a part is reckoned to take beside its records, for bounds."""
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
-_REFUSED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE})
-"""A node's errors that the client is not told: another node is asked."""
 
 
 class Ending(Enum):
@@ -109,16 +107,13 @@ class Unknown:
     def check(self, request: Relayed, index: int, code: ErrorCode) -> ErrorCode:
         """The code of an item that metadata give `code`: what is behind an unknown one waits for it."""
         named = request.names()[index]
-        if code in _UNKNOWN:
+        if code in CHECK_PARTITION:
             self._retry_gate.failed(named, request.sequence(index), self._clock_ms())
         elif self._retry_gate and self._retry_gate.turns_away(
             named, request.sequence(index), self._clock_ms()
         ):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return code
-
-
-_UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 class Relayed(ABC):
@@ -246,7 +241,7 @@ class Relayed(ABC):
         for position, index in enumerate(part.indices):
             topic, topic_id, partition = names[index]
             code, result = codes.get((topic_id, topic, partition), (ErrorCode.UNKNOWN_SERVER_ERROR, None))
-            if code in _REFUSED:
+            if code in FIND_LEADER:  # the client is not told: another node is asked
                 refused.append(position)
             else:
                 if code in SENT_AGAIN:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from penstock_core.errors import ErrorCode, InvariantBroken
+from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, REFRESH_METADATA, ErrorCode, InvariantBroken
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_proto.fast.fetch_range import scan
@@ -42,19 +42,13 @@ _RETRIABLE_STATUS: Final = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
-_RETRIABLE_CODES: Final = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.BROKER_NOT_AVAILABLE,
-    }
+_RETRIABLE_CODES: Final = (
+    FIND_LEADER
+    | REFRESH_METADATA
+    | CHECK_PARTITION
+    | {ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.BROKER_NOT_AVAILABLE}
 )
+"""A node's errors that the reader is not told: the leader is looked for again, in newer metadata."""
 
 
 class RangeFailed(Exception):

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from penstock_core.addresses import Address, parse_address
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode, PenstockError
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata.image import Endpoint
 from penstock_frontend.authorizer import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
@@ -268,9 +268,9 @@ def _dialled(context: Context) -> Address | None:
 
 def _explain(code: int, topic: str, partition: int) -> str:
     where = f"{topic}-{partition}"
-    if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+    if code in CHECK_PARTITION:
         return f"there is no partition {where}; see that topic and partition are right"
-    if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE):
+    if code in FIND_LEADER:
         return f"{where} has no leader at this moment; try again"
     try:
         return f"{where}: {ErrorCode(code).name}"

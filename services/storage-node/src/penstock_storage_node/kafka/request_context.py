@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import REFRESH_METADATA
 from penstock_frontend.authorizer import ANONYMOUS, Principal
 from penstock_kafka.producer_retries import SENT_AGAIN
 
-STALE_METADATA = SENT_AGAIN | {ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
+STALE_METADATA = SENT_AGAIN | REFRESH_METADATA
 """Errors that concern whoever routed the request: to look at its metadata again, or to route no later
 batch of the producer past this one."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock_core.errors import ErrorCode, InvariantBroken
+from penstock_core.errors import CHECK_PARTITION, ErrorCode, InvariantBroken
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import PartitionImage
 from penstock_storage_node.replication.acks import AckQueue
@@ -437,14 +437,11 @@ class Leadership:
             self._effects.proposals[self._state] = None
 
 
-_STALE = frozenset(
-    {
-        ErrorCode.INVALID_UPDATE_VERSION,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.NEW_LEADER_ELECTED,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.STALE_BROKER_EPOCH,
-    }
-)
+_STALE = CHECK_PARTITION | {
+    ErrorCode.INVALID_UPDATE_VERSION,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.NEW_LEADER_ELECTED,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.STALE_BROKER_EPOCH,
+}
+"""Refusals of a proposal after which newer metadata are on their way here."""

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import REFRESH_METADATA, ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.limits import REPLICA_CREDIT_BYTES
@@ -229,16 +229,12 @@ class FollowerStream:
         self.receiver.reopen(replica, manager.clock_ms(), pause=True)
 
 
-_EXPECTED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.OFFSET_OUT_OF_RANGE,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-    }
-)
+_EXPECTED = REFRESH_METADATA | {
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.OFFSET_OUT_OF_RANGE,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+}
 """Either side's metadata are a little behind, or the log start moved: try again and say nothing."""
 
 
