@@ -11,12 +11,7 @@ import grimp
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
-KNOWN: dict[frozenset[str], str] = {
-    frozenset(
-        f"penstock_storage_node.replica.{name}"
-        for name in ("corruption", "log_start", "manager", "partition", "topic_config")
-    ): "the manager and its parts hold one another; each part is to be handed what it uses of the manager",
-}
+KNOWN: dict[frozenset[str], str] = {}
 """Circles that are there, and why."""
 
 
