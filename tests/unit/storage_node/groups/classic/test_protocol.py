@@ -292,3 +292,17 @@ def test_commits_to_groups_that_are_not_there(version: int) -> None:
     code = E.GROUP_ID_NOT_FOUND if version >= 9 else E.ILLEGAL_GENERATION
     assert rig.commit("g", "m", 3, {("t", 0): 1}, version=version) == [[code]]
     assert rig.shard.groups == {}
+
+
+def test_a_static_member_has_a_session_again_however_long_its_return_took_to_be_written() -> None:
+    rig = Rig()
+    (joined,) = rig.join("g", instance_id="s")
+    rig.sync("g", joined.member_id, 1, [(joined.member_id, b"mine")], instance_id="s")
+    rig.log.hold = True
+    again = rig.join("g", instance_id="s")
+    rig.pass_ms(15_000)  # longer than its session: it waits for us, so it stays
+    assert (again, list(group_of(rig).members)) == ([], [group_of(rig).leader])
+    rig.log.advance()
+    assert again[0].error is E.NONE
+    rig.pass_ms(11_000)
+    assert group_of(rig).members == {}

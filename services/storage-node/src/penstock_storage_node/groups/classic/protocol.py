@@ -197,6 +197,7 @@ class ClassicProtocol(Base):
                         result.leader = leader_before or ""
                         answer_join(member, result)
                         group.rename(new_id, old_id)
+                        self._heard(member)
                     return
                 result = group.join_result(member)
                 if request.can_skip_assignment:
@@ -205,6 +206,8 @@ class ClassicProtocol(Base):
                     # Older leaders would make an assignment; so they aren't told that they lead.
                     result.leader, result.members = leader_before or "", ()
                 answer_join(member, result)
+                if group.members.get(new_id) is member:
+                    self._heard(member)  # its session may have ended while it waited for us
 
             self._store(group, None, stored)
         elif group.state is GroupState.COMPLETING:
