@@ -116,6 +116,20 @@ def test_deleting_a_group() -> None:
     assert (rig.shard.groups, rig.shard.offsets) == ({}, {})
 
 
+def test_a_deletion_that_is_refused_leaves_the_deadlines_of_ids_that_were_given_out() -> None:
+    rig = Rig()
+    codes: list[ErrorCode] = []
+    rig.commit("g", "", -1, {("t", 0): 1})
+    (given,) = rig.join("g")
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    rig.shard.delete_group("g", codes.append)
+    assert (given.error, codes) == (E.MEMBER_ID_REQUIRED, [E.COORDINATOR_NOT_AVAILABLE])
+    rig.log.refuse = None
+    rig.pass_ms(11_000)  # the id was never used: nobody waits for it any longer
+    _, other = rig.stable("g", 2)
+    assert rig.heartbeat("g", other, 2) is E.NONE
+
+
 def test_offsets_of_an_empty_group_expire() -> None:
     rig = Rig()
     (a,) = rig.stable("g", 1)

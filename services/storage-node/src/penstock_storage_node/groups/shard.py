@@ -153,21 +153,18 @@ class Shard(ClassicProtocol, MixedProtocol, Offsets):
             tombstones += self.consumer_tombstones(group)
         else:
             tombstones.append(rec.Record(rec.group_key(name), None))
-        if isinstance(group, ClassicGroup):
-            for timer in group.pending.values():
-                timer.cancel()
-            group.state = GroupState.DEAD
 
         def removed(error: ErrorCode) -> None:
-            if error:
-                if isinstance(group, ClassicGroup):
-                    group.state = GroupState.EMPTY
-            else:
+            if not error:
                 self.drop_offsets(name, keys)
             done(error)
 
         if self.write(tombstones, removed):
             # A member that joins from now on begins a new group, after the tombstones in the log.
+            if isinstance(group, ClassicGroup):
+                for timer in group.pending.values():
+                    timer.cancel()
+                group.state = GroupState.DEAD
             del self.groups[name]
 
     # -- questions ------------------------------------------------------------------------------
