@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_storage_node.groups.classic.group import JoinResult, SyncResult
+from penstock_storage_node.groups.classic.group import ClassicGroup, JoinResult, SyncResult
 from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.groups.records import Record
@@ -102,6 +102,8 @@ class Rig:
         self.log = FakeLog(hold=hold)
         self.topics = FakeTopics()
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
+        self.own_settings: dict[tuple[str, str], int] = {}
+        """Of single groups: by group id and name."""
         self._ids = itertools.count(1)
         self.shard = self._make()
 
@@ -113,6 +115,7 @@ class Rig:
             clock_ms=self.clock,
             wall_ms=self.clock.wall,
             new_id=lambda: f"id{next(self._ids)}",
+            setting_ms=lambda group, name, default_ms: self.own_settings.get((group, name), default_ms),
         )
 
     def settle(self) -> None:
@@ -207,9 +210,9 @@ class Rig:
             for known in ids:
                 self.join(group, known, **changes)
             ids.append(member_id)
-        view = self.shard.groups[group]
-        generation = view.generation  # type: ignore[union-attr]
-        leader = view.leader  # type: ignore[union-attr]
+        found = self.shard.groups[group]
+        assert isinstance(found, ClassicGroup)
+        generation, leader = found.generation, found.leader
         ids.sort(key=lambda each: each != leader)
         for member_id in ids[1:]:
             self.sync(group, member_id, generation)

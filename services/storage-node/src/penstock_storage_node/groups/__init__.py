@@ -1,14 +1,16 @@
 """The group coordinator: groups and committed offsets of the partitions of `__consumer_offsets` led here.
 
-`classic`   groups of the classic protocol
-`consumer`  groups of the consumer protocol (KIP-848)
-`host`      the shell around shards
-`offsets`   committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, expiry
-`records`   records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them
-`shard`     one partition of `__consumer_offsets` that this node leads
-`store`     what the parts of a shard share
-`timers`    deadlines as data: a heap of them, and `due` for whoever owns the clock
+All but `host` decide and are plain synchronous objects: clock, ids, metadata and log are passed in. A
+shard is composed of a store and of the protocols that work on it; nothing here inherits.
 
-All but `host` decide and are plain synchronous objects: clock, ids and log are passed in. `host` is the
-shell around them.
+`classic`   Groups of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+`consumer`  Groups of the consumer protocol (KIP-848), and the classic members that they may have.
+`host`      The shell around shards: it makes them, loads them, ticks them, and appends what they write.
+`offsets`   Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, expiry.
+`records`   The records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them.
+`shard`     One partition of `__consumer_offsets`: owns the parts, and sends each request to the one it is for.
+`store`     The data of a shard, what is passed in, and what is asked of a group of either kind.
+`timers`    Deadlines as data: a queue that says which one rings, for whoever owns the clock.
+
+Imports go one way: host > shard > offsets | consumer > classic > store > records | timers.
 """

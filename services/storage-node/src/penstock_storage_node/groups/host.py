@@ -216,8 +216,8 @@ class GroupHost:
             clock_ms=self._manager.clock_ms,
             wall_ms=self._wall_ms,
             new_id=lambda: str(uuid.uuid4()),
+            setting_ms=lambda *asked: group_interval_ms(self._manager.registry.image, *asked),
         )
-        shard.setting_ms = lambda *asked: group_interval_ms(self._manager.registry.image, *asked)
         hosted = _Hosted(partition, leadership, shard)
         self._hosted[partition.key.partition] = hosted
         self._lifecycle.create_task(self._load(hosted), f"load {partition.name}")
@@ -307,7 +307,7 @@ class GroupHost:
             await asyncio.sleep(TICK_MS / 1000)
             now_ms = self._manager.clock_ms()
             for shard in list(self.shards()):
-                if shard.timers.next_ms <= now_ms:
+                if shard.next_timer_ms <= now_ms:
                     shard.tick()
 
     async def _expire(self) -> None:

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode
-from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState
-from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.records import (
+    Key,
     OffsetValue,
     Record,
     offset_key,
     offset_tombstones,
     put_offset,
+    read_offset,
 )
-from penstock_storage_node.groups.store import Base, Group, TopicKey, offset_write_error
+from penstock_storage_node.groups.store import Group, GroupStore, TopicKey, offset_write_error
 
 MEMBER_EPOCHS_SINCE = 9
 """First version of OffsetCommit and OffsetFetch that knows KIP-848."""
@@ -55,29 +55,40 @@ class CommitRequest:
     version: int = MEMBER_EPOCHS_SINCE
 
 
-class Offsets(Base):
-    """The part of a shard that keeps offsets."""
+class OffsetStore:
+    """Keeps the offsets of a shard's groups."""
+
+    def __init__(self, store: GroupStore, make_group: Callable[[str], Group]) -> None:
+        """`make_group`: a consumer that assigns its partitions itself has no group but for its offsets."""
+        self.store = store
+        self._make_group = make_group
+        self._groups = store.groups
+        self._offsets = store.offsets
+        self._pending = store.pending_commits
+        self._timers = store.timers
+        self._settings = store.settings
+        self._clock_ms = store.clock_ms
+        self._wall_ms = store.wall_ms
 
     # -- commit ---------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest, reply: CommitReply) -> None:
         """An OffsetCommit; a code for each item, when its record is safe."""
         group, error = self._group_for_commit(request)
-        if error:
+        if group is None or error:
             reply([error] * len(request.items))
             return
-        if isinstance(group, ClassicGroup) and group.state in (GroupState.STABLE, GroupState.PREPARING):
-            member = group.members.get(request.member_id)
-            if member is not None:
-                self.timers.set(member.session, self.clock_ms() + member.session_timeout_ms)
-        now_ms = self.wall_ms()
+        session = group.session_of(request.member_id)
+        if session is not None:
+            self._timers.set(session[0], self._clock_ms() + session[1])
+        now_ms = self._wall_ms()
         expire_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
         codes = [ErrorCode.NONE] * len(request.items)
         records: list[Record] = []
         values: list[tuple[TopicKey, OffsetValue]] = []
         for index, item in enumerate(request.items):
             metadata = item.metadata or ""
-            if len(metadata) > self.settings.offset_metadata_bytes_max:
+            if len(metadata) > self._settings.offset_metadata_bytes_max:
                 codes[index] = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 continue
             value = OffsetValue(item.offset, item.leader_epoch, metadata, now_ms, expire_ms)
@@ -98,44 +109,43 @@ class Offsets(Base):
         codes: list[ErrorCode],
         reply: CommitReply,
     ) -> None:
-        pending = self.pending_commits.setdefault(group_id, {})
+        pending = self._pending.setdefault(group_id, {})
         for key, _ in values:
             pending[key] = pending.get(key, 0) + 1
 
         def committed(error: ErrorCode) -> None:
             self._settle(group_id, [key for key, _ in values])
             if not error:
-                self.offsets.setdefault(group_id, {}).update(values)
+                self._offsets.setdefault(group_id, {}).update(values)
                 reply(codes)
                 return
             code = offset_write_error(error)
             reply([each or code for each in codes])
-            group = self.groups.get(group_id)
-            if isinstance(group, ClassicGroup):
-                self.forget_if_idle(group)
+            group = self._groups.get(group_id)
+            if group is not None:
+                self.store.forget_if_idle(group)
 
-        self.write(records, committed)
+        self.store.write(records, committed)
 
     def _settle(self, group_id: str, keys: Sequence[TopicKey]) -> None:
-        pending = self.pending_commits[group_id]
+        pending = self._pending[group_id]
         for key in keys:
             pending[key] -= 1
             if not pending[key]:
                 del pending[key]
         if not pending:
-            del self.pending_commits[group_id]
+            del self._pending[group_id]
 
     def _group_for_commit(self, request: CommitRequest) -> tuple[Group | None, ErrorCode]:
-        group = self.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if group is None:
             if request.generation >= 0:
                 known_since = request.version >= MEMBER_EPOCHS_SINCE
                 return None, (ErrorCode.GROUP_ID_NOT_FOUND if known_since else ErrorCode.ILLEGAL_GENERATION)
-            # A consumer that assigns its partitions itself has no group but for its offsets.
-            return self.make_group(request.group_id), ErrorCode.NONE
-        if isinstance(group, ConsumerGroup):
-            return group, group.check_commit(request.member_id, request.generation, request.version)
-        return group, _check_classic_commit(group, request)
+            return self._make_group(request.group_id), ErrorCode.NONE
+        return group, group.check_commit(
+            request.member_id, request.instance_id, request.generation, request.version
+        )
 
     # -- fetch ------------------------------------------------------------------------------
 
@@ -143,12 +153,12 @@ class Offsets(Base):
         self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[TopicKey] | None
     ) -> tuple[ErrorCode, list[tuple[TopicKey, OffsetValue | None]]]:
         """An OffsetFetch for one group; all its offsets when `keys` is None."""
-        group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
+        group = self._groups.get(group_id)
+        if group is not None:
             error = group.check_fetch(member_id, member_epoch)
             if error:
                 return error, []
-        known = self.offsets.get(group_id, {})
+        known = self._offsets.get(group_id, {})
         if keys is None:
             return ErrorCode.NONE, list(known.items())
         return ErrorCode.NONE, [(key, known.get(key)) for key in keys]
@@ -162,11 +172,11 @@ class Offsets(Base):
         reply: Callable[[ErrorCode, Sequence[ErrorCode]], None],
     ) -> None:
         """An OffsetDelete: a code for the whole, and one for each item."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None:
             reply(ErrorCode.GROUP_ID_NOT_FOUND, ())
             return
-        if isinstance(group, ClassicGroup) and group.state is not GroupState.EMPTY and not group.is_consumer:
+        if not group.may_lose_offsets:
             reply(ErrorCode.NON_EMPTY_GROUP, ())
             return
         codes = [
@@ -197,35 +207,32 @@ class Offsets(Base):
                 self.drop_offsets(group_id, gone)
             done(error)
 
-        self.write(offset_tombstones(group_id, gone), removed)
+        self.store.write(offset_tombstones(group_id, gone), removed)
 
     def all_offset_keys(self, group_id: str) -> set[TopicKey]:
         """Offsets that are committed or about to be."""
-        return set(self.offsets.get(group_id, ())) | set(self.pending_commits.get(group_id, ()))
+        return set(self._offsets.get(group_id, ())) | set(self._pending.get(group_id, ()))
 
     def drop_offsets(self, group_id: str, keys: Sequence[TopicKey]) -> None:
         """Forget offsets whose tombstones are safe."""
-        known = self.offsets.get(group_id)
+        known = self._offsets.get(group_id)
         if known is not None:
             for key in keys:
                 known.pop(key, None)
             if not known:
-                del self.offsets[group_id]
+                del self._offsets[group_id]
 
     # -- expiry ------------------------------------------------------------------------------
 
     def expired_keys(self, group_id: str, now_ms: int) -> list[TopicKey]:
         """Offsets of a group whose time is up. `now_ms` by the wall clock."""
-        group = self.groups.get(group_id)
-        known = self.offsets.get(group_id, {})
-        pending = self.pending_commits.get(group_id, {})
-        base_ms: int | None = None
-        if isinstance(group, ClassicGroup) and group.protocol_type is not None:
-            if group.state is GroupState.EMPTY:
-                base_ms = group.state_ms if group.state_ms >= 0 else None
-            elif not (group.is_consumer and group.topics is not None and group.state is GroupState.STABLE):
-                return []
-        retention_ms = self.settings.offsets_retention_ms
+        group = self._groups.get(group_id)
+        known = self._offsets.get(group_id, {})
+        pending = self._pending.get(group_id, {})
+        if group is not None and not group.offsets_may_expire:
+            return []
+        base_ms = None if group is None else group.emptied_ms
+        retention_ms = self._settings.offsets_retention_ms
         expired = []
         for key, value in known.items():
             if key in pending or (group is not None and group.members and group.subscribes(key[0])):
@@ -241,21 +248,17 @@ class Offsets(Base):
 
     def forget_topics(self, names: frozenset[str]) -> None:
         """Topics were deleted: so are the offsets in them."""
-        for group_id in list(self.offsets):
+        for group_id in list(self._offsets):
             gone = [key for key in self.all_offset_keys(group_id) if key[0] in names]
             if gone:
                 self.remove_offsets(group_id, gone, lambda _: None)
 
+    # -- the log -----------------------------------------------------------------------------
 
-def _check_classic_commit(group: ClassicGroup, request: CommitRequest) -> ErrorCode:
-    if request.generation < 0 and group.state is GroupState.EMPTY:
-        return ErrorCode.NONE
-    if request.generation >= 0 or request.member_id or request.instance_id is not None:
-        error = group.check_member(request.member_id, request.instance_id)
-        if error:
-            return error
-        if request.generation != group.generation:
-            return ErrorCode.ILLEGAL_GENERATION
-    elif group.state is not GroupState.EMPTY:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    return ErrorCode.REBALANCE_IN_PROGRESS if group.state is GroupState.COMPLETING else ErrorCode.NONE
+    def replay(self, about: Key, value: bytes | None) -> None:
+        """Take in the record of an offset. Raises Malformed for damage."""
+        place = (about.topic, about.partition)
+        if value is None:
+            self.drop_offsets(about.group_id, [place])
+        else:
+            self._offsets.setdefault(about.group_id, {})[place] = read_offset(value)

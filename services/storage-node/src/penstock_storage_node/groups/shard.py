@@ -3,12 +3,22 @@
 The shell makes a shard, feeds it the records of the log (`replay`), says `resume`, then hands
 it requests, `tick`s it, and `close`s it when leadership is lost. Every request is answered
 through the `reply` that comes with it, once, at once or later.
+
+A shard owns its parts and decides itself only what concerns a group as a whole (deletion, expiry, lists).
+Who answers for a group follows from its kind, in two tables:
+
+    kind of group    requests of the classic protocol    timers, the log, the end
+    classic          `ClassicProtocol`                   `ClassicProtocol`
+    consumer         `ClassicMembers`                    `ConsumerProtocol`
+
+ConsumerGroupHeartbeat goes to `ConsumerProtocol` whatever the group is, offsets go to `OffsetStore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups import records as rec
@@ -19,16 +29,61 @@ from penstock_storage_node.groups.classic.group import (
     JoinResult,
     SyncReply,
     SyncResult,
-    answer_all,
 )
 from penstock_storage_node.groups.classic.protocol import ClassicProtocol, JoinRequest, SyncRequest
-from penstock_storage_node.groups.consumer.classic_members import MixedProtocol
+from penstock_storage_node.groups.consumer.classic_members import ClassicMembers
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
-from penstock_storage_node.groups.offsets import Offsets
-from penstock_storage_node.groups.store import ID_LENGTH_MAX, Group, group_write_error
+from penstock_storage_node.groups.consumer.protocol import BeatReply, ConsumerHeartbeat, ConsumerProtocol
+from penstock_storage_node.groups.offsets import CommitReply, CommitRequest, OffsetStore
+from penstock_storage_node.groups.records import OffsetValue
+from penstock_storage_node.groups.store import (
+    ID_LENGTH_MAX,
+    Group,
+    GroupStore,
+    Log,
+    TopicKey,
+    Topics,
+    group_write_error,
+)
+from penstock_storage_node.groups.timers import Timer
+from penstock_storage_node.settings import GroupSettings
 
-EXPIRY_GROUPS_MAX = 200
+EXPIRY_GROUPS_MAX: Final = 200
 """Groups looked at in one step of the expiry."""
+
+_G = TypeVar("_G", contravariant=True)
+
+
+class MemberRequests(Protocol[_G]):
+    """Answers requests of the classic protocol for groups of one kind."""
+
+    def join(self, group: _G, request: JoinRequest, reply: JoinReply) -> None:
+        """A JoinGroup."""
+
+    def sync(self, group: _G, request: SyncRequest, reply: SyncReply) -> None:
+        """A SyncGroup."""
+
+    def heartbeat(self, group: _G, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """A Heartbeat."""
+
+    def leave(self, group: _G, members: Sequence[tuple[str, str | None]]) -> list[ErrorCode]:
+        """A LeaveGroup of (member id, instance id)s; a code for each."""
+
+
+class GroupProtocol(Protocol[_G]):
+    """Runs groups of one kind."""
+
+    def ring(self, group: _G, timer: Timer) -> None:
+        """A timer of the group rang."""
+
+    def resume(self, group: _G) -> None:
+        """The group was read from the log: serve it."""
+
+    def close(self, group: _G, error: ErrorCode) -> None:
+        """Leadership is lost: whoever waits is sent away with that error."""
+
+    def tombstones(self, group: _G) -> list[rec.Record]:
+        """Records that remove an empty group."""
 
 
 @dataclass(slots=True)
@@ -55,14 +110,67 @@ class GroupView:
     members: Sequence[MemberView] = ()
 
 
-class Shard(ClassicProtocol, MixedProtocol, Offsets):
+class Shard:
     """See the module's text."""
 
-    # -- requests ------------------------------------------------------------------------------
+    def __init__(
+        self,
+        log: Log,
+        topics: Topics,
+        settings: GroupSettings,
+        *,
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        setting_ms: Callable[[str, str, int], int],
+    ) -> None:
+        """See `GroupStore`."""
+        self._store = GroupStore(
+            log, topics, settings, clock_ms=clock_ms, wall_ms=wall_ms, new_id=new_id, setting_ms=setting_ms
+        )
+        self._classic = ClassicProtocol(self._store)
+        self._consumer = ConsumerProtocol(self._store)
+        self._offsets = OffsetStore(self._store, self._classic.make_group)
+        self._requests: Final[dict[type, MemberRequests[Any]]] = {
+            ClassicGroup: self._classic,
+            ConsumerGroup: ClassicMembers(self._store, self._consumer, self._classic),
+        }
+        self._protocols: Final[dict[type, GroupProtocol[Any]]] = {
+            ClassicGroup: self._classic,
+            ConsumerGroup: self._consumer,
+        }
+        self._groups = self._store.groups
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """By group id; not to be changed."""
+        return self._groups
+
+    @property
+    def offsets(self) -> Mapping[str, Mapping[TopicKey, OffsetValue]]:
+        """What is committed, by group id; not to be changed."""
+        return self._store.offsets
+
+    @property
+    def pending_commits(self) -> Mapping[str, Mapping[TopicKey, int]]:
+        """How many commits of each offset wait for the high watermark; not to be changed."""
+        return self._store.pending_commits
+
+    @property
+    def closed(self) -> bool:
+        """Leadership is lost."""
+        return self._store.closed
+
+    @property
+    def next_timer_ms(self) -> int:
+        """`tick` has nothing to do before that time."""
+        return self._store.timers.next_ms
+
+    # -- requests of the classic protocol ---------------------------------------------------------
 
     def join(self, request: JoinRequest, reply: JoinReply) -> None:
         """A JoinGroup."""
-        settings = self.settings
+        settings = self._store.settings
         texts = (request.instance_id or "", request.protocol_type, *(name for name, _ in request.protocols))
         if not request.group_id:
             reply(JoinResult(ErrorCode.INVALID_GROUP_ID, request.member_id))
@@ -71,109 +179,111 @@ class Shard(ClassicProtocol, MixedProtocol, Offsets):
         elif not settings.session_min_ms <= request.session_timeout_ms <= settings.session_max_ms:
             reply(JoinResult(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
         else:
-            group = self.groups.get(request.group_id)
-            error = ErrorCode.NONE
-            if isinstance(group, ConsumerGroup):
-                if group.members:
-                    self.join_mixed(group, request, reply)
-                    return
-                error = self._make_classic(group, request.member_id)
-            if error:
-                reply(JoinResult(error, request.member_id))
+            group = self._groups.get(request.group_id)
+            if group is None:
+                self._classic.join(None, request, reply)
             else:
-                self.join_classic(request, reply)
-
-    def _make_classic(self, group: ConsumerGroup, member_id: str) -> ErrorCode:
-        """Have an empty consumer group become a classic one, or say why not."""
-        if member_id:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if not self.write(self.consumer_tombstones(group), lambda _: None):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        self.make_group(group.group_id)
-        return ErrorCode.NONE
+                self._requests[type(group)].join(group, request, reply)
 
     def sync(self, request: SyncRequest, reply: SyncReply) -> None:
         """A SyncGroup."""
-        group = self.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if not request.group_id:
             reply(SyncResult(ErrorCode.INVALID_GROUP_ID))
-        elif isinstance(group, ConsumerGroup):
-            self.sync_mixed(group, request, reply)
-        elif group is None or group.state is GroupState.EMPTY:
+        elif group is None:
             reply(SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         else:
-            self.sync_classic(group, request, reply)
+            self._requests[type(group)].sync(group, request, reply)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """A Heartbeat."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        if isinstance(group, ConsumerGroup):
-            return self.heartbeat_mixed(group, member_id, instance_id, generation)
-        return self.heartbeat_classic(group, member_id, instance_id, generation)
+        return self._requests[type(group)].heartbeat(group, member_id, instance_id, generation)
 
     def leave(
         self, group_id: str, members: Sequence[tuple[str, str | None]]
     ) -> tuple[ErrorCode, list[ErrorCode]]:
         """A LeaveGroup: a code for the whole, and one for each member."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID, []
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID, []
-        if isinstance(group, ConsumerGroup):
-            return ErrorCode.NONE, self.leave_mixed(group, members)
-        return ErrorCode.NONE, self.leave_classic(group, members)
+        return ErrorCode.NONE, self._requests[type(group)].leave(group, members)
+
+    # -- requests of the consumer protocol ------------------------------------------------------
+
+    def consumer_heartbeat(self, request: ConsumerHeartbeat, reply: BeatReply) -> None:
+        """A ConsumerGroupHeartbeat."""
+        self._consumer.consumer_heartbeat(request, reply)
+
+    def heartbeat_ms(self, group_id: str) -> int:
+        """How often members of a consumer group send heartbeats."""
+        return self._consumer.heartbeat_ms(group_id)
+
+    # -- offsets --------------------------------------------------------------------------------
+
+    def commit(self, request: CommitRequest, reply: CommitReply) -> None:
+        """An OffsetCommit; a code for each item, when its record is safe."""
+        self._offsets.commit(request, reply)
+
+    def fetch(
+        self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[TopicKey] | None
+    ) -> tuple[ErrorCode, list[tuple[TopicKey, OffsetValue | None]]]:
+        """An OffsetFetch for one group; all its offsets when `keys` is None."""
+        return self._offsets.fetch(group_id, member_id, member_epoch, keys)
+
+    def delete_offsets(
+        self,
+        group_id: str,
+        keys: Sequence[TopicKey],
+        reply: Callable[[ErrorCode, Sequence[ErrorCode]], None],
+    ) -> None:
+        """An OffsetDelete: a code for the whole, and one for each item."""
+        self._offsets.delete_offsets(group_id, keys, reply)
+
+    def forget_topics(self, names: frozenset[str]) -> None:
+        """Topics were deleted: so are the offsets in them."""
+        self._offsets.forget_topics(names)
+
+    # -- groups as a whole -----------------------------------------------------------------------
 
     def delete_group(self, group_id: str, reply: Callable[[ErrorCode], None]) -> None:
         """One group of a DeleteGroups: it must have no members; its offsets go too."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None:
             reply(ErrorCode.GROUP_ID_NOT_FOUND)
-        elif not self._is_empty(group):
+        elif not group.is_empty:
             reply(ErrorCode.NON_EMPTY_GROUP)
         else:
             self._remove_group(
                 group, lambda error: reply(group_write_error(error) if error else ErrorCode.NONE)
             )
 
-    def _is_empty(self, group: Group) -> bool:
-        if isinstance(group, ClassicGroup):
-            return group.state in (GroupState.EMPTY, GroupState.DEAD) and not group.members
-        return not group.members
-
     def _remove_group(self, group: Group, done: Callable[[ErrorCode], None]) -> None:
         name = group.group_id
-        keys = sorted(self.all_offset_keys(name))
-        tombstones = rec.offset_tombstones(name, keys)
-        if isinstance(group, ConsumerGroup):
-            tombstones += self.consumer_tombstones(group)
-        else:
-            tombstones.append(rec.Record(rec.group_key(name), None))
+        keys = sorted(self._offsets.all_offset_keys(name))
+        tombstones = rec.offset_tombstones(name, keys) + self._protocols[type(group)].tombstones(group)
 
         def removed(error: ErrorCode) -> None:
             if not error:
-                self.drop_offsets(name, keys)
+                self._offsets.drop_offsets(name, keys)
             done(error)
 
-        if self.write(tombstones, removed):
+        if self._store.write(tombstones, removed):
             # A member that joins from now on begins a new group, after the tombstones in the log.
-            if isinstance(group, ClassicGroup):
-                for timer in group.pending.values():
-                    timer.cancel()
-                group.state = GroupState.DEAD
-            del self.groups[name]
-
-    # -- questions ------------------------------------------------------------------------------
+            group.bury()
+            del self._groups[name]
 
     def list_groups(self, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[GroupView]:
         """Groups in one of `states` and of one of `kinds`, in any case; () for all."""
         wanted_states = {state.lower() for state in states}
         wanted_kinds = {kind.lower() for kind in kinds}
-        views = (self._view(group) for group in self.groups.values())
+        views = (_view(group) for group in self._groups.values())
         return [
             view
             for view in views
@@ -181,17 +291,12 @@ class Shard(ClassicProtocol, MixedProtocol, Offsets):
             and (not wanted_kinds or view.kind.lower() in wanted_kinds)
         ]
 
-    def _view(self, group: Group) -> GroupView:
-        if isinstance(group, ClassicGroup):
-            return GroupView(group.group_id, group.state.value, "classic", group.protocol_type or "")
-        return GroupView(group.group_id, group.state, "consumer", "consumer")
-
     def describe(self, group_id: str) -> GroupView | None:
         """A classic group with its members; None when there is none of that name."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         if not isinstance(group, ClassicGroup):
             return None
-        view = self._view(group)
+        view = _view(group)
         stable = group.state is GroupState.STABLE
         view.protocol = (group.protocol or "") if stable else ""
         view.members = [
@@ -209,36 +314,36 @@ class Shard(ClassicProtocol, MixedProtocol, Offsets):
 
     def describe_consumer(self, group_id: str) -> ConsumerGroup | None:
         """A consumer group, not to be changed; None when there is none of that name."""
-        group = self.groups.get(group_id)
+        group = self._groups.get(group_id)
         return group if isinstance(group, ConsumerGroup) else None
 
     # -- time ---------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Ring the timers that are due."""
-        now_ms = self.clock_ms()
-        while not self.closed:
-            timer = self.timers.due(now_ms)
+        store = self._store
+        now_ms = store.clock_ms()
+        while not store.closed:
+            timer = store.timers.due(now_ms)
             if timer is None:
                 return
-            group = self.groups.get(timer.owner[0])
-            if isinstance(group, ClassicGroup):
-                self.ring_classic(group, timer)
-            elif group is not None:
-                self.ring_consumer(group, timer)
+            group = self._groups.get(timer.owner[0])
+            if group is not None:
+                self._protocols[type(group)].ring(group, timer)
 
     def expire(self, after: str = "") -> str:
         """Let go of what is too old, in groups that sort after `after`; where to go on, "" at the end."""
-        names = sorted(name for name in self.groups.keys() | self.offsets.keys() if name > after)
-        now_ms = self.wall_ms()
+        offsets = self._offsets
+        names = sorted(name for name in self._groups.keys() | self._store.offsets.keys() if name > after)
+        now_ms = self._store.wall_ms()
         for name in names[:EXPIRY_GROUPS_MAX]:
-            gone = self.expired_keys(name, now_ms)
-            group = self.groups.get(name)
-            if group is not None and self._is_empty(group) and self.all_offset_keys(name) == set(gone):
-                if not (isinstance(group, ClassicGroup) and group.pending):
+            gone = offsets.expired_keys(name, now_ms)
+            group = self._groups.get(name)
+            if group is not None and group.is_empty and offsets.all_offset_keys(name) == set(gone):
+                if not group.is_expected:
                     self._remove_group(group, lambda _: None)
             elif gone:
-                self.remove_offsets(name, gone, lambda _: None)
+                offsets.remove_offsets(name, gone, lambda _: None)
         return names[EXPIRY_GROUPS_MAX - 1] if len(names) > EXPIRY_GROUPS_MAX else ""
 
     # -- the log --------------------------------------------------------------------------------------
@@ -248,39 +353,33 @@ class Shard(ClassicProtocol, MixedProtocol, Offsets):
         about = rec.read_key(key)
         if about is None:
             return
-        name = about.group_id
         if about.kind == rec.OFFSET_COMMIT:
-            place = (about.topic, about.partition)
-            if value is None:
-                self.drop_offsets(name, [place])
-            else:
-                self.offsets.setdefault(name, {})[place] = rec.read_offset(value)
+            self._offsets.replay(about, value)
         elif about.kind == rec.GROUP_METADATA:
-            if value is not None:
-                self.groups[name] = ClassicGroup.from_value(name, rec.read_group(value))
-            elif isinstance(self.groups.get(name), ClassicGroup):
-                del self.groups[name]
+            self._classic.replay(about, value)
         else:
-            self.replay_consumer(about, value)
+            self._consumer.replay(about, value)
 
     def resume(self) -> None:
         """The log is replayed: begin to serve."""
-        for name in self.offsets:
-            if name not in self.groups:
-                self.make_group(name)
-        for group in self.groups.values():
-            if isinstance(group, ClassicGroup):
-                self.resume_classic(group)
-            else:
-                self.resume_consumer(group)
+        for name in self._store.offsets:
+            if name not in self._groups:
+                self._classic.make_group(name)
+        for group, protocol in self._with_protocols():
+            protocol.resume(group)
 
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost: whoever waits is sent away. Nothing may be asked of it afterwards."""
-        self.closed = True
-        for group in list(self.groups.values()):
-            if isinstance(group, ClassicGroup):
-                answer_all(list(group.members.values()), error)
-                group.state = GroupState.DEAD
+        self._store.closed = True
+        for group, protocol in self._with_protocols():
+            protocol.close(group, error)
+
+    def _with_protocols(self) -> Iterable[tuple[Group, GroupProtocol[Any]]]:
+        return [(group, self._protocols[type(group)]) for group in self._groups.values()]
+
+
+def _view(group: Group) -> GroupView:
+    return GroupView(group.group_id, str(group.state), group.kind, group.protocol_type or "")
 
 
 __all__ = ["ConsumerGroup", "GroupView", "JoinRequest", "MemberView", "Shard", "SyncRequest"]

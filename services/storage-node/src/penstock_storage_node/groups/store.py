@@ -3,18 +3,18 @@
 Rules: nothing here knows an event loop, a clock or a disk. `Log.append` either raises, and then
 nothing was written, or calls `done` once, later: with NONE when the high watermark covers the
 records, else with the reason for which that is not known.
+
+A group is of one of two kinds. What is asked of every group, whatever its kind, is `Group`; what only
+one kind knows stays with the protocol that runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState
-from penstock_storage_node.groups.consumer.group import ConsumerGroup
-from penstock_storage_node.groups.consumer.regex import TopicRegex
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.timers import Timer, TimerQueue
 from penstock_storage_node.settings import GroupSettings
@@ -25,9 +25,75 @@ GROUP_ID_BYTES_MAX: Final = 16_384
 """Longest group id: it has to fit a record's key (int16 length), beside other texts."""
 
 Done = Callable[[ErrorCode], None]
-Group = ClassicGroup | ConsumerGroup
 TopicKey = tuple[str, int]
 """Topic name and partition."""
+Session = tuple[Timer, int]
+"""A member's deadline, and how far from now its next sign of life puts it, in ms."""
+
+
+class Group(Protocol):
+    """What the parts of a shard ask of a group, whatever its kind."""
+
+    @property
+    def group_id(self) -> str:
+        """Its name."""
+
+    @property
+    def kind(self) -> str:
+        """As clients are told: `classic` or `consumer`."""
+
+    @property
+    def state(self) -> str:
+        """As clients are told."""
+
+    @property
+    def protocol_type(self) -> str | None:
+        """What its members are (`consumer`, `connect`); None while it never had any."""
+
+    @property
+    def members(self) -> Mapping[str, object]:
+        """By member id."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody is in it: DeleteGroups may remove it."""
+
+    @property
+    def is_expected(self) -> bool:
+        """Nobody may be in it, but somebody was asked to come back: expiry leaves it alone."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing but a request ever made it: unless it has offsets, it can be forgotten."""
+
+    @property
+    def may_lose_offsets(self) -> bool:
+        """Whether OffsetDelete may look at each topic; otherwise it is refused as a whole."""
+
+    @property
+    def offsets_may_expire(self) -> bool:
+        """Whether its offsets can expire at all in its present state."""
+
+    @property
+    def emptied_ms(self) -> int | None:
+        """When it lost its last member, in ms since 1970; None when that does not count for expiry."""
+
+    def subscribes(self, topic: str) -> bool:
+        """Whether its members read `topic`."""
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, version: int
+    ) -> ErrorCode:
+        """Whether that member may commit offsets with a request of that version."""
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether that member may fetch offsets."""
+
+    def session_of(self, member_id: str) -> Session | None:
+        """The session that a commit of that member prolongs, if it does."""
+
+    def bury(self) -> None:
+        """It was removed: nothing of it rings any more."""
 
 
 class Log(Protocol):
@@ -56,8 +122,8 @@ class Topics(Protocol):
         """Another object whenever any topic may have changed."""
 
 
-class Base:
-    """State of one shard."""
+class GroupStore:
+    """The data of one shard, and what is passed in. It decides nothing about members."""
 
     def __init__(
         self,
@@ -68,25 +134,24 @@ class Base:
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
+        setting_ms: Callable[[str, str, int], int],
     ) -> None:
-        """`clock_ms` never goes back, `wall_ms` is ms since 1970, `new_id` gives a fresh id each time."""
+        """`clock_ms` never goes back, `wall_ms` is ms since 1970, `new_id` gives a fresh id each time,
+        `setting_ms` a group's own setting (see `config.catalog`): (group id, name, default in ms)."""
         self._log = log
-        self.topics = topics
-        self.settings = settings
-        self.clock_ms = clock_ms
-        self.wall_ms = wall_ms
-        self.new_id = new_id
-        self.setting_ms: Callable[[str, str, int], int] = lambda _group, _name, default_ms: default_ms
-        """A group's own setting (see `config_catalog`): (group id, name, default in ms)."""
-        self.timers = TimerQueue()
-        self.groups: dict[str, Group] = {}
-        self.offsets: dict[str, dict[TopicKey, OffsetValue]] = {}
+        self.topics: Final = topics
+        self.settings: Final = settings
+        self.clock_ms: Final = clock_ms
+        self.wall_ms: Final = wall_ms
+        self.new_id: Final = new_id
+        self.setting_ms: Final = setting_ms
+        self.timers: Final = TimerQueue()
+        self.groups: Final[dict[str, Group]] = {}
+        self.offsets: Final[dict[str, dict[TopicKey, OffsetValue]]] = {}
         """Committed: covered by the high watermark."""
-        self.pending_commits: dict[str, dict[TopicKey, int]] = {}
+        self.pending_commits: Final[dict[str, dict[TopicKey, int]]] = {}
         """How many commits of each are written and not covered yet."""
         self.closed = False
-        self.sessions: dict[tuple[str, str], tuple[Timer, Timer]] = {}
-        self.regexes: dict[str, TopicRegex] = {}
 
     def write(self, records: Sequence[Record], done: Done) -> bool:
         """Append; False when it was refused, `done` was called with the reason then."""
@@ -97,33 +162,16 @@ class Base:
             return False
         return True
 
-    def session_ms(self, group_id: str) -> int:
-        """Session timeout of a group's members of the consumer protocol."""
-        return self.setting_ms(group_id, "consumer.session.timeout.ms", self.settings.consumer_session_ms)
-
-    def heartbeat_ms(self, group_id: str) -> int:
-        """How often they send heartbeats."""
-        return self.setting_ms(
-            group_id, "consumer.heartbeat.interval.ms", self.settings.consumer_heartbeat_ms
-        )
-
-    def make_group(self, group_id: str) -> ClassicGroup:
-        """A new, empty group of the classic kind."""
-        group = ClassicGroup(group_id, Timer("join", (group_id,)), Timer("sync", (group_id,)))
-        self.groups[group_id] = group
-        return group
-
-    def forget_if_idle(self, group: ClassicGroup) -> None:
+    def forget_if_idle(self, group: Group) -> None:
         """Drop a group that nothing but a request ever made."""
         name = group.group_id
         if (
-            group.state is GroupState.EMPTY
-            and not (group.stored or group.members or group.pending)
+            group.is_idle
             and name not in self.offsets
             and name not in self.pending_commits
             and self.groups.get(name) is group
         ):
-            group.state = GroupState.DEAD
+            group.bury()
             del self.groups[name]
 
 

@@ -50,8 +50,8 @@ def rig_with(**counts: int) -> Rig:
 
 def test_a_group_has_a_session_timeout_of_its_own() -> None:
     rig = rig_with(t=1)
-    own = {("g", "consumer.session.timeout.ms"): 60_000, ("g", "consumer.heartbeat.interval.ms"): 9_000}
-    rig.shard.setting_ms = lambda group, name, default_ms: own.get((group, name), default_ms)
+    rig.own_settings["g", "consumer.session.timeout.ms"] = 60_000
+    rig.own_settings["g", "consumer.heartbeat.interval.ms"] = 9_000
     one(rig, "a", 0)
     rig.pass_ms(50_000, step_ms=1_000)  # longer than the default
     assert group_of(rig).members

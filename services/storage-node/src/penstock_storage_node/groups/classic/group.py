@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from penstock_core.errors import ErrorCode
@@ -24,7 +24,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 """(name, metadata) in the member's order of preference."""
 
 
-class GroupState(Enum):
+class GroupState(StrEnum):
     """Named as clients are told."""
 
     EMPTY = "Empty"
@@ -147,9 +147,77 @@ class ClassicGroup:
         """The longest that any member asks for."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
+    # -- what is asked of every group, see `store.Group` ------------------------------------
+
+    @property
+    def kind(self) -> str:
+        return "classic"
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state in (GroupState.EMPTY, GroupState.DEAD) and not self.members
+
+    @property
+    def is_expected(self) -> bool:
+        return bool(self.pending)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is GroupState.EMPTY and not (self.stored or self.members or self.pending)
+
+    @property
+    def may_lose_offsets(self) -> bool:
+        return self.state is GroupState.EMPTY or self.is_consumer
+
+    @property
+    def offsets_may_expire(self) -> bool:
+        """What a group in the middle of a rebalance reads isn't known, nor is what others than consumers do."""
+        if self.protocol_type is None or self.state is GroupState.EMPTY:
+            return True
+        return self.is_consumer and self.topics is not None and self.state is GroupState.STABLE
+
+    @property
+    def emptied_ms(self) -> int | None:
+        had_members = self.protocol_type is not None and self.state_ms >= 0
+        return self.state_ms if had_members and self.state is GroupState.EMPTY else None
+
     def subscribes(self, topic: str) -> bool:
         """Whether its members read `topic`; True when that cannot be known of a consumer group."""
         return self.is_consumer if self.topics is None else topic in self.topics
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, version: int
+    ) -> ErrorCode:
+        """Whether that member may commit; anybody may to an empty group. Versions make no difference."""
+        if generation < 0 and self.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        if generation >= 0 or member_id or instance_id is not None:
+            error = self.check_member(member_id, instance_id)
+            if error:
+                return error
+            if generation != self.generation:
+                return ErrorCode.ILLEGAL_GENERATION
+        elif self.state is not GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else ErrorCode.NONE
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """Anybody may."""
+        return ErrorCode.NONE
+
+    def session_of(self, member_id: str) -> tuple[Timer, int] | None:
+        """A commit is a sign of life, but for a group that waits for its leader's assignment."""
+        if self.state is GroupState.STABLE or self.state is GroupState.PREPARING:
+            member = self.members.get(member_id)
+            if member is not None:
+                return member.session, member.session_timeout_ms
+        return None
+
+    def bury(self) -> None:
+        """It was removed: nothing of it rings any more."""
+        for timer in self.pending.values():
+            timer.cancel()
+        self.state = GroupState.DEAD
 
     # -- members ------------------------------------------------------------------------
 

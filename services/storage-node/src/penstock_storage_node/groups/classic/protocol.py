@@ -28,11 +28,12 @@ from penstock_storage_node.groups.classic.group import (
     Protocols,
     SyncReply,
     SyncResult,
+    answer_all,
     answer_join,
     answer_sync,
 )
-from penstock_storage_node.groups.records import Record, group_key, put_group
-from penstock_storage_node.groups.store import Base, Done, group_write_error
+from penstock_storage_node.groups.records import Key, Record, group_key, put_group, read_group
+from penstock_storage_node.groups.store import Done, GroupStore, group_write_error
 from penstock_storage_node.groups.timers import Timer
 
 
@@ -66,20 +67,31 @@ class SyncRequest:
     assignments: Sequence[tuple[str, bytes]]
 
 
-class ClassicProtocol(Base):
-    """The part of a shard that runs classic groups."""
+class ClassicProtocol:
+    """Runs the classic groups of a shard."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self.store = store
+        self._timers = store.timers
+        self._settings = store.settings
+        self._clock_ms = store.clock_ms
+        self._wall_ms = store.wall_ms
+
+    def make_group(self, group_id: str) -> ClassicGroup:
+        """A new, empty group."""
+        group = ClassicGroup(group_id, Timer("join", (group_id,)), Timer("sync", (group_id,)))
+        self.store.groups[group_id] = group
+        return group
 
     # -- JoinGroup --------------------------------------------------------------------------
 
-    def join_classic(self, request: JoinRequest, reply: JoinReply) -> None:
-        """A JoinGroup for a group that is classic, or not there yet."""
-        group = self.groups.get(request.group_id)
+    def join(self, group: ClassicGroup | None, request: JoinRequest, reply: JoinReply) -> None:
+        """A JoinGroup; `group` is None while there is none of that name."""
         if group is None:
             if request.member_id:
                 reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return
             group = self.make_group(request.group_id)
-        assert isinstance(group, ClassicGroup)
         if not self._accepts(group, request.member_id):
             group.remove(request.member_id)
             reply(JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED))
@@ -89,10 +101,10 @@ class ClassicProtocol(Base):
             self._join_new(group, request, reply)
         else:
             self._join_known(group, request, reply)
-        self.forget_if_idle(group)
+        self.store.forget_if_idle(group)
 
     def _accepts(self, group: ClassicGroup, member_id: str) -> bool:
-        size_max = self.settings.group_size_max
+        size_max = self._settings.group_size_max
         if group.state is GroupState.PREPARING:
             member = group.members.get(member_id)
             known = member is not None and member.awaiting_join is not None
@@ -102,7 +114,7 @@ class ClassicProtocol(Base):
         return member_id in group.members or len(group.members) < size_max
 
     def _join_new(self, group: ClassicGroup, request: JoinRequest, reply: JoinReply) -> None:
-        member_id = f"{request.instance_id or request.client_id}-{self.new_id()}"
+        member_id = f"{request.instance_id or request.client_id}-{self.store.new_id()}"
         if request.instance_id is not None:
             old_id = group.static.get(request.instance_id)
             if old_id is not None:
@@ -112,7 +124,7 @@ class ClassicProtocol(Base):
         elif request.member_id_required:
             timer = Timer("member", (group.group_id, member_id))
             group.pending[member_id] = timer
-            self.timers.set(timer, self.clock_ms() + request.session_timeout_ms)
+            self._timers.set(timer, self._clock_ms() + request.session_timeout_ms)
             reply(JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
             self._add_member(group, request, member_id, reply)
@@ -173,7 +185,7 @@ class ClassicProtocol(Base):
             group.new_member_added = True
         group.add(member, request.protocol_type)
         # Its first session begins when the group has formed; until then nothing is heard of it.
-        self.timers.set(member.session, self.clock_ms() + self.settings.new_member_join_timeout_ms)
+        self._timers.set(member.session, self._clock_ms() + self._settings.new_member_join_timeout_ms)
         self._rebalance_or_complete(group)
 
     def _replace_static(
@@ -191,7 +203,7 @@ class ClassicProtocol(Base):
 
             def stored(error: ErrorCode) -> None:
                 if error:
-                    if group.members.get(new_id) is member and not self.closed:
+                    if group.members.get(new_id) is member and not self.store.closed:
                         member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms = before
                         result = JoinResult(group_write_error(error), "", group.generation)
                         result.leader = leader_before or ""
@@ -231,15 +243,15 @@ class ClassicProtocol(Base):
         group.pending_sync.clear()
         group.sync_timer.cancel()
         first = group.state is GroupState.EMPTY
-        group.become(GroupState.PREPARING, self.wall_ms())
+        group.become(GroupState.PREPARING, self._wall_ms())
         if first:
-            delay_ms = self.settings.initial_rebalance_delay_ms
+            delay_ms = self._settings.initial_rebalance_delay_ms
             group.initial_left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             group.new_member_added = False
             if delay_ms <= 0:
                 self._complete_join(group)
             else:
-                self.timers.set(group.join_timer, self.clock_ms() + delay_ms)
+                self._timers.set(group.join_timer, self._clock_ms() + delay_ms)
         else:
             self._complete_or_wait(group)
 
@@ -247,7 +259,7 @@ class ClassicProtocol(Base):
         if group.all_joined:
             self._complete_join(group)
         else:
-            self.timers.set(group.join_timer, self.clock_ms() + group.rebalance_timeout_ms)
+            self._timers.set(group.join_timer, self._clock_ms() + group.rebalance_timeout_ms)
 
     def _complete_if_all_joined(self, group: ClassicGroup) -> None:
         # The first rebalance ends with its delay, not earlier.
@@ -260,9 +272,9 @@ class ClassicProtocol(Base):
             return
         if group.previous_state is GroupState.EMPTY and group.new_member_added and group.initial_left_ms:
             group.new_member_added = False
-            delay_ms = min(self.settings.initial_rebalance_delay_ms, group.initial_left_ms)
+            delay_ms = min(self._settings.initial_rebalance_delay_ms, group.initial_left_ms)
             group.initial_left_ms -= delay_ms
-            self.timers.set(group.join_timer, self.clock_ms() + delay_ms)
+            self._timers.set(group.join_timer, self._clock_ms() + delay_ms)
         else:
             self._complete_join(group)
 
@@ -273,9 +285,9 @@ class ClassicProtocol(Base):
                 group.remove(member.member_id)
         if group.members and not group.elect_leader():
             # Static members alone, none of them here: wait on.
-            self.timers.set(group.join_timer, self.clock_ms() + max(group.rebalance_timeout_ms, 1))
+            self._timers.set(group.join_timer, self._clock_ms() + max(group.rebalance_timeout_ms, 1))
             return
-        group.next_generation(self.wall_ms())
+        group.next_generation(self._wall_ms())
         if not group.members:
             self._store(group, {}, lambda _: None)
             return
@@ -284,7 +296,7 @@ class ClassicProtocol(Base):
             self._heard(member)
             member.is_new = False
             group.pending_sync.add(member.member_id)
-        self.timers.set(group.sync_timer, self.clock_ms() + group.rebalance_timeout_ms)
+        self._timers.set(group.sync_timer, self._clock_ms() + group.rebalance_timeout_ms)
 
     def _on_sync_timer(self, group: ClassicGroup) -> None:
         if group.state not in (GroupState.COMPLETING, GroupState.STABLE) or not group.pending_sync:
@@ -304,11 +316,11 @@ class ClassicProtocol(Base):
     def _store(self, group: ClassicGroup, assignments: dict[str, bytes] | None, done: Done) -> None:
         group.stored = True
         value = put_group(group.to_value(assignments))
-        self.write([Record(group_key(group.group_id), value)], done)
+        self.store.write([Record(group_key(group.group_id), value)], done)
 
     # -- SyncGroup ---------------------------------------------------------------------------
 
-    def sync_classic(self, group: ClassicGroup, request: SyncRequest, reply: SyncReply) -> None:
+    def sync(self, group: ClassicGroup, request: SyncRequest, reply: SyncReply) -> None:
         """A SyncGroup."""
         error = self._check_sync(group, request)
         if error:
@@ -331,7 +343,11 @@ class ClassicProtocol(Base):
         generation = group.generation
 
         def stored(error: ErrorCode) -> None:
-            if self.closed or group.state is not GroupState.COMPLETING or group.generation != generation:
+            if (
+                self.store.closed
+                or group.state is not GroupState.COMPLETING
+                or group.generation != generation
+            ):
                 return
             for each in group.members.values():
                 each.assignment = b"" if error else assignments.get(each.member_id, b"")
@@ -340,7 +356,7 @@ class ClassicProtocol(Base):
                 self._rebalance_or_complete(group)
             else:
                 self._propagate(group, ErrorCode.NONE)
-                group.become(GroupState.STABLE, self.wall_ms())
+                group.become(GroupState.STABLE, self._wall_ms())
 
         self._store(group, assignments, stored)
 
@@ -366,7 +382,7 @@ class ClassicProtocol(Base):
 
     # -- Heartbeat, sessions -------------------------------------------------------------------
 
-    def heartbeat_classic(
+    def heartbeat(
         self, group: ClassicGroup, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
         """A Heartbeat."""
@@ -375,19 +391,17 @@ class ClassicProtocol(Base):
             return error
         if generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if group.state is GroupState.EMPTY:
-            return ErrorCode.UNKNOWN_MEMBER_ID
         self._heard(group.members[member_id])
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state is GroupState.PREPARING else ErrorCode.NONE
 
     def _heard(self, member: Member) -> None:
-        self.timers.set(member.session, self.clock_ms() + member.session_timeout_ms)
+        self._timers.set(member.session, self._clock_ms() + member.session_timeout_ms)
 
     def _on_member_timer(self, group: ClassicGroup, member_id: str) -> None:
         if member_id in group.pending:
             group.remove(member_id)
             self._complete_if_all_joined(group)
-            self.forget_if_idle(group)
+            self.store.forget_if_idle(group)
             return
         member = group.members.get(member_id)
         if member is None:
@@ -410,9 +424,7 @@ class ClassicProtocol(Base):
 
     # -- LeaveGroup ------------------------------------------------------------------------------
 
-    def leave_classic(
-        self, group: ClassicGroup, members: Sequence[tuple[str, str | None]]
-    ) -> list[ErrorCode]:
+    def leave(self, group: ClassicGroup, members: Sequence[tuple[str, str | None]]) -> list[ErrorCode]:
         """A LeaveGroup of (member id, instance id)s; a code for each."""
         codes = []
         for member_id, instance_id in members:
@@ -430,12 +442,12 @@ class ClassicProtocol(Base):
                 self._drop_member(group, group.members[member_id])
         if ErrorCode.NONE in codes:
             self._rebalance_after_loss(group)
-        self.forget_if_idle(group)
+        self.store.forget_if_idle(group)
         return codes
 
     # -- for the shard ------------------------------------------------------------------------------
 
-    def ring_classic(self, group: ClassicGroup, timer: Timer) -> None:
+    def ring(self, group: ClassicGroup, timer: Timer) -> None:
         """A timer of the group rang."""
         if timer.kind == "member":
             self._on_member_timer(group, timer.owner[1])
@@ -444,7 +456,26 @@ class ClassicProtocol(Base):
         else:
             self._on_sync_timer(group)
 
-    def resume_classic(self, group: ClassicGroup) -> None:
+    def close(self, group: ClassicGroup, error: ErrorCode) -> None:
+        """Leadership is lost: whoever waits is sent away with that error."""
+        answer_all(list(group.members.values()), error)
+        group.state = GroupState.DEAD
+
+    # -- the log ------------------------------------------------------------------------------------
+
+    def replay(self, about: Key, value: bytes | None) -> None:
+        """Take in the record of a group. Raises Malformed for damage."""
+        name = about.group_id
+        if value is not None:
+            self.store.groups[name] = ClassicGroup.from_value(name, read_group(value))
+        elif isinstance(self.store.groups.get(name), ClassicGroup):
+            del self.store.groups[name]
+
+    def resume(self, group: ClassicGroup) -> None:
         """The group was read from the log: its members' sessions begin anew."""
         for member in group.members.values():
             self._heard(member)
+
+    def tombstones(self, group: ClassicGroup) -> list[Record]:
+        """Records that remove an empty group."""
+        return [Record(group_key(group.group_id), None)]

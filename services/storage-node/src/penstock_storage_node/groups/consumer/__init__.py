@@ -1,9 +1,9 @@
-"""Groups of the consumer protocol (KIP-848): ConsumerGroupHeartbeat.
+"""Groups of the consumer protocol (KIP-848), whose assignments the coordinator makes.
 
-`assignors`        Server-side assignors of the consumer protocol
-`classic_members`  members of the classic protocol in a consumer group (KIP-848's online migration)
-`group`            a group of the consumer protocol (KIP-848)
-`protocol`         the consumer group protocol (KIP-848)
-`regex`            regular expressions of subscriptions
-`subscription`     what classic consumers tell one another through the coordinator
+`assignors`        How partitions are shared out: `uniform` and `range`, as pure functions.
+`classic_members`  Answers members of the classic protocol in a consumer group (KIP-848's online migration).
+`group`            A group as data: its members, epochs, target and current assignments.
+`protocol`         What happens to it: ConsumerGroupHeartbeat, and what follows from silence.
+`regex`            Regular expressions of subscriptions, as RE2 has them.
+`subscription`     What classic consumers tell one another through the coordinator, read and written.
 """

@@ -22,7 +22,7 @@ from penstock_storage_node.groups.classic.group import (
     SyncReply,
     SyncResult,
 )
-from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
+from penstock_storage_node.groups.classic.protocol import ClassicProtocol, JoinRequest, SyncRequest
 from penstock_storage_node.groups.consumer.group import (
     NOTHING,
     UNRELEASED,
@@ -39,20 +39,34 @@ from penstock_storage_node.groups.consumer.protocol import (
     Refused,
 )
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_subscription
+from penstock_storage_node.groups.store import GroupStore
 
 
-class MixedProtocol(ConsumerProtocol):
-    """The part of a shard that lets classic members into consumer groups."""
+class ClassicMembers:
+    """Answers classic members of the consumer groups of a shard."""
 
-    def join_mixed(self, group: ConsumerGroup, request: JoinRequest, reply: JoinReply) -> None:
+    def __init__(self, store: GroupStore, consumer: ConsumerProtocol, classic: ClassicProtocol) -> None:
+        """`consumer` runs the groups that they are in, `classic` takes over those that nobody is in."""
+        self.store = store
+        self._consumer = consumer
+        self._classic = classic
+
+    def join(self, group: ConsumerGroup, request: JoinRequest, reply: JoinReply) -> None:
         """A JoinGroup."""
+        if not group.members:
+            error = self._make_classic(group, request.member_id)
+            if error:
+                reply(JoinResult(error, request.member_id))
+            else:
+                self._classic.join(self._classic.make_group(group.group_id), request, reply)
+            return
         subscription = read_subscription(request.protocols[0][1]) if request.protocols else None
         if request.protocol_type != CONSUMER_PROTOCOL or subscription is None or not subscription.topics:
             reply(JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
             return
         member_id = request.member_id
         if not member_id:
-            member_id = f"{request.instance_id or request.client_id}-{self.new_id()}"
+            member_id = f"{request.instance_id or request.client_id}-{self.store.new_id()}"
             if request.instance_id is None and request.member_id_required:
                 reply(JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id))
                 return
@@ -90,11 +104,19 @@ class MixedProtocol(ConsumerProtocol):
             )
 
         try:
-            self.beat(group, beat, [], joined)
+            self._consumer.beat(group, beat, [], joined)
         except Refused as refusal:
             reply(JoinResult(refusal.code, member_id))
 
-    def sync_mixed(self, group: ConsumerGroup, request: SyncRequest, reply: SyncReply) -> None:
+    def _make_classic(self, group: ConsumerGroup, member_id: str) -> ErrorCode:
+        """Write that an empty consumer group becomes a classic one, or say why it does not."""
+        if member_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if not self.store.write(self._consumer.tombstones(group), lambda _: None):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def sync(self, group: ConsumerGroup, request: SyncRequest, reply: SyncReply) -> None:
         """A SyncGroup."""
         member, error = self._classic_member(
             group, request.member_id, request.instance_id, request.generation
@@ -116,24 +138,24 @@ class MixedProtocol(ConsumerProtocol):
             }
             subscription = read_subscription(metadata)
             version = 0 if subscription is None else subscription.version
-            self.watch(group, member)
+            self._consumer.watch(group, member)
             reply(SyncResult(ErrorCode.NONE, CONSUMER_PROTOCOL, name, put_assignment(version, places)))
 
-    def heartbeat_mixed(
+    def heartbeat(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
     ) -> ErrorCode:
         """A Heartbeat."""
-        self.refresh(group)
-        current = self.groups.get(group.group_id)
+        self._consumer.refresh(group)
+        current = self.store.groups.get(group.group_id)
         if isinstance(current, ConsumerGroup):
             group = current
         member, error = self._classic_member(group, member_id, instance_id, generation)
         if member is None or member.classic is None:
             return error
-        self.hear(group, member)
+        self._consumer.hear(group, member)
         if not self._should_rejoin(group, member):
             return ErrorCode.NONE
-        self.expect_join(group, member)
+        self._consumer.expect_join(group, member)
         return ErrorCode.REBALANCE_IN_PROGRESS
 
     def _should_rejoin(self, group: ConsumerGroup, member: ConsumerMember) -> bool:
@@ -142,7 +164,7 @@ class MixedProtocol(ConsumerProtocol):
         wanted = group.targets.get(member.member_id, NOTHING) - member.assigned
         return member.state == UNRELEASED and any(part not in group.owners for part in wanted)
 
-    def leave_mixed(self, group: ConsumerGroup, members: Sequence[tuple[str, str | None]]) -> list[ErrorCode]:
+    def leave(self, group: ConsumerGroup, members: Sequence[tuple[str, str | None]]) -> list[ErrorCode]:
         """A LeaveGroup of (member id, instance id)s; a code for each."""
         codes: list[ErrorCode] = []
         gone: list[str] = []
@@ -159,7 +181,7 @@ class MixedProtocol(ConsumerProtocol):
             codes.append(error)
         if gone:
             refused: list[ErrorCode] = []
-            self.remove_members(
+            self._consumer.remove_members(
                 group, gone, ConsumerHeartbeatResult(), lambda result: refused.append(result.error)
             )
             if refused and refused[0]:
@@ -184,5 +206,5 @@ class MixedProtocol(ConsumerProtocol):
 
     def parts_of(self, places: Iterable[tuple[str, int]]) -> Parts:
         """Partitions by topic id; those of unknown topics are left out."""
-        found = ((self.topics.topic_id(topic), partition) for topic, partition in places)
+        found = ((self.store.topics.topic_id(topic), partition) for topic, partition in places)
         return frozenset((topic_id, partition) for topic_id, partition in found if topic_id is not None)

@@ -143,6 +143,77 @@ class ConsumerGroup:
         settled = all(m.state == STABLE and m.epoch == self.assignment_epoch for m in self.members.values())
         return "Stable" if settled else "Reconciling"
 
+    # -- what is asked of every group, see `store.Group` ------------------------------------
+
+    @property
+    def kind(self) -> str:
+        return "consumer"
+
+    @property
+    def protocol_type(self) -> str:
+        return "consumer"
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def is_expected(self) -> bool:
+        """Members choose their ids themselves: nobody is."""
+        return False
+
+    @property
+    def is_idle(self) -> bool:
+        """It has records from its first member on."""
+        return False
+
+    @property
+    def may_lose_offsets(self) -> bool:
+        return True
+
+    @property
+    def offsets_may_expire(self) -> bool:
+        return True
+
+    @property
+    def emptied_ms(self) -> None:
+        """Its records don't say: offsets count from their commits."""
+
+    def session_of(self, member_id: str) -> None:
+        """Heartbeats alone are signs of life."""
+
+    def bury(self) -> None:
+        """Without members it has nothing that rings."""
+
+    def subscribes(self, topic: str) -> bool:
+        """Whether its members read `topic`."""
+        return topic in self.topics or any(topic in m.topics for m in self.members.values())
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, version: int
+    ) -> ErrorCode:
+        """Whether that member may commit in that epoch; anybody may to an empty group. A member's id says
+        all: its instance id makes no difference."""
+        if generation < 0 and not self.members:
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if member.classic is not None:
+            return ErrorCode.NONE if generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
+        if version < _EPOCHS_SINCE:
+            return ErrorCode.UNSUPPORTED_VERSION
+        return ErrorCode.NONE if generation == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether that member may fetch offsets; without a member id it is an administrator."""
+        if member_id is None or epoch < 0:
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
     @property
     def assignor(self) -> str:
         """The assignor that most members ask for; uniform when none asks."""
@@ -213,34 +284,6 @@ class ConsumerGroup:
             assigned=kept | free,
             revoking=NOTHING,
         )
-
-    # -- offsets ----------------------------------------------------------------------------
-
-    def check_commit(self, member_id: str, epoch: int, version: int) -> ErrorCode:
-        """Whether that member may commit; anybody may to an empty group."""
-        if epoch < 0 and not self.members:
-            return ErrorCode.NONE
-        member = self.members.get(member_id)
-        if member is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if member.classic is not None:
-            return ErrorCode.NONE if epoch == member.epoch else ErrorCode.ILLEGAL_GENERATION
-        if version < _EPOCHS_SINCE:
-            return ErrorCode.UNSUPPORTED_VERSION
-        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
-
-    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
-        """Whether that member may fetch offsets; without a member id it is an administrator."""
-        if member_id is None or epoch < 0:
-            return ErrorCode.NONE
-        member = self.members.get(member_id)
-        if member is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
-
-    def subscribes(self, topic: str) -> bool:
-        """Whether its members read `topic`."""
-        return topic in self.topics or any(topic in m.topics for m in self.members.values())
 
 
 def to_assignment(parts: Iterable[tuple[TopicId, int]]) -> Assignment:

@@ -7,7 +7,7 @@ watermark when they rest on new records. A member that is silent for a session i
 that does not give up its partitions within its rebalance timeout.
 
 A group turns from classic to consumer when the first member of the new kind comes, and back while it has
-no members; its offsets stay. For members of the classic protocol in a consumer group see `mixed`.
+no members; its offsets stay. For members of the classic protocol in a consumer group see `classic_members`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock_storage_node.groups.consumer.group import (
 from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
 from penstock_storage_node.groups.consumer.subscription import read_assignment, read_subscription
 from penstock_storage_node.groups.records import Record
-from penstock_storage_node.groups.store import ID_LENGTH_MAX, Base, group_write_error
+from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error
 from penstock_storage_node.groups.timers import Timer
 
 REGEXES_KEPT_MAX = 256
@@ -103,8 +103,29 @@ class Refused(Exception):
         self.message = message
 
 
-class ConsumerProtocol(Base):
-    """The part of a shard that runs consumer groups."""
+class ConsumerProtocol:
+    """Runs the consumer groups of a shard."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self.store = store
+        self._groups = store.groups
+        self._timers = store.timers
+        self._topics = store.topics
+        self._clock_ms = store.clock_ms
+        self._sessions: dict[tuple[str, str], tuple[Timer, Timer]] = {}
+        """Of each member, by group id and member id: until it has to be heard, and until it has to have given
+        up what it is to lose (a classic member: to have joined again)."""
+        self._regexes: dict[str, TopicRegex] = {}
+
+    def session_ms(self, group_id: str) -> int:
+        """Session timeout of a group's members of the consumer protocol."""
+        default_ms = self.store.settings.consumer_session_ms
+        return self.store.setting_ms(group_id, "consumer.session.timeout.ms", default_ms)
+
+    def heartbeat_ms(self, group_id: str) -> int:
+        """How often they send heartbeats."""
+        default_ms = self.store.settings.consumer_heartbeat_ms
+        return self.store.setting_ms(group_id, "consumer.heartbeat.interval.ms", default_ms)
 
     # -- heartbeat --------------------------------------------------------------------------
 
@@ -113,7 +134,7 @@ class ConsumerProtocol(Base):
         try:
             self._check(request)
             records: list[Record] = []
-            was = self.groups.get(request.group_id)
+            was = self._groups.get(request.group_id)
             group = self._group_to_beat(request, records)
             if request.epoch in (LEAVE, LEAVE_FOR_NOW):
                 self._leave(group, request, reply)
@@ -132,9 +153,8 @@ class ConsumerProtocol(Base):
             raise invalid("GroupId can't be empty.")
         if request.instance_id == "" or request.rack_id == "":
             raise invalid("InstanceId and RackId can't be empty.")
-        if any(
-            len(t or "") > ID_LENGTH_MAX for t in (request.member_id, request.instance_id, request.rack_id)
-        ):
+        longest = max(len(request.member_id), len(request.instance_id or ""), len(request.rack_id or ""))
+        if longest > ID_LENGTH_MAX:
             raise invalid(f"An id has more than {ID_LENGTH_MAX} characters.")
         if request.epoch < LEAVE_FOR_NOW:
             raise invalid("MemberEpoch is invalid.")
@@ -163,7 +183,7 @@ class ConsumerProtocol(Base):
                 ) from None
 
     def _group_to_beat(self, request: ConsumerHeartbeat, records: list[Record]) -> ConsumerGroup:
-        group = self.groups.get(request.group_id)
+        group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
             return group
         if request.epoch != 0:
@@ -189,7 +209,7 @@ class ConsumerProtocol(Base):
                     ErrorCode.GROUP_ID_NOT_FOUND,
                     f"Group {group.group_id} has members of the classic protocol that cannot be understood.",
                 )
-            found = ((self.topics.topic_id(topic), partition) for topic, partition in places)
+            found = ((self._topics.topic_id(topic), partition) for topic, partition in places)
             assigned = frozenset((i, p) for i, p in found if i is not None and (i, p) not in upgraded.owners)
             member = ConsumerMember(
                 m.member_id,
@@ -216,7 +236,7 @@ class ConsumerProtocol(Base):
 
     def _after_upgrade(self, was: ClassicGroup) -> None:
         """The classic group is no more: who waits in it joins again."""
-        group = self.groups.get(was.group_id)
+        group = self._groups.get(was.group_id)
         if not isinstance(group, ConsumerGroup):
             return
         was.state = GroupState.DEAD
@@ -230,7 +250,7 @@ class ConsumerProtocol(Base):
 
     def refresh(self, group: ConsumerGroup) -> None:
         """Look for changes of topics, as a heartbeat does."""
-        if group.seen is self.topics.token():
+        if group.seen is self._topics.token():
             return
         draft = group.draft()
         records: list[Record] = []
@@ -240,7 +260,7 @@ class ConsumerProtocol(Base):
     def beat(
         self, group: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record], reply: BeatReply
     ) -> None:
-        resting = group.at_rest(request.member_id, request.epoch, self.topics.token())
+        resting = group.at_rest(request.member_id, request.epoch, self._topics.token())
         if resting is not None and request.is_bare and request.client == resting.client:
             reply(ConsumerHeartbeatResult(member_id=resting.member_id, epoch=resting.epoch))
             self.watch(group, resting)
@@ -268,7 +288,7 @@ class ConsumerProtocol(Base):
         if request.is_full or after.assigned != told:
             result.assignment = after.assigned
         self._finish(group, draft, records, result, reply)
-        current = self.groups.get(group.group_id)
+        current = self._groups.get(group.group_id)
         if isinstance(current, ConsumerGroup) and after.member_id in current.members:
             self.watch(current, current.members[after.member_id])
 
@@ -293,15 +313,15 @@ class ConsumerProtocol(Base):
                 else result
             )
 
-        if self.write(records, written):
-            self.groups[draft.group_id] = draft
+        if self.store.write(records, written):
+            self._groups[draft.group_id] = draft
             for member_id in group.members.keys() - draft.members.keys():
                 self._unwatch(draft.group_id, member_id)
 
     def _member_to_beat(
         self, draft: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record]
     ) -> ConsumerMember:
-        member_id = request.member_id or self.new_id()
+        member_id = request.member_id or self.store.new_id()
         known = draft.static.get(request.instance_id) if request.instance_id is not None else None
         if known is not None and known != member_id:
             holder = draft.members[known]
@@ -316,7 +336,7 @@ class ConsumerProtocol(Base):
         if member is None:
             if request.epoch != 0:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not in the group.")
-            if len(draft.members) >= self.settings.group_size_max:
+            if len(draft.members) >= self.store.settings.group_size_max:
                 raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group is full.")
             return ConsumerMember(member_id, request.instance_id)
         if request.epoch > member.epoch or (
@@ -378,7 +398,7 @@ class ConsumerProtocol(Base):
 
     def _retarget(self, draft: ConsumerGroup, records: list[Record]) -> None:
         """A new epoch and target, if members or topics changed."""
-        token = self.topics.token()
+        token = self._topics.token()
         if draft.seen is not token:
             topics = self._subscribed(draft)
             draft.seen = token
@@ -411,7 +431,7 @@ class ConsumerProtocol(Base):
     def _subscribed(self, group: ConsumerGroup) -> dict[str, tuple[TopicId, int]]:
         """Topics that exist and that some member reads."""
         found: dict[str, tuple[TopicId, int]] = {}
-        names = self.topics.names() if any(m.regex for m in group.members.values()) else ()
+        names = self._topics.names() if any(m.regex for m in group.members.values()) else ()
         for regex in {m.regex for m in group.members.values() if m.regex}:
             compiled = self._stored_regex(regex)
             for name in names:
@@ -422,7 +442,7 @@ class ConsumerProtocol(Base):
         return found
 
     def _note_topic(self, found: dict[str, tuple[TopicId, int]], name: str) -> None:
-        topic_id, count = self.topics.topic_id(name), self.topics.partition_count(name)
+        topic_id, count = self._topics.topic_id(name), self._topics.partition_count(name)
         if topic_id is not None and count:
             found[name] = (topic_id, count)
 
@@ -445,11 +465,11 @@ class ConsumerProtocol(Base):
             return _NO_TOPIC
 
     def _regex(self, pattern: str) -> TopicRegex:
-        known = self.regexes.get(pattern)
+        known = self._regexes.get(pattern)
         if known is None:
-            if len(self.regexes) >= REGEXES_KEPT_MAX:
-                self.regexes.clear()
-            known = self.regexes[pattern] = TopicRegex(pattern)
+            if len(self._regexes) >= REGEXES_KEPT_MAX:
+                self._regexes.clear()
+            known = self._regexes[pattern] = TopicRegex(pattern)
         return known
 
     # -- leaving ----------------------------------------------------------------------------
@@ -497,7 +517,7 @@ class ConsumerProtocol(Base):
         kinds = (rec.CURRENT_MEMBER, rec.TARGET_MEMBER, rec.CONSUMER_MEMBER)
         return [Record(self._key(group, kind, member_id), None) for kind in kinds]
 
-    def consumer_tombstones(self, group: ConsumerGroup) -> list[Record]:
+    def tombstones(self, group: ConsumerGroup) -> list[Record]:
         """Records that remove an empty group."""
         return [Record(self._key(group, kind), None) for kind in (rec.TARGET_EPOCH, rec.CONSUMER_GROUP)]
 
@@ -505,36 +525,36 @@ class ConsumerProtocol(Base):
 
     def watch(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         place = (group.group_id, member.member_id)
-        timers = self.sessions.get(place)
+        timers = self._sessions.get(place)
         if timers is None:
-            timers = self.sessions[place] = (Timer("session", place), Timer("revoke", place))
+            timers = self._sessions[place] = (Timer("session", place), Timer("revoke", place))
         session, revoke = timers
         session_ms = self.session_ms(group.group_id) if member.classic is None else member.classic[0]
-        self.timers.set(session, self.clock_ms() + session_ms)
+        self._timers.set(session, self._clock_ms() + session_ms)
         if member.state != UNREVOKED:
             revoke.cancel()
         elif not revoke.is_set:
-            self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
+            self._timers.set(revoke, self._clock_ms() + max(member.rebalance_timeout_ms, 0))
 
     def hear(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         """A classic member lives; whether it has to join again is another matter."""
-        timers = self.sessions.get((group.group_id, member.member_id))
+        timers = self._sessions.get((group.group_id, member.member_id))
         if timers is None or member.classic is None:
             self.watch(group, member)
         else:
-            self.timers.set(timers[0], self.clock_ms() + member.classic[0])
+            self._timers.set(timers[0], self._clock_ms() + member.classic[0])
 
     def expect_join(self, group: ConsumerGroup, member: ConsumerMember) -> None:
         """A classic member was told to join again: it has its rebalance timeout for that."""
-        _, revoke = self.sessions[group.group_id, member.member_id]
+        _, revoke = self._sessions[group.group_id, member.member_id]
         if not revoke.is_set:
-            self.timers.set(revoke, self.clock_ms() + max(member.rebalance_timeout_ms, 0))
+            self._timers.set(revoke, self._clock_ms() + max(member.rebalance_timeout_ms, 0))
 
     def _unwatch(self, group_id: str, member_id: str) -> None:
-        for timer in self.sessions.pop((group_id, member_id), ()):
+        for timer in self._sessions.pop((group_id, member_id), ()):
             timer.cancel()
 
-    def ring_consumer(self, group: ConsumerGroup, timer: Timer) -> None:
+    def ring(self, group: ConsumerGroup, timer: Timer) -> None:
         """A member was silent, or kept what it was to give up, for too long."""
         member = group.members.get(timer.owner[1])
         if member is None:
@@ -543,26 +563,26 @@ class ConsumerProtocol(Base):
             return
 
         def removed(result: ConsumerHeartbeatResult) -> None:
-            if result.error and not self.closed:
+            if result.error and not self.store.closed:
                 # It could not be written: try again soon.
-                self.timers.set(timer, self.clock_ms() + 1_000)
+                self._timers.set(timer, self._clock_ms() + 1_000)
 
         self.remove_members(group, [member.member_id], ConsumerHeartbeatResult(), removed)
 
     # -- the log ------------------------------------------------------------------------------
 
-    def replay_consumer(self, about: rec.Key, value: bytes | None) -> None:
+    def replay(self, about: rec.Key, value: bytes | None) -> None:
         """Take in one record of a consumer group."""
         name, member_id = about.group_id, about.member_id
-        group = self.groups.get(name)
+        group = self._groups.get(name)
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
             group = ConsumerGroup(name)
-            self.groups[name] = group
+            self._groups[name] = group
         if about.kind == rec.CONSUMER_GROUP:
             if value is None:
-                del self.groups[name]
+                del self._groups[name]
             else:
                 group.epoch = rec.read_epoch(value)
         elif about.kind == rec.TARGET_EPOCH:
@@ -592,8 +612,11 @@ class ConsumerProtocol(Base):
                 )
             group.put(member)
 
-    def resume_consumer(self, group: ConsumerGroup) -> None:
+    def resume(self, group: ConsumerGroup) -> None:
         """The group was read from the log."""
         group.topics = self._subscribed(group)
         for member in group.members.values():
             self.watch(group, member)
+
+    def close(self, group: ConsumerGroup, error: ErrorCode) -> None:
+        """Leadership is lost. Nobody waits here but for writes, and those end with the log."""

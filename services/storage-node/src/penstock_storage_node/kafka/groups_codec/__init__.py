@@ -1,6 +1,6 @@
-"""Requests and responses of group APIs.
+"""Requests and responses of the group APIs, between bytes and what a shard takes and gives.
 
-`classic`   responses of the group coordinator, from its results to bytes
-`consumer`  responses to ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848)
-`hot`       heartbeat, OffsetCommit and ConsumerGroupHeartbeat by hand
+`classic`   Responses of the classic protocol's and the administrators' APIs.
+`consumer`  Responses to ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848).
+`hot`       Heartbeat, OffsetCommit and ConsumerGroupHeartbeat, read and written by hand.
 """
