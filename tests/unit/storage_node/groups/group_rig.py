@@ -1,10 +1,14 @@
-"""A shard of the group coordinator in simulated time, with a log that is a list."""
+"""A shard of the group coordinator in simulated time, with a log that is a list.
+
+After every step, whoever takes it, the shard's own invariants are looked at (`Shard.validate`).
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -71,12 +75,15 @@ class FakeLog:
         self.committed = 0
         self.hold = hold
         self.refuse: ErrorCode | None = None
+        self.after_step: Callable[[], None] = lambda: None
+        self._ends: list[int] = []
         self._waiting: list[tuple[int, Done]] = []
 
     def append(self, records: Sequence[Record], done: Done) -> None:
         if self.refuse is not None:
             raise PenstockError(self.refuse, "refused by the test")
         self.records += records
+        self._ends.append(len(self.records))
         self._waiting.append((len(self.records), done))
 
     def advance(self, to: int | None = None) -> None:
@@ -84,14 +91,49 @@ class FakeLog:
         self.committed = len(self.records) if to is None else to
         while self._waiting and self._waiting[0][0] <= self.committed:
             self._waiting.pop(0)[1](ErrorCode.NONE)
+            self.after_step()
 
     def lose(self, kept: int) -> None:
-        """Leadership ends; the next leader has the first `kept` records."""
+        """Leadership ends; the next leader has the first `kept` records, and the rest of the last one's
+        batch: a log never ends within a batch."""
         assert kept >= self.committed
+        kept = next((end for end in self._ends if end >= kept), 0)
+        self._ends = [end for end in self._ends if end <= kept]
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         del self.records[kept:]
+
+
+class CheckedShard(Shard):
+    """A shard that is looked at after every step."""
+
+
+def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def checked(shard: Shard, *args: Any, **kwargs: Any) -> Any:
+        result = step(shard, *args, **kwargs)
+        shard.validate()
+        return result
+
+    return checked
+
+
+STEPS = (
+    "join",
+    "sync",
+    "heartbeat",
+    "leave",
+    "consumer_heartbeat",
+    "commit",
+    "delete_offsets",
+    "delete_group",
+    "forget_topics",
+    "tick",
+    "expire",
+)
+for _step in STEPS:
+    setattr(CheckedShard, _step, _checked(getattr(Shard, _step)))
 
 
 class Rig:
@@ -106,9 +148,10 @@ class Rig:
         """Of single groups: by group id and name."""
         self._ids = itertools.count(1)
         self.shard = self._make()
+        self.log.after_step = lambda: self.shard.validate()
 
     def _make(self) -> Shard:
-        return Shard(
+        return CheckedShard(
             self.log,
             self.topics,
             self.settings,
@@ -140,6 +183,7 @@ class Rig:
             self.shard.replay(record.key, record.value)
         self.log.committed = len(self.log.records)
         self.shard.resume()
+        self.shard.validate()
 
     # -- requests -----------------------------------------------------------------------
 

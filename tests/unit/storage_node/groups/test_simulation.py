@@ -4,6 +4,7 @@
 * A commit is taken only in the generation that the group is in.
 * After any failover, what is committed is the last acknowledged offset or a later one that was sent.
 * What a new leader reads is what the old one had, as far as it was safe.
+* After every event the shard's own invariants hold.
 * Once faults end, every live member is in, and every partition has one owner.
 """
 
@@ -187,6 +188,7 @@ class World:
             client.dead = True
         elif dice < 0.98:
             self.fail_over()
+        rig.shard.validate()
         self.check_offsets()
 
     def fail_over(self) -> None:

@@ -374,6 +374,13 @@ class Shard:
         for group, protocol in self._with_protocols():
             protocol.close(group, error)
 
+    def validate(self) -> None:
+        """For tests and the simulator: raises InvariantBroken when the state is what it may never be between
+        two steps. Not for a shard that is still being read: half a log need not make sense."""
+        if not self.closed:
+            self._store.validate()
+            self._consumer.validate()
+
     def _with_protocols(self) -> Iterable[tuple[Group, GroupProtocol[Any]]]:
         return [(group, self._protocols[type(group)]) for group in self._groups.values()]
 

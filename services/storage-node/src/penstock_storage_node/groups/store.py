@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.timers import Timer, TimerQueue
@@ -95,6 +95,15 @@ class Group(Protocol):
     def bury(self) -> None:
         """It was removed: nothing of it rings any more."""
 
+    def validate(self) -> None:
+        """Raises InvariantBroken when it is what no group may be. For tests and the simulator."""
+
+
+def must(holds: object, group_id: str, rule: str, *details: object) -> None:
+    """Raises InvariantBroken, naming the group and the rule, when `holds` is false."""
+    if not holds:
+        raise InvariantBroken(f"group {group_id}: {rule}: {', '.join(map(repr, details))}")
+
 
 class Log(Protocol):
     """The partition that a shard lives in."""
@@ -173,6 +182,17 @@ class GroupStore:
         ):
             group.bury()
             del self.groups[name]
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when groups or offsets are what they may never be."""
+        for name, group in self.groups.items():
+            must(group.group_id == name, name, "a group stands under its own name", group.group_id)
+            group.validate()
+        for name, known in self.offsets.items():
+            must(known, name, "no offsets are kept as none")
+        for name, pending in self.pending_commits.items():
+            must(pending, name, "no pending commits are kept as none")
+            must(min(pending.values()) > 0, name, "what is pending is at least one commit", pending)
 
 
 _UNSURE: Final = frozenset(

@@ -28,6 +28,11 @@ class Timer:
         """Whether it will ring."""
         return self.deadline_ms < NEVER_MS
 
+    @property
+    def will_ring(self) -> bool:
+        """Whether it is set, and the queue looks at it no later than that."""
+        return self.armed_ms <= self.deadline_ms < NEVER_MS
+
     def cancel(self) -> None:
         """It will not ring."""
         self.deadline_ms = NEVER_MS

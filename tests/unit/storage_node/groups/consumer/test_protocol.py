@@ -468,13 +468,7 @@ def live(seed: int) -> None:
             )
         else:
             rig.fail_over(rng.randint(rig.log.committed, len(rig.log.records)))
-        group = rig.shard.groups.get("g")
-        if isinstance(group, ConsumerGroup):
-            held = [p for m in group.members.values() for p in m.assigned | m.revoking]
-            assert len(held) == len(set(held))
-            assert group.owners == {
-                p: m.member_id for m in group.members.values() for p in m.assigned | m.revoking
-            }
+        rig.shard.validate()
     rig.log.hold = False
     rig.settle()
     for _ in range(60):

@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.records import GroupValue, MemberValue, subscribed_topics
+from penstock_storage_node.groups.store import must
 from penstock_storage_node.groups.timers import Timer
 
 CONSUMER_PROTOCOL: Final = "consumer"
@@ -345,6 +346,71 @@ class ClassicGroup:
     def roster(self) -> list[tuple[str, str | None, bytes]]:
         """What a leader needs to make an assignment."""
         return [(m.member_id, m.instance_id, m.metadata(self.protocol)) for m in self.members.values()]
+
+    # -- what must always hold ------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Between steps of the protocol. What members read is their leader's to say: it is not looked at."""
+        name = self.group_id
+        must(self.state is not GroupState.DEAD, name, "a group that is there is not dead")
+        must(self.generation >= 0, name, "a generation is not negative", self.generation)
+        if self.members:
+            must(self.leader in self.members, name, "the leader is a member", self.leader)
+            must(self._common_protocols(), name, "members have a protocol in common", self.roster())
+        else:
+            must(self.leader is None, name, "a group without members has no leader", self.leader)
+        ids = {m.instance_id: key for key, m in self.members.items() if m.instance_id is not None}
+        must(self.static == ids, name, "instance ids are those of members", self.static, ids)
+        for member_id, member in self.members.items():
+            self._validate_member(member_id, member)
+        for member_id, timer in self.pending.items():
+            must(member_id not in self.members, name, "an id is pending or a member's, not both", member_id)
+            must(timer.will_ring, name, "a pending id has a deadline", member_id)
+        self._validate_state()
+
+    def _validate_member(self, member_id: str, member: Member) -> None:
+        name, session = self.group_id, member.session
+        waits = member.awaiting_join is not None or member.awaiting_sync is not None
+        must(member.member_id == member_id, name, "a member stands under its own id", member)
+        must(session.owner == (name, member_id), name, "a session is its member's", session.owner)
+        must(
+            session.will_ring or (waits and not member.is_new),
+            name,
+            "a member has a deadline, unless it waits for us",
+            member_id,
+        )
+        if member.awaiting_sync is not None:
+            must(
+                self.state is GroupState.COMPLETING,
+                name,
+                "for assignments one waits in COMPLETING",
+                self.state,
+            )
+        if member.awaiting_join is not None:
+            must(
+                self.state is not GroupState.COMPLETING, name, "COMPLETING has answered every join", member_id
+            )
+
+    def _validate_state(self) -> None:
+        name, state = self.group_id, self.state
+        preparing = state is GroupState.PREPARING
+        must(self.join_timer.will_ring == preparing, name, "a rebalance, and nothing else, has an end", state)
+        if state is GroupState.EMPTY:
+            must(not self.members, name, "an empty group has no members", list(self.members))
+        if state in (GroupState.COMPLETING, GroupState.STABLE):
+            must(self.members, name, "a generation has members", state)
+            must(self.generation > 0, name, "generations are counted from 1", self.generation)
+            common = self._common_protocols()
+            must(self.protocol in common, name, "all members know the protocol", self.protocol, common)
+        if self.pending_sync:
+            must(
+                state in (GroupState.COMPLETING, GroupState.STABLE),
+                name,
+                "members that have to sync are of a generation",
+                state,
+            )
+            must(self.pending_sync <= self.members.keys(), name, "only members sync", self.pending_sync)
+            must(self.sync_timer.will_ring, name, "members have a deadline to sync", self.pending_sync)
 
     # -- stored form -------------------------------------------------------------------------
 

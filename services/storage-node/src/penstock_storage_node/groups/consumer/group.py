@@ -17,6 +17,7 @@ from typing import Final
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.records import Assignment, ConsumerMemberValue, CurrentValue
+from penstock_storage_node.groups.store import must
 
 Parts = frozenset[tuple[TopicId, int]]
 """Partitions by topic id."""
@@ -284,6 +285,46 @@ class ConsumerGroup:
             assigned=kept | free,
             revoking=NOTHING,
         )
+
+    # -- what must always hold ----------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Between steps of the protocol."""
+        name = self.group_id
+        must(
+            0 <= self.assignment_epoch <= self.epoch,
+            name,
+            "an assignment is of an epoch that was",
+            self.assignment_epoch,
+            self.epoch,
+        )
+        must(
+            self.targets.keys() == self.members.keys(),
+            name,
+            "every member, and nobody else, has a target",
+            list(self.targets),
+            list(self.members),
+        )
+        targets = [part for target in self.targets.values() for part in target]
+        must(len(targets) == len(set(targets)), name, "a partition is in one target", self.targets)
+        held = [(part, key) for key, m in self.members.items() for part in m.assigned | m.revoking]
+        must(len(held) == len(dict(held)), name, "a partition has one owner", held)
+        must(self.owners == dict(held), name, "owners are the members that have the partition", self.owners)
+        ids = {m.instance_id: key for key, m in self.members.items() if m.instance_id is not None}
+        must(self.static == ids, name, "instance ids are those of members", self.static, ids)
+        for member_id, member in self.members.items():
+            self._validate_member(member_id, member)
+
+    def _validate_member(self, member_id: str, member: ConsumerMember) -> None:
+        name, epoch = self.group_id, member.epoch
+        must(member.member_id == member_id, name, "a member stands under its own id", member)
+        must(LEAVE_FOR_NOW <= epoch != LEAVE, name, "a member that left is not there", member)
+        must(epoch <= self.assignment_epoch, name, "a member is no further than the assignment", member)
+        must(epoch >= 0 or member.instance_id is not None, name, "only static members are to return", member)
+        must((member.state == UNREVOKED) == bool(member.revoking), name, "UNREVOKED has to revoke", member)
+        must(not member.assigned & member.revoking, name, "what is revoked is not assigned", member)
+        if member.state == STABLE and epoch == self.assignment_epoch:
+            must(member.assigned == self.targets[member_id], name, "STABLE has its whole target", member)
 
 
 def to_assignment(parts: Iterable[tuple[TopicId, int]]) -> Assignment:

@@ -35,7 +35,7 @@ from penstock_storage_node.groups.consumer.group import (
 from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
 from penstock_storage_node.groups.consumer.subscription import read_assignment, read_subscription
 from penstock_storage_node.groups.records import Record
-from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error
+from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error, must
 from penstock_storage_node.groups.timers import Timer
 
 REGEXES_KEPT_MAX = 256
@@ -568,6 +568,19 @@ class ConsumerProtocol:
                 self._timers.set(timer, self._clock_ms() + 1_000)
 
         self.remove_members(group, [member.member_id], ConsumerHeartbeatResult(), removed)
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when deadlines are not those that members must have."""
+        groups = [group for group in self._groups.values() if isinstance(group, ConsumerGroup)]
+        members = {(group.group_id, m.member_id): m for group in groups for m in group.members.values()}
+        for name, member_id in self._sessions.keys() ^ members.keys():
+            must(False, name, "every member, and nobody else, has deadlines", member_id)
+        for place, member in members.items():
+            session, revoke = self._sessions[place]
+            must(session.owner == revoke.owner == place, place[0], "deadlines are their member's", place)
+            must(session.will_ring, place[0], "a member has a session", place[1])
+            if member.state == UNREVOKED:
+                must(revoke.will_ring, place[0], "a member has a deadline to revoke", place[1])
 
     # -- the log ------------------------------------------------------------------------------
 
