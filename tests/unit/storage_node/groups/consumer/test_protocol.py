@@ -348,6 +348,31 @@ def test_classic_members_of_a_consumer_group_have_sessions_and_deadlines() -> No
     assert rig.shard.leave("g", [("", "i"), ("", "j")])[1] == [E.NONE, E.UNKNOWN_MEMBER_ID]
 
 
+def test_topics_that_changed_while_nobody_coordinated_are_noticed() -> None:
+    rig = rig_with(t=2, u=1)
+    one(rig, "a", 0, topics=("t", "u"))
+    rig.topics.set(t=4, u=1)
+    rig.fail_over()
+    assert one(rig, "a", 1).assignment == parts("t", 0, 1, 2, 3) | parts("u", 0)
+    assert group_of(rig).epoch == 2
+    # A new coordinator that finds topics as they were has nothing to change.
+    rig.fail_over()
+    assert one(rig, "a", 2) == ConsumerHeartbeatResult(member_id="a", epoch=2)
+    assert group_of(rig).epoch == 2
+
+
+def test_a_new_coordinator_knows_at_once_what_members_read() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0, topics=(), regex="t|u")
+    rig.commit("g", "a", 1, {("t", 0): 1})
+    rig.topics.set(t=2, u=1)
+    rig.fail_over()
+    answers: list[Any] = []
+    rig.shard.delete_offsets("g", [("t", 0)], lambda *a: answers.append(a))
+    assert answers == [(E.NONE, [E.GROUP_SUBSCRIBED_TO_TOPIC])]
+    assert one(rig, "a", 1).assignment == parts("t", 0, 1) | parts("u", 0)
+
+
 class ClassicMember:
     """A cooperative classic client that behaves."""
 
@@ -492,7 +517,7 @@ def live(seed: int) -> None:
         assert {k: (m.epoch, m.assigned) for k, m in group_of(rig).members.items()} == before
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 1191])
 def test_random_lives(seed: int) -> None:
     live(seed)
 

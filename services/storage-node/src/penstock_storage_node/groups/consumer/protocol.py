@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
@@ -40,6 +41,8 @@ from penstock_storage_node.groups.timers import Timer
 
 REGEXES_KEPT_MAX = 256
 _NO_TOPIC = TopicRegex(r"[^\s\S]")
+_OTHER_TOPICS: Final = {"": (TopicId(b""), -1)}
+"""Whatever a group's topics are found to be, they differ from this: a new target is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ class ConsumerProtocol:
     def _upgraded(self, group: ClassicGroup, records: list[Record]) -> ConsumerGroup:
         """A classic group of consumers as a consumer group, with what has to be written for it."""
         upgraded = ConsumerGroup(group.group_id, group.generation, group.generation)
-        upgraded.topics = {"": (TopicId(b""), -1)}  # whatever it is, it differs
+        upgraded.topics = _OTHER_TOPICS
         records.append(Record(rec.group_key(group.group_id), None))
         for m in group.members.values():
             subscription = read_subscription(
@@ -276,7 +279,7 @@ class ConsumerProtocol:
         draft.put(member)
         if subscribed or member.member_id not in group.members:
             draft.seen = None
-            draft.topics = {"": (TopicId(b""), -1)}  # whatever it is now, it differs
+            draft.topics = _OTHER_TOPICS
         self._retarget(draft, records)
         after = draft.reconcile(member, request.owned)
         if after != before or member.member_id not in group.members:
@@ -626,8 +629,13 @@ class ConsumerProtocol:
             group.put(member)
 
     def resume(self, group: ConsumerGroup) -> None:
-        """The group was read from the log."""
+        """The group was read from the log. It does not say what topics were like when the target was made:
+        but a target covers them; so where that of the present epoch does not, they have changed."""
         group.topics = self._subscribed(group)
+        targeted = {part for target in group.targets.values() for part in target}
+        there = {(topic_id, p) for topic_id, count in group.topics.values() for p in range(count)}
+        if targeted != there and group.epoch == group.assignment_epoch:
+            group.topics = group.topics | _OTHER_TOPICS
         for member in group.members.values():
             self.watch(group, member)
 
