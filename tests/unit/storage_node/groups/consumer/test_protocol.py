@@ -129,8 +129,8 @@ def test_requests_that_are_refused() -> None:
 
 
 def test_topics_by_regex_come_and_go() -> None:
-    rig = rig_with(t1=1, t2=1, x=1, __consumer_offsets=3)
-    a = one(rig, "a", 0, topics=None, regex="t.*|__.*")
+    rig = rig_with(t1=1, t2=1, x=1)
+    a = one(rig, "a", 0, topics=None, regex="t.*")
     assert a.assignment == parts("t1", 0) | parts("t2", 0)
     rig.topics.set(t1=2, x=1, t3=1)
     a = one(rig, "a", 1)
@@ -139,6 +139,16 @@ def test_topics_by_regex_come_and_go() -> None:
     assert (a.epoch, a.assignment) == (2, parts("t1", 0, 1) | parts("t3", 0))
     a = one(rig, "a", 2, regex="", topics=("x",))
     assert one(rig, "a", 2, owned=NOTHING).assignment == parts("x", 0)
+
+
+def test_a_regex_matches_internal_topics_as_any_other() -> None:
+    """Kafka leaves that to the pattern: `exclude.internal.topics` is of classic consumers' own matching."""
+    rig = rig_with(t=1, __consumer_offsets=2)
+    assert one(rig, "a", 0, topics=None, regex="__.*").assignment == parts("__consumer_offsets", 0, 1)
+    everything = parts("t", 0) | parts("__consumer_offsets", 0, 1)
+    assert one(rig, "a", 1, regex=".*", owned=parts("__consumer_offsets", 0, 1)).assignment == everything
+    rig = rig_with(t=1, __consumer_offsets=2)
+    assert one(rig, "b", 0, topics=None, regex="[^_].*").assignment == parts("t", 0)
 
 
 def test_a_static_member_comes_back_to_its_partitions() -> None:

@@ -18,7 +18,6 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
-from penstock_kafka.wire.metadata import INTERNAL_TOPICS
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState, answer_all
 from penstock_storage_node.groups.consumer.assignors import ASSIGNORS, Subscriber
@@ -432,13 +431,14 @@ class ConsumerProtocol:
         records.append(Record(self._key(draft, rec.TARGET_EPOCH), rec.put_epoch(draft.epoch)))
 
     def _subscribed(self, group: ConsumerGroup) -> dict[str, tuple[TopicId, int]]:
-        """Topics that exist and that some member reads."""
+        """Topics that exist and that some member reads. A regular expression matches internal topics as it
+        matches any other (Kafka: GroupMetadataManager.refreshRegularExpressions asks for no more than a name)."""
         found: dict[str, tuple[TopicId, int]] = {}
         names = self._topics.names() if any(m.regex for m in group.members.values()) else ()
         for regex in {m.regex for m in group.members.values() if m.regex}:
             compiled = self._stored_regex(regex)
             for name in names:
-                if name not in found and name not in INTERNAL_TOPICS and compiled.matches(name):
+                if name not in found and compiled.matches(name):
                     self._note_topic(found, name)
         for topic in {t for m in group.members.values() for t in m.topics}:
             self._note_topic(found, topic)
@@ -452,12 +452,7 @@ class ConsumerProtocol:
     def _topics_of(self, member: ConsumerMember, known: dict[str, tuple[TopicId, int]]) -> list[str]:
         wanted = set(member.topics)
         compiled = self._stored_regex(member.regex) if member.regex else None
-        return [
-            name
-            for name in known
-            if name in wanted
-            or (compiled is not None and name not in INTERNAL_TOPICS and compiled.matches(name))
-        ]
+        return [name for name in known if name in wanted or (compiled is not None and compiled.matches(name))]
 
     def _stored_regex(self, pattern: str) -> TopicRegex:
         """As `_regex`, of a member that is there: a pattern in the log that cannot be read here (another
