@@ -24,6 +24,7 @@ from simulation.process import Process
 from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of
 from simulation.rpc import SimServer
 from simulation.scheduler import Timer
+from simulation.settings import OFFSETS_PARTITIONS
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -113,7 +114,7 @@ class ControllerProcess(Process):
         self.worker = CheckedCommandQueue(
             self.quorum,
             self.controller_id,
-            Defaults(1, 3),
+            Defaults(1, 3, OFFSETS_PARTITIONS),
             random.Random(world.rng.getrandbits(64)),
             self.wall_ms,
             lambda node_id: self._alive(node_id),

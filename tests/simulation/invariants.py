@@ -72,6 +72,8 @@ class Truth:
     """Base offset -> CRC of batches whose ack a client has read."""
     was_cut: bool = False
     """A replica of it lost power: what it had not flushed may be gone there."""
+    on_entry: Callable[[Entry], None] | None = None
+    """Told of each entry that is committed."""
     excused: bool = False
     """Its promise ended: durability `replicated`, and power cuts took every copy."""
 
@@ -252,6 +254,8 @@ class Checker:
             truth.end = entry.last + 1
             log.verified += 1
             self.logs.on_commit(truth, entry)
+            if truth.on_entry is not None:
+                truth.on_entry(entry)
         self.world.scheduler.note(truth.end, int(replica.node_id), int(replica.leader_epoch))
         if self.on_commit is not None and truth.is_fsync:
             call, self.on_commit = self.on_commit, None

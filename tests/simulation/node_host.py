@@ -70,6 +70,7 @@ class NodeProcess(Process):
                     "retention_check_interval_ms": settings.retention_check_ms,
                     "group_flush": settings.group_flush,
                     **self.world.log_life.node_settings,
+                    **(self.world.groups.node_settings() if self.world.groups else {}),
                 }
             ),
             self.lifecycle,

@@ -229,7 +229,7 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (penstock_controller.active.controller, "gc", _NoGc()),
         (penstock_runtime.metadata_client, "gc", _NoGc()),
         (penstock_runtime.controller_client, "controller_pb2_grpc", _Stubs()),
-        # Looks at nothing that is due, many thousand times a run. No groups are simulated; the
+        # Looks at nothing that is due, many thousand times a run. Groups have theirs where there are any; the
         # others are still short beside what they look after (sessions, lags, requests' deadlines).
         (penstock_storage_node.groups.host, "TICK_MS", 2_000),
         (penstock_storage_node.replica.background, "TICK_MS", 200),
@@ -253,6 +253,8 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (role, "open_group_flush", _open_group_flush),
         (role, "wall_ms", lambda: the_process().wall_ms()),
     ]
+    if world.groups is not None:
+        table += world.groups.patches()
     # Every other place where shipped code looks at a clock or draws a number.
     named = {(id(module), name) for module, name, _ in table}
     stand_ins = ((real_time, time), (random, rng), (uuid, SimUuidModule()))

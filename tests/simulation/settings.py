@@ -13,6 +13,8 @@ RUN_US = 60_000_000
 HEAL_US = 45_000_000
 """Within this time after healing everything must be well again."""
 
+OFFSETS_PARTITIONS = 2
+"""Of `__consumer_offsets`, in seeds that have groups."""
 
 FOCI: dict[str, tuple[str, ...]] = {
     "quorum": ("controllers apart", "controllers apart", "active controller stopped", "controller killed"),
@@ -66,6 +68,8 @@ class Settings:
     """A storage node's disk forgets a bit for sure."""
     log_life: tuple[str, ...] = ()
     """Of `log_life`: what is in this run for sure. Most runs have none of it, some draw it."""
+    with_groups: bool = False
+    """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

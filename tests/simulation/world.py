@@ -19,10 +19,11 @@ from penstock_core.metadata.image import PartitionImage
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import Probe
 from penstock_storage_node.log import ReadJob
-from simulation import checked, patches
+from simulation import checked, group_checks, patches
 from simulation.connections import DirectConnection, GatewayConnection
 from simulation.consumer import Consumer
 from simulation.faults import Faults
+from simulation.groups import Groups
 from simulation.hosts import Host
 from simulation.invariants import Checker, Truth, Violation
 from simulation.log_life import LogLife
@@ -98,6 +99,7 @@ class World:
         self.rot = LogRot(self)
         self.workload = Workload(self)
         self.log_life = LogLife(self)
+        self.groups = Groups.draw(self, self.settings)
 
     # --- numbers and names ---------------------------------------------------------------
 
@@ -286,6 +288,7 @@ class World:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with patches.installed(self):
             checked.install(self.checker)
+            group_checks.install(self.groups.checker if self.groups else None)
             try:
                 self._run()
             except Violation as violation:
@@ -293,6 +296,7 @@ class World:
                     self.violation = violation
             finally:
                 checked.install(None)
+                group_checks.install(None)
                 events, digest = self.scheduler.events, self.scheduler.digest
                 self._dispose()
                 sys.unraisablehook = hook
@@ -307,6 +311,8 @@ class World:
         self.faults.start()
         self.rot.start()
         self.log_life.start()
+        if self.groups:
+            self.groups.start()
         if not scheduler.run(RUN_US):
             return
         self._heal()
@@ -344,6 +350,8 @@ class World:
             if host.process is None:
                 host.start_later(int(self.rng.random() * 500_000))
         self.workload.finish()
+        if self.groups:
+            self.groups.finish()
 
     def _why_not_well(self) -> str:
         """What still lacks, "" when all is well."""
@@ -366,18 +374,27 @@ class World:
                     or host.process.manager.registry.image.version != image.version
                 ):
                     return f"{host.name} is behind in metadata"
-        for key in self.live_partitions():
+        for key in self._partitions():
             state = image.partition(key.topic_id, key.partition)
             if state is None:
                 return f"{key} is gone"
             if state.leader == NO_NODE or set(state.isr) != set(state.replicas) or state.recovering:
                 return f"partition {key.partition} of {key.topic_id.hex()[:6]}: {state}"
-        return self.workload.why_not_done() or self.rot.why_not_mended() or self.log_life.why_not_done()
+        groups = self.groups.why_not_done(image) if self.groups else ""
+        return (
+            self.workload.why_not_done()
+            or self.rot.why_not_mended()
+            or self.log_life.why_not_done()
+            or groups
+        )
+
+    def _partitions(self) -> list[TopicPartition]:
+        return self.live_partitions() + (self.groups.partitions() if self.groups else [])
 
     def _compare_all(self) -> None:
         """At rest: every replica holds the truth, byte for byte, by the shipped read path."""
         checker = self.checker
-        for key in self.live_partitions():
+        for key in self._partitions():
             truth = checker.truth(key)
             for host in self.hosts:
                 if host.kind != "n":
@@ -422,6 +439,8 @@ class World:
     def _dispose(self) -> None:
         """Let go of everything that still waits, quietly."""
         asyncio._set_running_loop(None)
+        if self.groups:
+            self.groups.dispose()
         for process in self.processes:
             process.is_up = False
         for process in self.processes:
