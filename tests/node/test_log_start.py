@@ -280,6 +280,30 @@ async def test_a_coordinator_with_damaged_records_waits_for_them(
     groups.on_stop(node.partition)
 
 
+async def test_a_coordinator_serves_once_what_it_has_read_is_committed(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its log may be lost yet: who is told of it would know what never was (a generation's
+    assignment, when another one of that number follows)."""
+    cluster, fs = rig
+    node = await fill(cluster, 3)
+    fs.holds = lambda call, path: call == "fdatasync"
+    late = asyncio.create_task(node.produce(b"late"))
+    await eventually(fs.held.is_set)
+    log = node.partition.log
+    assert (log.log_end_offset, node.partition.replica.high_watermark) == (4, 3)
+    groups = coordinator(node, monkeypatch)
+    groups.on_lead(node.partition)
+    await eventually(lambda: groups.loaded_records == 4)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert groups.loading_count == 1
+    fs.go.set()
+    assert (await late).error == ErrorCode.NONE
+    await eventually(lambda: groups.loading_count == 0)
+    groups.on_stop(node.partition)
+
+
 @pytest.mark.parametrize("first_segment", ["whole", "gone"])
 async def test_a_new_replica_of_a_log_that_starts_inside_a_batch_catches_up(
     tmp_path: Path, first_segment: str

@@ -1,8 +1,8 @@
 """The shell around shards: one for each partition of `__consumer_offsets` that this node leads.
 
 Rules: a shard is made when leadership is taken and reads its partition from log start to the end that
-the log had then (CoordinatorLoaderImpl); until it is through, its groups are answered
-COORDINATOR_LOAD_IN_PROGRESS. It is closed in the same step in which leadership ends. Its writes
+the log had then (CoordinatorLoaderImpl); until it is through and the high watermark covers that end, its
+groups are answered COORDINATOR_LOAD_IN_PROGRESS. It is closed in the same step in which leadership ends. Its writes
 are appended like acks=all and answered through `Leadership.wait_all`; that wait has no deadline,
 since a shard must know whether a record counts. Clients have theirs (`api.groups`).
 
@@ -66,6 +66,20 @@ class _Waiter:
             self._done(error)
         except Exception as e:
             self._log.lifecycle.fail_with(e)
+
+
+class _OnceCommitted:
+    """The end of a log that was read, waiting for the high watermark; or for the end of the leadership."""
+
+    __slots__ = ("over",)
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def acknowledge(self, error: ErrorCode) -> None:
+        del error  # the shard is closed in the step in which leadership ends
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class _PartitionLog:
@@ -268,6 +282,8 @@ class GroupHost:
                 offset = max(offset, hosted.partition.log.log_start_offset)
                 continue
             offset = found.next_offset
+        if not hosted.shard.closed:
+            await self._committed(hosted, end)
         if hosted.shard.closed:
             return
         hosted.shard.resume()
@@ -280,6 +296,15 @@ class GroupHost:
                 groups=len(hosted.shard.groups),
                 ms=round((time.monotonic() - started_s) * 1000),
             )
+
+    async def _committed(self, hosted: _Hosted, end: int) -> None:
+        """Wait until the high watermark has reached `end`, or leadership is over: what lies beyond it may never
+        have been, and members that were told of it would share a generation with others."""
+        waiter = _OnceCommitted()
+        hosted.leadership.wait_all(end, _NEVER_MS, waiter)
+        if not self._manager.drain.effects.empty:
+            self._manager.drain.schedule()
+        await waiter.over
 
     async def _replay(self, shard: Shard, data: bytes) -> int:
         count = 0

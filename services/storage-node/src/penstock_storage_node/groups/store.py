@@ -10,6 +10,7 @@ one kind knows stays with the protocol that runs it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -161,15 +162,35 @@ class GroupStore:
         self.pending_commits: Final[dict[str, dict[TopicKey, int]]] = {}
         """How many commits of each are written and not covered yet."""
         self.closed = False
+        self._written = self._settled = 0
+        """Writes so far, and those of them whose `done` was called: they are settled in their order."""
+        self._followers: deque[tuple[int, Done]] = deque()
 
     def write(self, records: Sequence[Record], done: Done) -> bool:
         """Append; False when it was refused, `done` was called with the reason then."""
+
+        def settled(error: ErrorCode) -> None:
+            self._settled += 1
+            done(error)
+            while self._followers and self._followers[0][0] <= self._settled:
+                self._followers.popleft()[1](error)
+
         try:
-            self._log.append(records, done)
+            self._log.append(records, settled)
         except PenstockError as error:
             done(error.code)
             return False
+        self._written += 1
         return True
+
+    def when_settled(self, done: Done) -> None:
+        """Call `done` once all that was written so far is safe, at once if it is; with the reason for which that
+        is not known. For answers that write nothing themselves, and say what an earlier request has changed
+        (Kafka: CoordinatorRuntime's write events without records)."""
+        if self._settled == self._written:
+            done(ErrorCode.NONE)
+        else:
+            self._followers.append((self._written, done))
 
     def forget_if_idle(self, group: Group) -> None:
         """Drop a group that nothing but a request ever made."""

@@ -11,6 +11,7 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.consumer.group import NOTHING, ConsumerGroup, Parts
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
+from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import FakeTopics, Rig, fresh_seeds, subscription
 
@@ -126,6 +127,24 @@ def test_requests_that_are_refused() -> None:
     )
     rig.settle()
     assert old[0].member_id == "id1"
+
+
+def test_an_answer_without_records_waits_for_those_of_an_earlier_one() -> None:
+    """A heartbeat that comes again, since its answer was lost, changes nothing: all the same it must not be
+    told what the next coordinator may not find in its log."""
+    rig = rig_with(t=2)
+    rig.log.hold = True
+    first, again = beat(rig, "a", 0), beat(rig, "a", 0)
+    assert (first, again) == ([], [])
+    rig.log.advance()
+    assert first == again == [ConsumerHeartbeatResult(member_id="a", epoch=1, assignment=parts("t", 0, 1))]
+    # Members at rest are told what they know: nothing of that waits.
+    rig.shard.commit(CommitRequest("other", "", None, -1, [NewOffset("t", 0, 1, -1, "")]), lambda _: None)
+    assert beat(rig, "a", 1) == [ConsumerHeartbeatResult(member_id="a", epoch=1)]
+    # A leadership that ends meanwhile: nobody knows what became of it.
+    left, again = beat(rig, "b", 0), beat(rig, "b", 0)
+    rig.log.lose(rig.log.committed)
+    assert [a.error for a in (*left, *again)] == [E.NOT_COORDINATOR] * 2
 
 
 def test_topics_by_regex_come_and_go() -> None:

@@ -39,7 +39,7 @@ from penstock_storage_node.groups.consumer.protocol import (
     Refused,
 )
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_subscription
-from penstock_storage_node.groups.store import GroupStore
+from penstock_storage_node.groups.store import GroupStore, group_write_error
 
 
 class ClassicMembers:
@@ -139,7 +139,10 @@ class ClassicMembers:
             subscription = read_subscription(metadata)
             version = 0 if subscription is None else subscription.version
             self._consumer.watch(group, member)
-            reply(SyncResult(ErrorCode.NONE, CONSUMER_PROTOCOL, name, put_assignment(version, places)))
+            result = SyncResult(ErrorCode.NONE, CONSUMER_PROTOCOL, name, put_assignment(version, places))
+            self.store.when_settled(
+                lambda error: reply(SyncResult(group_write_error(error)) if error else result)
+            )
 
     def heartbeat(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int

@@ -2,8 +2,9 @@
 
 Rules (GroupMetadataManager.consumerGroupHeartbeat of Apache Kafka 4.3): a change of subscriptions, of
 members or of subscribed topics raises the group's epoch; a group epoch ahead of the assignment's
-makes a new target; each heartbeat takes its member one step towards it. Answers wait for the high
-watermark when they rest on new records. A member that is silent for a session is out, and so is one
+makes a new target; each heartbeat takes its member one step towards it. Answers wait until all that
+was written before them is below the high watermark, but for those to members at rest, which say
+nothing new. A member that is silent for a session is out, and so is one
 that does not give up its partitions within its rebalance timeout.
 
 A group turns from classic to consumer when the first member of the new kind comes, and back while it has
@@ -303,10 +304,6 @@ class ConsumerProtocol:
         reply: BeatReply,
     ) -> None:
         """Write, have the draft take the group's place, answer when the records are safe."""
-        if not records:
-            group.seen = draft.seen
-            reply(result)
-            return
 
         def written(error: ErrorCode) -> None:
             reply(
@@ -315,6 +312,11 @@ class ConsumerProtocol:
                 else result
             )
 
+        if not records:
+            group.seen = draft.seen
+            # What it says may rest on records of an earlier request.
+            self.store.when_settled(written)
+            return
         if self.store.write(records, written):
             self._groups[draft.group_id] = draft
             for member_id in group.members.keys() - draft.members.keys():
