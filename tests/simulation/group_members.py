@@ -91,6 +91,11 @@ class Member:
         self.run(self._commit_now_and_then())
 
     async def _live(self) -> None:
+        """Be a member."""
+        raise NotImplementedError
+
+    async def leave(self) -> None:
+        """Close, as a consumer does when its application ends."""
         raise NotImplementedError
 
     def say(self, line: str) -> None:
@@ -361,8 +366,9 @@ class Member:
 
     async def fetch(
         self, places: list[Place], *, member_id: str | None, epoch: int
-    ) -> dict[Place, int] | None:
-        """Committed offsets, -1 for none; None without an answer. Sets who has begun where others had been."""
+    ) -> tuple[dict[Place, int], set[Place]] | None:
+        """Committed offsets, -1 for none, and those of them that are older than what was acknowledged before
+        this member asked; None without an answer."""
         checker = self.groups.checker
         truth = checker.group(self.group_id)
         acked = {place: truth.place(place).acked_at for place in places}
@@ -380,7 +386,7 @@ class Member:
             self.on_fetch_error(error)
             return None
         found: dict[Place, int] = {}
-        self._behind = set()
+        behind: set[Place] = set()
         for topic in group.topics:
             for part in topic.partitions:
                 if int(part.error_code):
@@ -391,10 +397,8 @@ class Member:
                 commit = checker.commits.get(part.metadata or "")
                 at = -1 if commit is None else commit.at
                 if at < acked[place] and (commit is None or commit.at >= 0):
-                    self._behind.add(place)
-        return found
-
-    _behind: set[Place] = set()
+                    behind.add(place)
+        return found, behind
 
     def on_fetch_error(self, error: ErrorCode) -> None:
         """An OffsetFetch was refused."""
@@ -405,12 +409,11 @@ class Member:
 
     async def begin_reading(self, places: list[Place], *, member_id: str | None, epoch: int) -> bool:
         """Go on where the last owner of each has committed."""
-        found = await self.fetch(places, member_id=member_id, epoch=epoch) if places else {}
-        if found is None:
+        answer = await self.fetch(places, member_id=member_id, epoch=epoch) if places else ({}, set())
+        if answer is None:
             return False
-        positions = {place: max(found.get(place, -1), 0) for place in places}
-        self._begin_reading(positions, tainted=set(self._behind))
-        self._behind = set()
+        found, behind = answer
+        self._begin_reading({place: max(found.get(place, -1), 0) for place in places}, tainted=behind)
         return True
 
     async def _settle(self, places: list[Place]) -> None:
@@ -419,10 +422,10 @@ class Member:
         epoch = self.epoch
         if not await self.commit(list(wanted)):
             return
-        found = await self.fetch(list(wanted), member_id=None, epoch=-1)
-        if found is None or epoch != self.epoch:
+        answer = await self.fetch(list(wanted), member_id=None, epoch=-1)
+        if answer is None or epoch != self.epoch:
             return
-        self._behind = set()
+        found, _ = answer
         for place, offset in wanted.items():
             if self.positions.get(place) == offset and found.get(place) == offset:
                 self.settled.add(place)

@@ -40,6 +40,7 @@ from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
+from simulation import group_planted
 from simulation import planted_guards as guards
 from simulation import planted_log
 from simulation.settings import Settings
@@ -474,6 +475,7 @@ BUGS = [
     ),
 ]
 BUGS += [Bug(*row) for row in planted_log.ROWS]
+BUGS += [Bug(*row) for row in group_planted.ROWS]
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 

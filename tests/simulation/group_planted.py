@@ -1,0 +1,223 @@
+"""Planted bugs of the group coordinator, for `planted`: name, what is broken, patches, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import penstock_storage_node.groups.host as host_module
+import penstock_storage_node.groups.offsets as offsets_module
+from penstock_core.errors import ErrorCode
+from penstock_kafka.records.read import read_all
+from penstock_storage_node.groups.classic.group import ClassicGroup
+from penstock_storage_node.groups.classic.protocol import ClassicProtocol
+from penstock_storage_node.groups.consumer.group import NOTHING, STABLE, UNRELEASED, ConsumerGroup
+from penstock_storage_node.groups.consumer.protocol import ConsumerProtocol
+from penstock_storage_node.groups.offsets import Offsets
+from penstock_storage_node.groups.records import CURRENT_MEMBER, group_key, put_group
+from penstock_storage_node.groups.records import Record as GroupRecord
+from penstock_storage_node.groups.store import Base
+from simulation.settings import Settings
+
+Patch = tuple[Any, str, Any]
+
+
+def with_groups(settings: Settings) -> None:
+    """Every seed has groups."""
+    settings.with_groups = True
+
+
+# --- offsets ------------------------------------------------------------------------------
+
+
+def _acked_early() -> list[Patch]:
+    write = Offsets._write_offsets
+
+    def answer(shard: Any, group_id: str, records: Any, values: Any, codes: Any, reply: Any) -> None:
+        reply(codes)
+        write(shard, group_id, records, values, codes, lambda _: None)
+
+    return [(Offsets, "_write_offsets", answer)]
+
+
+def _any_generation() -> list[Patch]:
+    return [(offsets_module, "_check_classic_commit", lambda _group, _request: ErrorCode.NONE)]
+
+
+def _fenced_instance() -> list[Patch]:
+    check = offsets_module._check_classic_commit
+
+    def lax(group: ClassicGroup, request: Any) -> ErrorCode:
+        return ErrorCode.NONE if request.instance_id in group.static else check(group, request)
+
+    return [(offsets_module, "_check_classic_commit", lax)]
+
+
+def _any_epoch() -> list[Patch]:
+    def check(group: ConsumerGroup, member_id: str, _epoch: int, _version: int) -> ErrorCode:
+        return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    return [(ConsumerGroup, "check_commit", check)]
+
+
+def _expiry_looks_at_commits_alone() -> list[Patch]:
+    def expired(shard: Any, group_id: str, now_ms: int) -> list[Any]:
+        oldest_ms = now_ms - shard.settings.offsets_retention_ms
+        return [key for key, value in shard.offsets.get(group_id, {}).items() if value.commit_ms <= oldest_ms]
+
+    return [(Offsets, "expired_keys", expired)]
+
+
+# --- membership -----------------------------------------------------------------------------
+
+
+def _generation_stays() -> list[Patch]:
+    begin = ClassicGroup.next_generation
+
+    def same(group: ClassicGroup, wall_ms: int) -> None:
+        begin(group, wall_ms)
+        group.generation = max(group.generation - 1, 1)
+
+    return [(ClassicGroup, "next_generation", same)]
+
+
+def _told_before_stored() -> list[Patch]:
+    def store(shard: Any, group: ClassicGroup, assignments: Any, done: Any) -> None:
+        group.stored = True
+        value = put_group(group.to_value(assignments))
+        if shard.write([GroupRecord(group_key(group.group_id), value)], lambda _: None):
+            done(ErrorCode.NONE)
+
+    return [(ClassicProtocol, "_store", store)]
+
+
+def _revocation_not_awaited() -> list[Patch]:
+    def reconcile(group: ConsumerGroup, member: Any, _owned: Any) -> Any:
+        if member.state == STABLE and member.epoch == group.assignment_epoch:
+            return member
+        target = group.targets.get(member.member_id, NOTHING)
+        kept = member.assigned & target
+        free = frozenset(
+            p for p in target - kept if group.owners.get(p, member.member_id) == member.member_id
+        )
+        epoch = group.assignment_epoch
+        return replace(
+            member,
+            epoch=epoch,
+            previous_epoch=member.epoch if member.epoch != epoch else member.previous_epoch,
+            state=STABLE if kept | free == target else UNRELEASED,
+            assigned=kept | free,
+            revoking=NOTHING,
+        )
+
+    return [(ConsumerGroup, "reconcile", reconcile)]
+
+
+def _owners_ignored() -> list[Patch]:
+    reconcile = ConsumerGroup.reconcile
+
+    def grab(group: ConsumerGroup, member: Any, owned: Any) -> Any:
+        owners, group.owners = group.owners, {}
+        try:
+            return reconcile(group, member, owned)
+        finally:
+            group.owners = owners
+
+    return [(ConsumerGroup, "reconcile", grab)]
+
+
+def _sessions_never_end() -> list[Patch]:
+    return [
+        (ClassicProtocol, "_on_member_timer", lambda *_: None),
+        (ConsumerProtocol, "ring_consumer", lambda *_: None),
+    ]
+
+
+def _answers_do_not_wait() -> list[Patch]:
+    return [(Base, "when_settled", lambda _shard, done: done(ErrorCode.NONE))]
+
+
+# --- hand-over --------------------------------------------------------------------------------
+
+
+def _epochs_reset_on_load() -> list[Patch]:
+    replay = ConsumerProtocol.replay_consumer
+
+    def reset(shard: Any, about: Any, value: bytes | None) -> None:
+        replay(shard, about, value)
+        group = shard.groups.get(about.group_id)
+        if about.kind == CURRENT_MEMBER and value is not None:
+            group.put(replace(group.members[about.member_id], epoch=0))
+
+    return [(ConsumerProtocol, "replay_consumer", reset)]
+
+
+def _newest_record_not_loaded() -> list[Patch]:
+    replay = host_module.GroupHost._replay
+
+    async def short(host: Any, shard: Any, data: bytes) -> int:
+        whole = shard.replay
+        left = sum(1 for _ in read_all(data))
+
+        def some(key: bytes, value: bytes | None) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                whole(key, value)
+
+        shard.replay = some
+        try:
+            return await replay(host, shard, data)
+        finally:
+            del shard.replay
+
+    return [(host_module.GroupHost, "_replay", short)]
+
+
+def _load_ahead_of_the_watermark() -> list[Patch]:
+    async def at_once(_host: Any, _hosted: Any, _end: int) -> None:
+        return None
+
+    return [(host_module.GroupHost, "_committed", at_once)]
+
+
+ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]]] = [
+    (name, what, patches, with_groups)
+    for name, what, patches in (
+        ("commit-acked-early", "an OffsetCommit is answered when it is appended", _acked_early),
+        ("zombie-generation-accepted", "a commit's generation is not compared", _any_generation),
+        ("fenced-instance-accepted", "a static member that was replaced may commit", _fenced_instance),
+        ("member-epoch-not-checked", "a commit's member epoch is not compared (KIP-848)", _any_epoch),
+        (
+            "expiry-ignores-members",
+            "offsets expire by their age alone, whoever is in the group",
+            _expiry_looks_at_commits_alone,
+        ),
+        ("generation-stays", "a rebalance does not raise the generation", _generation_stays),
+        (
+            "assigned-before-stored",
+            "members are told a generation before its record is safe",
+            _told_before_stored,
+        ),
+        (
+            "revocation-not-awaited",
+            "a partition is handed on before its owner lets go",
+            _revocation_not_awaited,
+        ),
+        ("owners-ignored", "a member gets its target though others have it", _owners_ignored),
+        ("sessions-never-end", "members that are silent stay", _sessions_never_end),
+        ("answers-do-not-wait", "an answer without records is given at once", _answers_do_not_wait),
+        ("epochs-reset-on-load", "a new coordinator reads member epochs as 0", _epochs_reset_on_load),
+        (
+            "newest-record-not-loaded",
+            "a new coordinator reads all but the last record",
+            _newest_record_not_loaded,
+        ),
+        (
+            "load-not-awaited",
+            "a coordinator serves before the watermark covers its log",
+            _load_ahead_of_the_watermark,
+        ),
+    )
+]
