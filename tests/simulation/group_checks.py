@@ -78,6 +78,8 @@ class Offsets:
     count: int = 0
     acked_at: int = -1
     """The last one that a member knows to be committed."""
+    removed_at: int = -1
+    """The last removal: what a member hears of later is gone all the same."""
 
 
 @dataclass(slots=True)
@@ -180,7 +182,8 @@ class GroupLog:
             if not group.is_empty:
                 self._fail("offsets of live groups stay", f"{who}: removed, the group has members")
             self._checker.count("offsets expired")
-            known.last, known.acked_at = None, -1
+            known.last, known.acked_at, known.removed_at = None, -1, known.count
+            known.count += 1
             return
         read = rec.read_offset(value)
         commit = self._checker.commits.get(read.metadata)
@@ -444,7 +447,8 @@ class GroupChecker:
                 f"{commit.group_id} {commit.place}: {commit.offset} of {commit.member_id} is acknowledged only",
             )
         known = self.group(commit.group_id).place(commit.place)
-        known.acked_at = max(known.acked_at, commit.at)
+        if commit.at > known.removed_at:
+            known.acked_at = max(known.acked_at, commit.at)
 
     # --- assignments
 
@@ -454,6 +458,9 @@ class GroupChecker:
         generation, holder = member.epoch, member.instance_id or member.member_id
         self.count("classic assignments")
         if group.kind == "consumer":
+            # Its generation is the member's epoch, the share is the coordinator's.
+            self.on_beat(member, generation, member.owned)
+            self.on_owned(member)
             return
         if generation > group.generation:
             self.fail(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.consumer.group import NOTHING
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
 from simulation import group_wire as wire
 from simulation.group_members import LOOK_AGAIN, MS, RETRY_US, WAIT, Member, S
@@ -114,6 +115,7 @@ class ClassicMember(Member):
             return False
         places = read_assignment(answer.assignment) or frozenset()
         self.say(f"has {sorted(places)} in generation {self.epoch}")
+        self.owned = self.groups.parts_of(places)
         self.groups.checker.on_synced(self, places)
         return await self._begin(sorted(places))
 
@@ -148,6 +150,7 @@ class ClassicMember(Member):
 
     def _let_go(self) -> None:
         self.is_in = False
+        self.owned = NOTHING
         self.stop_reading()
 
     # --- staying

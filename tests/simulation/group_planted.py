@@ -28,6 +28,11 @@ def with_groups(settings: Settings) -> None:
     settings.with_groups = True
 
 
+def static_members(settings: Settings) -> None:
+    """Every seed has groups, of static members alone."""
+    settings.with_groups = settings.static_members = True
+
+
 # --- offsets ------------------------------------------------------------------------------
 
 
@@ -183,7 +188,7 @@ def _load_ahead_of_the_watermark() -> list[Patch]:
 
 
 ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]]] = [
-    (name, what, patches, with_groups)
+    (name, what, patches, static_members if patches is _fenced_instance else with_groups)
     for name, what, patches in (
         ("commit-acked-early", "an OffsetCommit is answered when it is appended", _acked_early),
         ("zombie-generation-accepted", "a commit's generation is not compared", _any_generation),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_storage_node.groups.consumer.group import Parts
 from simulation.group_checks import (
     CheckedGroupHost,
     CheckedPartitionLog,
@@ -60,7 +62,8 @@ class Group:
     """One group as it is planned."""
 
     group_id: str
-    is_classic: bool
+    kind: str
+    """classic, consumer, or mixed: each member that is started speaks either protocol."""
     subscription: str
     slots: list[Slot]
 
@@ -81,6 +84,8 @@ class Groups:
         self._delay_ms = rng.choice((0, 500, 1_500))
         self._act_us = rng.choice((S, 2 * S, 4 * S))
         self._static_chance = rng.choice((0.0, 0.3, 0.7))
+        if world.settings.static_members:
+            self._static_chance = 1.0
         self._direct_chance = rng.choice((0.0, 0.3, 1.0))
         self.groups = {g.group_id: g for g in self._plan()}
         self._members: list[Member] = []
@@ -94,15 +99,15 @@ class Groups:
         return cls(world, rng) if has or settings.with_groups else None
 
     def _plan(self) -> list[Group]:
-        kinds = [True, False]
-        if self.rng.random() < 0.3:
-            kinds.append(self.rng.random() < 0.5)
+        kinds = ["classic", "consumer"]
+        if self.rng.random() < 0.5:
+            kinds.append(self.rng.choice(("classic", "consumer", "mixed", "mixed", "mixed")))
         groups = []
-        for number, is_classic in enumerate(kinds, 1):
-            group_id = f"{'classic' if is_classic else 'consumer'}-{number}"
+        for number, kind in enumerate(kinds, 1):
+            group_id = f"{kind}-{number}"
             slots = [self._slot(group_id, n) for n in range(1, self.rng.choice((2, 3, 3)) + 1)]
-            subscription = "names" if is_classic else self.rng.choice(_SUBSCRIPTIONS)
-            groups.append(Group(group_id, is_classic, subscription, slots))
+            subscription = self.rng.choice(_SUBSCRIPTIONS) if kind == "consumer" else "names"
+            groups.append(Group(group_id, kind, subscription, slots))
         return groups
 
     def _slot(self, group_id: str, number: int) -> Slot:
@@ -153,6 +158,11 @@ class Groups:
             (topic, number) for topic in self.topics_of(group_id) for number in range(self.partition_count)
         ]
 
+    def parts_of(self, places: Iterable[Place]) -> Parts:
+        """The same, by topic id."""
+        ids = {name: topic_id for topic_id, name in self.committed.items()}
+        return frozenset((ids[topic], number) for topic, number in places)
+
     def _wanted(self, group: Group, image: MetadataImage) -> set[tuple[TopicId, int]]:
         regex = self.regex_of(group.group_id)
         return {
@@ -195,9 +205,14 @@ class Groups:
         if slot.member is not None and not slot.member.is_dead:
             return
         slot.started += 1
-        kind = ClassicMember if self.groups[slot.group_id].is_classic else ConsumerMember
+        kind = self.groups[slot.group_id].kind
+        if kind == "mixed":
+            kind = self.rng.choice(("classic", "consumer"))
+        member_type = ClassicMember if kind == "classic" else ConsumerMember
         name = f"m{slot.number}.{slot.started}"
-        slot.member = kind(self, slot.group_id, name, is_direct=slot.is_direct, instance_id=slot.instance_id)
+        slot.member = member_type(
+            self, slot.group_id, name, is_direct=slot.is_direct, instance_id=slot.instance_id
+        )
         self._members.append(slot.member)
         self.world.counts["members started"] += 1
         slot.member.start()
@@ -281,18 +296,14 @@ class Groups:
             parts |= member.owned
             places |= member.positions.keys()
             count += len(member.positions)
-        wanted = (
-            set(self.places_of(group.group_id))
-            if group.is_classic
-            else {(TOPIC, n) for n in range(self.partition_count)}
-        )
+        wanted = {(TOPIC, number) for number in range(self.partition_count)}
         if places != wanted or count != len(wanted):
             return f"{group.group_id}: {sorted(places)} are read, {sorted(wanted)} are there"
-        if not group.is_classic and parts != self._wanted(group, image):
+        if group.kind == "consumer" and parts != self._wanted(group, image):
             return f"{group.group_id}: {len(parts)} partitions are assigned, not those that there are"
         truth = self.checker.group(group.group_id)
         ids = {slot.member.member_id for slot in group.slots if slot.member is not None}
-        known = set(truth.members) if group.is_classic else truth.names
+        known = set(truth.members) if truth.kind == "classic" else truth.names
         if known != ids:
             return f"{group.group_id}: members {sorted(known)}, alive are {sorted(ids)}"
         return ""
