@@ -24,7 +24,7 @@ E = ErrorCode
 
 
 class Host:
-    """One shard for all groups, but for those called `away...`."""
+    """One shard for all groups, but for those called `away...` and `loading`."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -35,6 +35,8 @@ class Host:
     def find(self, group_id: str) -> Shard:
         if not group_id or group_id.startswith("away"):
             raise PenstockError(E.NOT_COORDINATOR, "elsewhere")
+        if group_id == "loading":
+            raise PenstockError(E.COORDINATOR_LOAD_IN_PROGRESS, "not yet")
         return self.rig.shard
 
     def shards(self) -> list[Shard]:
@@ -203,6 +205,31 @@ def test_membership_in_every_version() -> None:
                 ]
 
     asyncio.run(main())
+
+
+async def test_members_whose_coordinator_loads_its_log_are_told_what_they_understand() -> None:
+    """Kafka answers a Heartbeat blindly then (GroupCoordinatorService.heartbeat), and its first coordinator sent
+    a SyncGroup back to JoinGroup. COORDINATOR_LOAD_IN_PROGRESS there ends consumers: aiokafka's
+    `_do_heartbeat` and `_send_sync_group_request` raise, the Java client throws from poll()."""
+    peer = Peer()
+    common = {"group_id": "loading", "generation_id": 1, "member_id": "m"}
+    for version in versions(ApiKey.HEARTBEAT):
+        assert int((await peer.call(ApiKey.HEARTBEAT, version, **common)).error_code) == E.NONE
+    for version in versions(ApiKey.SYNC_GROUP):
+        values = common | {"protocol_type": None, "protocol_name": None, "assignments": ()}
+        answer = await peer.call(ApiKey.SYNC_GROUP, version, **values)
+        assert int(answer.error_code) == E.REBALANCE_IN_PROGRESS
+    protocols = (item(ApiKey.JOIN_GROUP, 0, "JoinGroupRequestProtocol", name="range", metadata=b""),)
+    joined = await peer.call(
+        ApiKey.JOIN_GROUP,
+        0,
+        group_id="loading",
+        member_id="",
+        session_timeout=10_000,
+        protocol_type="consumer",
+        protocols=protocols,
+    )
+    assert int(joined.error_code) == E.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def test_members_of_a_group_without_name_are_refused_wherever_they_ask() -> None:

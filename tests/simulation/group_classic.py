@@ -145,7 +145,7 @@ class ClassicMember(Member):
             self.epoch = -1
         elif error is ErrorCode.FENCED_INSTANCE_ID:
             self.fatal(error.name)
-        elif error is not ErrorCode.REBALANCE_IN_PROGRESS and error not in WAIT:
+        elif error is not ErrorCode.REBALANCE_IN_PROGRESS and (error not in WAIT or what == "SyncGroup"):
             self.unexpected(what, error)
 
     def _let_go(self) -> None:
@@ -179,7 +179,8 @@ class ClassicMember(Member):
             self.note_error(error)
             self.forget_coordinator()
         elif error in WAIT:
-            self.note_error(error)
+            # aiokafka ends here.
+            self.unexpected("Heartbeat", error)
         else:
             self._refused("Heartbeat", error)
 

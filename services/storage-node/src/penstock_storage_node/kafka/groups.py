@@ -1,9 +1,9 @@
 """Requests to the group coordinator, for every way in: decoded, handed to a shard, encoded.
 
 Rules: a request that a shard cannot take (not the coordinator, still loading) fails as a whole with
-that code; an answer that waits for the high watermark waits COMMIT_TIMEOUT_MS at most, then
-the client is told COORDINATOR_NOT_AVAILABLE and asks again. JoinGroup and SyncGroup wait as long as
-the group does.
+that code, but for what clients would not understand (`_WHILE_LOADING`); an answer that waits for the
+high watermark waits COMMIT_TIMEOUT_MS at most, then the client is told COORDINATOR_NOT_AVAILABLE and
+asks again. JoinGroup and SyncGroup wait as long as the group does.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ _OPERATION_BITS: Final = {Operation.READ: 1 << 3, Operation.DELETE: 1 << 6, Oper
 _NO_OPERATIONS: Final = -(2**31)
 
 Answer = Response | Awaitable[Response]
+
+
+_WHILE_LOADING: Final = {
+    ApiKey.HEARTBEAT: ErrorCode.NONE,
+    ApiKey.SYNC_GROUP: ErrorCode.REBALANCE_IN_PROGRESS,
+}
+"""What members are told in place of COORDINATOR_LOAD_IN_PROGRESS, at which consumers give up (the Java client's
+poll() throws, aiokafka's tasks end). A Heartbeat is answered blindly, as by Kafka; whoever waits for an
+assignment joins again, as with Kafka's first coordinator: its rebalance is lost."""
 
 
 class DeferredReply:
@@ -125,7 +134,10 @@ class GroupHandler:
         except Malformed:
             raise
         except PenstockError as e:
-            return [failure(header, frame, e.code, e.message)]
+            code = e.code
+            if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                code = _WHILE_LOADING.get(ApiKey(header.api_key), code)
+            return [failure(header, frame, code, e.message)]
 
     # -- helpers ------------------------------------------------------------------------------
 
