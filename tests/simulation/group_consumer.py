@@ -145,7 +145,7 @@ class ConsumerMember(Member):
 
     def on_commit_error(self, error: ErrorCode) -> None:
         # A stale epoch and an unknown member are left to the next heartbeat.
-        if error not in _FENCED and error not in (ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND):
+        if error not in _FENCED and error is not ErrorCode.STALE_MEMBER_EPOCH:
             super().on_commit_error(error)
 
     def on_fetch_error(self, error: ErrorCode) -> None:

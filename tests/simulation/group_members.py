@@ -32,6 +32,11 @@ WAIT = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 """The coordinator will answer later."""
 
 
+_NOT_NOW = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND})
+"""A commit comes to nothing: the coordinator may know less of topics than the rest; a group whose members all
+seemed gone may have expired, which the next heartbeat brings to light."""
+
+
 class Pause:
     """What a member's program awaits."""
 
@@ -360,8 +365,7 @@ class Member:
         """A commit was refused."""
         if error in LOOK_AGAIN:
             self.forget_coordinator()
-        elif error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and error not in WAIT:
-            # (A coordinator may know less of topics than the rest.)
+        elif error not in _NOT_NOW and error not in WAIT:
             self.unexpected("OffsetCommit", error)
 
     async def fetch(

@@ -139,6 +139,7 @@ def test_a_seed_replays_to_the_same_event() -> None:
         "fence-only-leaders",
         "keys-taken-for-one",
         "deletion-answered-early",
+        "zombie-generation-accepted",
     ],
 )
 def test_planted_bug_is_found(bug: str) -> None:
