@@ -100,7 +100,8 @@ class GroupTruth:
     names: set[str] = field(default_factory=set)
     """Members of a consumer group."""
     told: dict[tuple[str, int], set[Parts]] = field(default_factory=dict)
-    """What a member may have been told: by member and epoch, each assignment that was committed."""
+    """What a member may have been told: by member and epoch, each assignment that was committed. Of all lives,
+    for one that hung may read its answer late."""
     epoch_max: dict[str, int] = field(default_factory=dict)
     offsets: dict[Place, Offsets] = field(default_factory=dict)
 
@@ -126,7 +127,6 @@ class GroupTruth:
         self.members = {}
         self.current.clear()
         self.names.clear()
-        self.told.clear()
         self.epoch_max.clear()
 
 
