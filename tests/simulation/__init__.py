@@ -11,4 +11,5 @@ Everything that decides is the code that ships. What stands in for the outside w
 | the compaction worker's process | `cleaner_process` |
 | files | `support.simulated_fs`, also under the controllers (`sim_os`) |
 | clients | `producer`, `consumer`: models of librdkafka's idempotent producer and of a reader |
+| members of consumer groups | `group_classic`, `group_consumer`: models of the Java client's, both protocols |
 """

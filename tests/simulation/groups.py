@@ -281,7 +281,18 @@ class Groups:
         """What still lacks, "" when every member has its share and nothing is left to anybody."""
         if not self.committed:
             return f"topic {TOPIC} was never made"
-        return next((why for group in self.groups.values() if (why := self._why_not(group, image))), "")
+        why = next((why for group in self.groups.values() if (why := self._why_not(group, image))), "")
+        return why or self._why_not_quiet()
+
+    def _why_not_quiet(self) -> str:
+        """A last commit may be under way still."""
+        for key in self.partitions():
+            end = self.world.checker.truth(key).end
+            for host in self.world.hosts:
+                partition = host.process.manager.partitions.get(key) if host.kind == "n" else None
+                if partition is not None and partition.log.log_end_offset != end:
+                    return f"{partition.name} is being written: {partition.log.log_end_offset} of {end}"
+        return ""
 
     def _why_not(self, group: Group, image: MetadataImage) -> str:
         parts: set[tuple[TopicId, int]] = set()
