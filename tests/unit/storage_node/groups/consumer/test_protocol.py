@@ -160,6 +160,26 @@ def test_topics_by_regex_come_and_go() -> None:
     assert one(rig, "a", 2, owned=NOTHING).assignment == parts("x", 0)
 
 
+def test_topics_that_change_while_no_coordinator_is_there_are_assigned_by_the_next_one() -> None:
+    rig = rig_with(t=2)
+    one(rig, "a", 0, topics=("t", "u"))
+    rig.fail_over()
+    assert one(rig, "a", 1) == ConsumerHeartbeatResult(
+        member_id="a", epoch=1
+    )  # nothing has changed: no rebalance
+    rig.topics.set(t=3)
+    rig.fail_over()
+    assert one(rig, "a", 1).assignment == parts("t", 0, 1, 2)
+    rig.topics.set(t=3, u=1)
+    rig.fail_over()
+    found = one(rig, "a", 2)
+    assert (found.epoch, found.assignment) == (3, parts("t", 0, 1, 2) | parts("u", 0))
+    rig.topics.set(u=1)
+    rig.fail_over()
+    assert one(rig, "a", 3).assignment == parts("u", 0)
+    assert one(rig, "a", 3, owned=parts("u", 0)).epoch == 4
+
+
 def test_a_regex_matches_internal_topics_as_any_other() -> None:
     """Kafka leaves that to the pattern: `exclude.internal.topics` is of classic consumers' own matching."""
     rig = rig_with(t=1, __consumer_offsets=2)
