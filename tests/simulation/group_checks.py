@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicPartition
 from penstock_storage_node.groups import records as rec
+from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.consumer.group import LEAVE_FOR_NOW, ConsumerGroup, Parts, to_parts
 from penstock_storage_node.groups.consumer.subscription import read_assignment
 from penstock_storage_node.groups.host import GroupHost, _Hosted, _PartitionLog
@@ -409,7 +410,7 @@ class GroupChecker:
         self, shard: Shard, group_id: str, answers: Iterable[tuple[Place, OffsetValue | None]]
     ) -> None:
         """A coordinator answers an OffsetFetch."""
-        log = shard._log
+        log = shard._store._log
         assert isinstance(log, CheckedPartitionLog)
         if not self.is_newest(log.key, log.epoch):
             self.count("offsets told by deposed coordinators")
@@ -577,7 +578,7 @@ def _known(shard: Shard) -> dict[Any, Any]:
                 known[name, "member", m.member_id] = m.to_value()
                 now = (m.epoch, m.previous_epoch, m.state, m.assigned, m.revoking)
                 known[name, "current", m.member_id] = now
-        elif group.stored:
+        elif isinstance(group, ClassicGroup) and group.stored:
             known[name, "generation"] = group.generation
             for each in group.members.values():
                 now_ = (each.instance_id, each.session_timeout_ms, each.assignment)

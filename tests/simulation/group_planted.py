@@ -7,17 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import penstock_storage_node.groups.host as host_module
-import penstock_storage_node.groups.offsets as offsets_module
 from penstock_core.errors import ErrorCode
 from penstock_kafka.records.read import read_all
 from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.classic.protocol import ClassicProtocol
 from penstock_storage_node.groups.consumer.group import NOTHING, STABLE, UNRELEASED, ConsumerGroup
 from penstock_storage_node.groups.consumer.protocol import ConsumerProtocol
-from penstock_storage_node.groups.offsets import Offsets
+from penstock_storage_node.groups.offsets import OffsetStore
 from penstock_storage_node.groups.records import CURRENT_MEMBER, group_key, put_group
 from penstock_storage_node.groups.records import Record as GroupRecord
-from penstock_storage_node.groups.store import Base
+from penstock_storage_node.groups.store import GroupStore
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -37,41 +36,48 @@ def static_members(settings: Settings) -> None:
 
 
 def _acked_early() -> list[Patch]:
-    write = Offsets._write_offsets
+    write = OffsetStore._write_offsets
 
     def answer(shard: Any, group_id: str, records: Any, values: Any, codes: Any, reply: Any) -> None:
         reply(codes)
         write(shard, group_id, records, values, codes, lambda _: None)
 
-    return [(Offsets, "_write_offsets", answer)]
+    return [(OffsetStore, "_write_offsets", answer)]
 
 
 def _any_generation() -> list[Patch]:
-    return [(offsets_module, "_check_classic_commit", lambda _group, _request: ErrorCode.NONE)]
+    return [(ClassicGroup, "check_commit", lambda *_: ErrorCode.NONE)]
 
 
 def _fenced_instance() -> list[Patch]:
-    check = offsets_module._check_classic_commit
+    check = ClassicGroup.check_commit
 
-    def lax(group: ClassicGroup, request: Any) -> ErrorCode:
-        return ErrorCode.NONE if request.instance_id in group.static else check(group, request)
+    def lax(
+        group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, version: int
+    ) -> ErrorCode:
+        if instance_id in group.static:
+            return ErrorCode.NONE
+        return check(group, member_id, instance_id, generation, version)
 
-    return [(offsets_module, "_check_classic_commit", lax)]
+    return [(ClassicGroup, "check_commit", lax)]
 
 
 def _any_epoch() -> list[Patch]:
-    def check(group: ConsumerGroup, member_id: str, _epoch: int, _version: int) -> ErrorCode:
+    def check(
+        group: ConsumerGroup, member_id: str, _instance_id: str | None, _epoch: int, _version: int
+    ) -> ErrorCode:
         return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     return [(ConsumerGroup, "check_commit", check)]
 
 
 def _expiry_looks_at_commits_alone() -> list[Patch]:
-    def expired(shard: Any, group_id: str, now_ms: int) -> list[Any]:
-        oldest_ms = now_ms - shard.settings.offsets_retention_ms
-        return [key for key, value in shard.offsets.get(group_id, {}).items() if value.commit_ms <= oldest_ms]
+    def expired(part: Any, group_id: str, now_ms: int) -> list[Any]:
+        store = part.store
+        oldest_ms = now_ms - store.settings.offsets_retention_ms
+        return [key for key, value in store.offsets.get(group_id, {}).items() if value.commit_ms <= oldest_ms]
 
-    return [(Offsets, "expired_keys", expired)]
+    return [(OffsetStore, "expired_keys", expired)]
 
 
 # --- membership -----------------------------------------------------------------------------
@@ -88,10 +94,10 @@ def _generation_stays() -> list[Patch]:
 
 
 def _told_before_stored() -> list[Patch]:
-    def store(shard: Any, group: ClassicGroup, assignments: Any, done: Any) -> None:
+    def store(part: Any, group: ClassicGroup, assignments: Any, done: Any) -> None:
         group.stored = True
         value = put_group(group.to_value(assignments))
-        if shard.write([GroupRecord(group_key(group.group_id), value)], lambda _: None):
+        if part.store.write([GroupRecord(group_key(group.group_id), value)], lambda _: None):
             done(ErrorCode.NONE)
 
     return [(ClassicProtocol, "_store", store)]
@@ -135,27 +141,27 @@ def _owners_ignored() -> list[Patch]:
 def _sessions_never_end() -> list[Patch]:
     return [
         (ClassicProtocol, "_on_member_timer", lambda *_: None),
-        (ConsumerProtocol, "ring_consumer", lambda *_: None),
+        (ConsumerProtocol, "ring", lambda *_: None),
     ]
 
 
 def _answers_do_not_wait() -> list[Patch]:
-    return [(Base, "when_settled", lambda _shard, done: done(ErrorCode.NONE))]
+    return [(GroupStore, "when_settled", lambda _store, done: done(ErrorCode.NONE))]
 
 
 # --- hand-over --------------------------------------------------------------------------------
 
 
 def _epochs_reset_on_load() -> list[Patch]:
-    replay = ConsumerProtocol.replay_consumer
+    replay = ConsumerProtocol.replay
 
-    def reset(shard: Any, about: Any, value: bytes | None) -> None:
-        replay(shard, about, value)
-        group = shard.groups.get(about.group_id)
+    def reset(part: Any, about: Any, value: bytes | None) -> None:
+        replay(part, about, value)
+        group = part.store.groups.get(about.group_id)
         if about.kind == CURRENT_MEMBER and value is not None:
             group.put(replace(group.members[about.member_id], epoch=0))
 
-    return [(ConsumerProtocol, "replay_consumer", reset)]
+    return [(ConsumerProtocol, "replay", reset)]
 
 
 def _newest_record_not_loaded() -> list[Patch]:

@@ -40,9 +40,8 @@ from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
-from simulation import group_planted
+from simulation import group_planted, planted_log
 from simulation import planted_guards as guards
-from simulation import planted_log
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
