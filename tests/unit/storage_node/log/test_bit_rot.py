@@ -9,7 +9,7 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import iter_batches
 from penstock_storage_node.log import PartitionLog
-from penstock_storage_node.log.reading import DamagedData, GapSeen, Stuck
+from penstock_storage_node.log.reading import DamagedData, Need, Stuck
 from penstock_storage_node.log.recovery import DAMAGED_MARKER, mark_damaged
 from support.simulated_fs import SimulatedFile, SimulatedFileSystem
 from unit.storage_node.log.log_model import (
@@ -217,6 +217,6 @@ def test_a_log_that_grows_while_it_is_looked_through_is_not_called_damaged() -> 
     segment = log._segments[-1]
     segment.found_bytes = segment.written
     fs.log = log
-    log._unstick(Stuck(segment, GapSeen()))
+    log._unstick(Stuck(segment, Need.WALK))
     assert segment.is_walked
     assert log.log_end_offset > 40

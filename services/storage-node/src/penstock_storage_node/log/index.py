@@ -44,10 +44,6 @@ _TIME_ENTRY = struct.Struct(">qi")
 _LITTLE = sys.byteorder == "little"
 
 
-class NotLoaded(Exception):
-    """The wanted part of an index is on disk only: go to the disk pool."""
-
-
 class IndexEntry(NamedTuple):
     """A batch that ends with `last_offset` begins at `position`; (-1, 0) is the segment's start."""
 
@@ -147,8 +143,8 @@ class OffsetIndex:
         positions.append(position)
         offsets.append(last_offset - self.base_offset)
 
-    def floor_offset(self, offset: int) -> IndexEntry:
-        """Last entry whose batch ends at or before `offset`. Raises NotLoaded."""
+    def floor_offset(self, offset: int) -> IndexEntry | None:
+        """Last entry whose batch ends at or before `offset`; None: it's on disk only (see `load_head`)."""
         relative = offset - self.base_offset
         offsets, positions = self.tail
         if offsets and relative >= offsets[0]:
@@ -156,25 +152,29 @@ class OffsetIndex:
             return IndexEntry(self.base_offset + offsets[index], positions[index])
         if self.head_count == 0:
             return SEGMENT_START
-        offsets, positions = self._head()
+        head = self._heads.get(self.path)
+        if head is None:
+            return None
+        offsets, positions = head
         index = bisect_right(offsets, relative) - 1
         return (
             IndexEntry(self.base_offset + offsets[index], positions[index]) if index >= 0 else SEGMENT_START
         )
 
-    def below(self, position_max: int, offset_end: int, *, may_load: bool = False) -> IndexEntry:
+    def below(self, position_max: int, offset_end: int) -> IndexEntry:
         """Last entry in memory at most at `position_max` whose batch ends before `offset_end`.
 
         SEGMENT_START when memory has none: good enough, because it only saves walking.
-        With `may_load` NotLoaded is raised when the file might have one.
         """
+        return self.find_below(position_max, offset_end) or SEGMENT_START
+
+    def find_below(self, position_max: int, offset_end: int) -> IndexEntry | None:
+        """As `below`, but None when memory has no entry and the file might have one."""
         offsets, positions = self.tail
         if not offsets or positions[0] > position_max:
             head = self._heads.get(self.path) if self.head_count else None
             if head is None:
-                if may_load and self.head_count:
-                    raise NotLoaded(self.path)
-                return SEGMENT_START
+                return None if self.head_count else SEGMENT_START
             offsets, positions = head
         relative_end = offset_end - self.base_offset
         index = bisect_right(positions, position_max, 0, len(offsets)) - 1
@@ -183,12 +183,6 @@ class OffsetIndex:
         if index < 0:
             return SEGMENT_START
         return IndexEntry(self.base_offset + offsets[index], positions[index])
-
-    def _head(self) -> Head:
-        head = self._heads.get(self.path)
-        if head is None:
-            raise NotLoaded(self.path)
-        return head
 
     def unsaved(self, until: int) -> tuple[int, bytes]:
         """(number of the first entry that the file lacks, bytes of those before entry `until`)."""

@@ -32,14 +32,12 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
-from penstock_kafka.records.batch import Buffer
 from penstock_storage_node.log import reading, recovery, retention, timestamps
 from penstock_storage_node.log.compaction import plan as cleaning_plan
 from penstock_storage_node.log.compaction import swap
 from penstock_storage_node.log.compaction.plan import CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import FileSystem
-from penstock_storage_node.log.index import NotLoaded
 from penstock_storage_node.log.job_order import JobOrder
 from penstock_storage_node.log.jobs import (
     FULL_ERRORS,
@@ -53,6 +51,7 @@ from penstock_storage_node.log.jobs import (
     sync_segment,
 )
 from penstock_storage_node.log.log_core import Appended, Duplicate, LogState
+from penstock_storage_node.log.reading import BlockingFiles, CachedFiles, Files, Found, Need, Stuck, Wanted
 from penstock_storage_node.log.segment import Segment, file_stem, load_head
 
 __all__ = ["Appended", "Duplicate", "LogState", "PartitionLog"]
@@ -172,14 +171,15 @@ class PartitionLog(JobOrder):
             return self._read_staged(offset, max_bytes, upper_offset, min_one)
         if self.state is LogState.FAILED and offset >= self._flushed:
             raise self._refusal()
-        if self.is_swapping:
-            return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
-        try:
-            return self._read_files(reading.fetch_nowait, offset, max_bytes, upper_offset, min_one)
-        except (BlockingIOError, reading.Stuck):
-            return ReadJob(lambda: self._read_in_pool(offset, max_bytes, upper_offset, min_one))
-        except OSError as error:
-            raise self._unreadable(error) from error
+        wanted = Wanted(offset, max_bytes, upper_offset, min_one)
+        if not self.is_swapping:
+            try:
+                found = self._read_files(CachedFiles(self._fs), wanted)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if isinstance(found, ReadData):
+                return found
+        return ReadJob(lambda: self._read_in_pool(wanted))
 
     def _out_of_range(self, offset: int) -> PenstockError:
         return PenstockError(
@@ -195,69 +195,48 @@ class PartitionLog(JobOrder):
         first = max(bisect_right(chunks, offset, key=_base_offset) - 1, 0)
         return reading.read_buffers(chunks, first, offset, max_bytes, upper_offset, min_one=min_one)
 
-    def _read_files(
-        self,
-        fetch: Callable[[FileSystem, str, int, int], Buffer],
-        offset: int,
-        max_bytes: int,
-        upper_offset: int,
-        min_one: bool,
-        *,
-        may_block: bool = False,
-    ) -> ReadData:
-        fs, segments, hints = self._fs, self._segments, self._hints
+    def _read_files(self, files: Files, wanted: Wanted) -> ReadData | Stuck:
+        segments, hints, offset = self._segments, self._hints, wanted.offset
         index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
         hint = hints.get(offset)
         for segment in segments[index : index + READ_SEGMENTS_MAX]:
-            if may_block:  # what the cache does not have the disk gives, and then reads on ahead
+            if files.may_block:  # what the cache does not have the disk gives, and then reads on ahead
                 segment.found_bytes = segment.written
-            try:
-                found = reading.read_segment(
-                    segment,
-                    lambda position, size, path=segment.path: fetch(fs, path, position, size),  # type: ignore[misc]
-                    offset,
-                    max_bytes,
-                    upper_offset,
-                    hint=hint,
-                    min_one=min_one,
-                    may_block=may_block,
-                )
-            except (NotLoaded, reading.IndexDamaged, reading.GapSeen) as why:
-                raise reading.Stuck(segment, why) from None
+            found = reading.read_segment(segment, files, wanted, hint)
+            if isinstance(found, Found):
+                if found.size_bytes:
+                    reading.remember(hints, found.next_offset, segment, found.end_position)
+                return found
             if found is not None:
-                data, position = found
-                if data.size_bytes:
-                    reading.remember(hints, data.next_offset, segment, position)
-                return data
+                return Stuck(segment, found)
         return reading.empty(offset)
 
-    def _read_in_pool(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData:
-        stuck: reading.Stuck | None = None
+    def _read_in_pool(self, wanted: Wanted) -> ReadData:
+        files, stuck = BlockingFiles(self._fs), None
         for _ in range(READ_TRIES_MAX):
             try:
                 if stuck is not None:
                     self._unstick(stuck)
-                return self._read_files(
-                    reading.fetch, offset, max_bytes, upper_offset, min_one, may_block=True
-                )
-            except reading.Stuck as again:
-                stuck = again
+                found = self._read_files(files, wanted)
             except FileNotFoundError:  # retention was faster
                 raise self._out_of_range(self._start - 1) from None
             except OSError as error:
                 raise self._unreadable(error) from error
+            if isinstance(found, ReadData):
+                return found
+            stuck = found
         raise PenstockError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"indexes of {self} at {offset} are in work: try again"
+            ErrorCode.KAFKA_STORAGE_ERROR, f"indexes of {self} at {wanted.offset} are in work: try again"
         )
 
-    def _unstick(self, stuck: reading.Stuck) -> None:
+    def _unstick(self, stuck: Stuck) -> None:
         segment = stuck.segment
-        if isinstance(stuck.why, NotLoaded):
+        if stuck.need is Need.INDEX:
             load_head(self._fs, segment)
             return
         size = segment.written  # first: the log may grow meanwhile
         reading.trust(self._fs, segment, size, self.end_of(segment))
-        if isinstance(stuck.why, reading.IndexDamaged):
+        if stuck.need is Need.MENDED_INDEX:
             self.index_fault_count += 1
             timestamps.mend_head(self._fs, segment, self.settings.index_interval_bytes)
 

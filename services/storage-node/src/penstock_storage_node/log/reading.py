@@ -1,31 +1,35 @@
 """Finding and cutting out whole batches, from a log file or from staged memory.
 
-The same code serves the loop (which must not wait: `fetch` raises BlockingIOError) and
-the disk pool. What it costs doesn't grow with the batches read: the start is found by a
-hint (where the last read ended) or the offset index, the end by the index too, and only
-the few batches between an index entry and the exact place are walked.
+The same code serves the loop, which must not wait, and the disk pool: see `CachedFiles` and
+`BlockingFiles`. Where the loop can't answer, `read_segment` says what it needs (`Need`).
+What a read costs doesn't grow with the batches read: the start is found by a hint (where
+the last read ended) or the offset index, the end by the index too, and only the few batches
+between an index entry and the exact place are walked.
 
 Index entries are hints: the batch found at one must end with the entry's offset, else
-`IndexDamaged` sends the read to the pool, which walks the segment and mends the cache.
+`Need.MENDED_INDEX` sends the read to the pool, which walks the segment and mends the cache.
 
 Disks forget bits without a word, and consumers may not look (librdkafka's `check.crcs` is off by
 default). So what comes from the disk, and was not put into the page cache by this very process, is
 compared with its CRC before anybody gets it; `DamagedData` says that it is wrong. What this process
 wrote itself and never lost from the cache costs nothing. Offset and length of a batch lie outside of
 its CRC, and batches before the wanted one are passed over unchecked: damage there shows as a gap, and
-at the first gap of a segment `GapSeen` has the pool walk all of it, once. (A batch's leader epoch lies
+at the first gap of a segment `Need.WALK` has the pool walk all of it, once. (A batch's leader epoch lies
 outside too and is not looked at.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import BATCH_BYTES_MAX
 from penstock_kafka.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, Buffer, is_crc_valid
 from penstock_storage_node.log.fs import FileSystem, read_fully
-from penstock_storage_node.log.index import IndexEntry, NotLoaded
+from penstock_storage_node.log.index import IndexEntry
 from penstock_storage_node.log.jobs import ReadData
 from penstock_storage_node.log.log_core import Appended
 from penstock_storage_node.log.segment import BATCH_BYTES_MIN, SHORT_HEADER, Segment, walk_file
@@ -44,24 +48,40 @@ CHECK_BATCHES_MAX = 1024
 
 MAGIC_POSITION = 16
 
-Fetch = Callable[[int, int], Buffer]
-"""(position, size) to bytes of the log file; fewer only at its end. May raise BlockingIOError."""
+
+class Wanted(NamedTuple):
+    """What a read asks for."""
+
+    offset: int
+    max_bytes: int
+    """But for the first batch when `min_one`."""
+    upper_offset: int
+    """Batches that begin there or later are left out."""
+    min_one: bool
 
 
-class IndexDamaged(Exception):
-    """An index entry doesn't name the batch that stands at its position."""
+class Need(Enum):
+    """Why a read of one segment can't answer yet. All of it is for the pool, which then reads again."""
+
+    DISK = "bytes are not in the page cache, or there is much to check"
+    INDEX = "the offset index is on disk only"
+    MENDED_INDEX = "an index entry doesn't name the batch that stands at its position"
+    WALK = "offsets are missing in a segment that was not walked yet: compaction, or damage"
 
 
-class GapSeen(Exception):
-    """Offsets are missing in a segment that was not walked yet: compaction, or damage."""
-
-
-class Stuck(Exception):
+class Stuck(NamedTuple):
     """A read can't go on before the pool has seen to `segment`."""
 
-    def __init__(self, segment: Segment, why: IndexDamaged | GapSeen | NotLoaded) -> None:
-        self.segment = segment
-        self.why = why
+    segment: Segment
+    need: Need
+
+
+@dataclass(slots=True)
+class Found(ReadData):
+    """Batches out of a file."""
+
+    end_position: int
+    """Of the last of them in the file, where the next read may begin."""
 
 
 class DamagedData(PenstockError):
@@ -81,34 +101,56 @@ def empty(offset: int) -> ReadData:
     return ReadData(offset, offset, [], 0)
 
 
-def fetch_nowait(fs: FileSystem, path: str, position: int, size: int) -> Buffer:
-    """Bytes of a file that is open and in the page cache, else BlockingIOError (loop)."""
-    file = fs.files.pin_if_open(path)
-    if file is None:
-        raise BlockingIOError
-    try:
-        buffer = bytearray(size)
-        got = fs.preadv_nowait(file.fd, buffer, position)
-    finally:
-        fs.files.unpin(file)
-    if got < size:  # the rest is not in the page cache
-        raise BlockingIOError
-    return buffer
+class CachedFiles:
+    """Log files as far as they are open and in the page cache (loop: never waits)."""
+
+    __slots__ = ("_fs",)
+    may_block = False
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def fetch(self, path: str, position: int, size: int) -> Buffer | None:
+        """That many bytes, None when not all of them are at hand. Raises OSError."""
+        fs = self._fs
+        file = fs.files.pin_if_open(path)
+        if file is None:
+            return None
+        try:
+            buffer = bytearray(size)
+            got = fs.preadv_nowait(file.fd, buffer, position)
+        except BlockingIOError:
+            return None
+        finally:
+            fs.files.unpin(file)
+        return None if got < size else buffer  # the rest is not in the page cache
 
 
-def fetch(fs: FileSystem, path: str, position: int, size: int) -> Buffer:
-    """Bytes of a file (pool). Raises OSError."""
-    file = fs.files.pin(path)
-    try:
-        return read_fully(fs, file.fd, size, position)
-    finally:
-        fs.files.unpin(file)
+class BlockingFiles:
+    """Log files, wherever their bytes are (pool)."""
+
+    __slots__ = ("_fs",)
+    may_block = True
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def fetch(self, path: str, position: int, size: int) -> Buffer | None:
+        """So many bytes, fewer only at the file's end. Raises OSError."""
+        file = self._fs.files.pin(path)
+        try:
+            return read_fully(self._fs, file.fd, size, position)
+        finally:
+            self._fs.files.unpin(file)
+
+
+Files = CachedFiles | BlockingFiles
 
 
 def _start_of_read(
     segment: Segment, offset: int, hint: tuple[Segment, int] | None
-) -> tuple[IndexEntry, bool]:
-    """Where to begin looking for `offset`, and whether it stands right there. Raises NotLoaded."""
+) -> tuple[IndexEntry | None, bool]:
+    """Where to begin looking for `offset` (None: the index has to be loaded), and whether it stands right there."""
     if hint is not None and hint[0] is segment:
         return IndexEntry(-1, hint[1]), True
     if offset <= segment.base_offset:
@@ -124,72 +166,92 @@ def remember(hints: dict[int, tuple[Segment, int]], offset: int, segment: Segmen
 
 
 def read_segment(
-    segment: Segment,
-    fetch: Fetch,
-    offset: int,
-    max_bytes: int,
-    upper_offset: int,
-    *,
-    hint: tuple[Segment, int] | None,
-    min_one: bool,
-    may_block: bool,
-) -> tuple[ReadData, int] | None:
-    """Batches from the one that holds `offset` on, below `upper_offset`, and the position after them.
+    segment: Segment, files: Files, wanted: Wanted, hint: tuple[Segment, int] | None
+) -> Found | Need | None:
+    """Batches from the one that holds the offset on, below the upper offset, or what is needed first.
 
-    `hint` may be where an earlier read ended that was to go on at `offset`. None when the segment
-    holds nothing at or after `offset`. `may_block`: in the pool; else raises BlockingIOError when
-    there is much to check. Raises DamagedData, GapSeen, IndexDamaged, NotLoaded.
+    `hint` may be where an earlier read ended that was to go on at that offset. None when the segment
+    holds nothing at or after the offset. Raises DamagedData, and OSError as `files` do.
     """
+    offset, max_bytes = wanted.offset, wanted.max_bytes
     start, is_exact = _start_of_read(segment, offset, hint)
+    if start is None:
+        return Need.INDEX
     limit = segment.written
-    may_be_wrong = start.position < segment.found_bytes
-    must_follow = may_be_wrong and not segment.is_walked
     position = start.position
+    may_be_wrong = position < segment.found_bytes
+    must_follow = may_be_wrong and not segment.is_walked
     want = max(max_bytes, HEADER_BYTES) + (0 if is_exact else SKIP_BYTES)
     if limit - position < HEADER_BYTES:
-        if start.last_offset >= 0:
-            raise IndexDamaged
-        _note_end(segment)
-        return None
-    buffer = fetch(position, min(want, limit - position))
-    if not is_exact:
-        _check_entry(buffer, 0, start)
+        return Need.MENDED_INDEX if start.last_offset >= 0 else _at_end(segment)
+    buffer = files.fetch(segment.path, position, min(want, limit - position))
+    if buffer is None:
+        return Need.DISK
+    if not is_exact and not _is_right(buffer, 0, start):
+        return Need.MENDED_INDEX
     first, expected = 0, _first_offset(segment, offset, start, is_exact)
     while True:
         if len(buffer) - first < HEADER_BYTES:
             position += first
             if limit - position < HEADER_BYTES:
-                _note_end(segment)
-                return None
-            buffer, first = fetch(position, min(max(max_bytes, HEADER_BYTES), limit - position)), 0
+                return _at_end(segment)
+            buffer = files.fetch(segment.path, position, min(max(max_bytes, HEADER_BYTES), limit - position))
+            if buffer is None:
+                return Need.DISK
+            first = 0
             _need_header(segment, buffer, position)
         base, length, delta = SHORT_HEADER.unpack_from(buffer, first)
         size = length + LENGTH_OVERHEAD_BYTES
         if not BATCH_BYTES_MIN <= size <= BATCH_BYTES_MAX or delta < 0:
             raise DamagedData(segment, position + first)
         if must_follow and base != expected >= 0:
-            raise GapSeen
+            return Need.WALK
         if base + delta >= offset:
-            break
+            return _cut_out(segment, files, wanted, buffer, position, first, may_be_wrong)
         first += size
         expected = base + delta + 1
+
+
+def _cut_out(
+    segment: Segment,
+    files: Files,
+    wanted: Wanted,
+    buffer: Buffer,
+    position: int,
+    first: int,
+    may_be_wrong: bool,
+) -> Found | Need:
+    """Batches from the one that begins at `first` of `buffer` on, which is at `position` of the file."""
+    offset, max_bytes, upper_offset, min_one = wanted
+    base, length, delta = SHORT_HEADER.unpack_from(buffer, first)
+    size = length + LENGTH_OVERHEAD_BYTES
     if base >= upper_offset or (size > max_bytes and not min_one):
-        return empty(offset), position + first
+        return Found(offset, offset, [], 0, position + first)
     if size > len(buffer) - first:
         position, first = position + first, 0
-        buffer = fetch(position, min(max(size, max_bytes), limit - position))
+        rest = segment.written - position
+        more = files.fetch(segment.path, position, min(max(size, max_bytes), rest))
+        if more is None:
+            return Need.DISK
+        buffer = more
         if len(buffer) < size:
             raise DamagedData(segment, position)
     budget = min(len(buffer), first + max(max_bytes, size))
     try:
-        end, next_offset = _find_end(segment, buffer, position, first, budget, upper_offset, size)
+        ending = _find_end(segment, buffer, position, first, budget, upper_offset, size)
     except DamagedData:  # the first may be right all the same
-        end, next_offset = first + size, base + delta + 1
+        ending = first + size, base + delta + 1
+    if isinstance(ending, Need):
+        return ending
+    end, next_offset = ending
     view = memoryview(buffer)[first:end]
     if may_be_wrong:
-        good_bytes, next_offset = _check(segment, view, position + first, next_offset, may_block=may_block)
+        checked = _check(segment, view, position + first, next_offset, may_block=files.may_block)
+        if isinstance(checked, Need):
+            return checked
+        good_bytes, next_offset = checked
         view, end = view[:good_bytes], first + good_bytes
-    return ReadData(base, next_offset, [view], end - first), position + end
+    return Found(base, next_offset, [view], end - first, position + end)
 
 
 def _first_offset(segment: Segment, offset: int, start: IndexEntry, is_exact: bool) -> int:
@@ -199,12 +261,12 @@ def _first_offset(segment: Segment, offset: int, start: IndexEntry, is_exact: bo
     return segment.base_offset if start.last_offset < 0 else -1
 
 
-def _check_entry(buffer: Buffer, at: int, entry: IndexEntry) -> None:
+def _is_right(buffer: Buffer, at: int, entry: IndexEntry) -> bool:
+    """Whether the batch that an index entry names stands at `at`."""
     if entry.last_offset < 0:
-        return
+        return True
     base, _, delta = SHORT_HEADER.unpack_from(buffer, at)
-    if buffer[at + MAGIC_POSITION] != 2 or base + delta != entry.last_offset:
-        raise IndexDamaged
+    return bool(buffer[at + MAGIC_POSITION] == MAGIC and base + delta == entry.last_offset)
 
 
 def _need_header(segment: Segment, buffer: Buffer, position: int) -> None:
@@ -214,14 +276,17 @@ def _need_header(segment: Segment, buffer: Buffer, position: int) -> None:
 
 def _find_end(
     segment: Segment, buffer: Buffer, position: int, first: int, budget: int, upper_offset: int, size: int
-) -> tuple[int, int]:
+) -> tuple[int, int] | Need:
     """(end of the last batch that fits, offset after it); the first, of `size` bytes, fits for sure."""
     end = first
     next_offset = -1
-    is_long = budget - first > WALK_BATCHES_MAX * size
-    entry = segment.offset_index.below(position + budget - HEADER_BYTES, upper_offset, may_load=is_long)
-    if entry.position > position + first:
-        _check_entry(buffer, entry.position - position, entry)
+    entry = segment.offset_index.find_below(position + budget - HEADER_BYTES, upper_offset)
+    if entry is None:
+        if budget - first > WALK_BATCHES_MAX * size:
+            return Need.INDEX
+    elif entry.position > position + first:
+        if not _is_right(buffer, entry.position - position, entry):
+            return Need.MENDED_INDEX
         end = entry.position - position
     unpack = SHORT_HEADER.unpack_from
     while budget - end >= HEADER_BYTES:
@@ -238,18 +303,17 @@ def _find_end(
     return end, next_offset
 
 
-def _note_end(segment: Segment) -> None:
+def _at_end(segment: Segment) -> Need | None:
     """Nothing at or after an offset that should lie in `segment`: its end was compacted away, or it is damaged."""
-    if segment.found_bytes and not segment.is_walked:
-        raise GapSeen
+    return Need.WALK if segment.found_bytes and not segment.is_walked else None
 
 
 def _check(
     segment: Segment, batches: memoryview, position: int, next_offset: int, *, may_block: bool
-) -> tuple[int, int]:
+) -> tuple[int, int] | Need:
     """How many bytes of `batches`, at `position` of the file, are right, and the offset after them.
 
-    `next_offset` is the one after all. Raises DamagedData when the first batch is wrong, and GapSeen.
+    `next_offset` is the one after all. Raises DamagedData when the first batch is wrong.
     """
     at, count, expected, stop = 0, 0, -1, len(batches)
     unpack = SHORT_HEADER.unpack_from
@@ -262,12 +326,12 @@ def _check(
                 raise DamagedData(segment, position)
             return at, expected
         if base > expected >= 0 and not segment.is_walked:
-            raise GapSeen
+            return Need.WALK
         expected = base + delta + 1
         at = end
         count += 1
         if count > CHECK_BATCHES_MAX and not may_block:
-            raise BlockingIOError
+            return Need.DISK
     return at, next_offset
 
 

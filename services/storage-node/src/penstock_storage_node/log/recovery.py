@@ -38,7 +38,6 @@ from penstock_storage_node.log.index import (
     SEGMENT_START,
     TIME_ENTRY_BYTES,
     IndexEntry,
-    NotLoaded,
     TimeIndex,
 )
 from penstock_storage_node.log.jobs import (
@@ -501,12 +500,11 @@ def remove_segments(fs: FileSystem, segments: list[Segment]) -> None:
 
 def find_position(fs: FileSystem, segment: Segment, offset: int) -> int:
     """Where to begin walking for `offset`, by the index if it is right (disk pool)."""
-    try:
-        entry = segment.offset_index.floor_offset(offset)
-    except NotLoaded:
+    entry = segment.offset_index.floor_offset(offset)
+    if entry is None:
         load_head(fs, segment)
         entry = segment.offset_index.floor_offset(offset)
-    if entry.last_offset >= 0:
+    if entry is not None and entry.last_offset >= 0:
         for info, _ in walk_file(fs, segment.path, entry.position, segment.written):
             if info.last_offset == entry.last_offset:
                 return entry.position
