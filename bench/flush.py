@@ -35,7 +35,7 @@ from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.check import accept_produced
 from penstock_storage_node.disk.group_flush import FlushCosts, open_group_flush
 from penstock_storage_node.disk.pool import DiskPool
-from penstock_storage_node.log import Appended, FileSystem, PartitionLog, WriteJob
+from penstock_storage_node.log import Appended, FileSystem, LogIdentity, LogPorts, PartitionLog, WriteJob
 from penstock_storage_node.log.fs import write_fully
 
 WAYS = ("files", "syncfs", "adaptive", "journal")
@@ -61,7 +61,7 @@ class JournalPool(DiskPool):
     def _flush_together(self, commits: Sequence[WriteJob]) -> None:
         fs, fd = self.journal
         started_s = time.perf_counter()
-        buffers = [buffer for commit in commits for step in commit.steps for buffer in step.buffers]
+        buffers = [buffer for commit in commits for step in commit.plan.steps for buffer in step.buffers]
         self.position = write_fully(fs, fd, buffers, self.position)
         fs.fdatasync(fd)
         self._batcher.note(time.perf_counter() - started_s, grouped=True)
@@ -126,15 +126,8 @@ async def one_slice(
     for number in range(partitions):
         path = place / f"t-{number}"
         path.mkdir()
-        log = PartitionLog.create(
-            fs,
-            path,
-            settings,
-            topic="t",
-            partition=number,
-            topic_id=TopicId(bytes(16)),
-            clock_ms=lambda: time.time_ns() // 1_000_000,
-        )
+        ports = LogPorts(fs, lambda: time.time_ns() // 1_000_000)
+        log = PartitionLog.create(ports, path, settings, LogIdentity("t", number, TopicId(bytes(16))))
         busy.append(Busy(pool, log, bytes(accepted), info))
     os.sync()
     started_s = time.perf_counter()

@@ -46,7 +46,7 @@ async def filled(cluster: MiniCluster) -> MiniNode:
 
 
 def flip(node: MiniNode, number: int) -> None:
-    path = Path(node.partition.log._segments[number].path)
+    path = Path(node.partition.log.segments[number].path)
     data = bytearray(path.read_bytes())
     bad = list(iter_batches(bytes(data)))[1]
     data[bad.position + bad.size_bytes - 5] ^= 16
@@ -59,7 +59,7 @@ async def test_damage_that_the_worker_meets_counts_as_damage_that_a_reader_meets
 ) -> None:
     node = await filled(cluster)
     flip(node, 1)
-    base_offset = node.partition.log._segments[1].base_offset
+    base_offset = node.partition.log.segments[1].base_offset
     compaction = compaction_of(node)
     assert await compaction.run_once()
     await eventually(lambda: node.manager.health.failed)
@@ -90,7 +90,7 @@ async def test_what_only_the_worker_finds_damaged_is_tried_again(
     cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = await filled(cluster)
-    base_offset = node.partition.log._segments[1].base_offset
+    base_offset = node.partition.log.segments[1].base_offset
 
     async def hear(self: Worker) -> dict[str, Any]:
         return {"error": "x.log: wrong CRC at byte 7", "kind": "damaged", "base_offset": base_offset}
@@ -115,7 +115,7 @@ async def test_a_cut_below_the_worker_is_no_damage(
 
     async def hear(self: Worker) -> dict[str, Any]:
         monkeypatch.undo()
-        await node.partition.exclusive(lambda: log.truncate_to(log._segments[1].base_offset + 1))
+        await node.partition.exclusive(lambda: log.truncate_to(log.segments[1].base_offset + 1))
         return {"error": "x.log: no batch at byte 7", "kind": "damaged", "base_offset": 0}
 
     monkeypatch.setattr(Worker, "hear", hear)
@@ -131,7 +131,7 @@ async def test_a_run_that_a_cut_or_a_deletion_overtakes_leaves_no_row(
 ) -> None:
     node = await filled(cluster)
     log, real = node.partition.log, Worker.hear
-    cut = log._segments[1].base_offset + 1
+    cut = log.segments[1].base_offset + 1
 
     async def hear(self: Worker) -> dict[str, Any]:
         answer = await real(self)

@@ -39,7 +39,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 def damage(node: MiniNode, segment: int = 1) -> tuple[int, int]:
     """Flip a bit in the second batch of a closed segment; returns its base offset and the next one's."""
-    path = Path(node.partition.log._segments[segment].path)
+    path = Path(node.partition.log.segments[segment].path)
     data = bytearray(path.read_bytes())
     bad = list(iter_batches(bytes(data)))[1]
     data[bad.position + bad.size_bytes - 5] ^= 16
@@ -68,7 +68,7 @@ async def test_the_node_gives_up_its_roles_and_fetches_anew_after_a_start(cluste
     assert leader.partition.replica.leadership is None
     assert "is damaged" in leader.manager.health.reason
     marker = Path(str(leader.partition.log.directory)) / DAMAGED_MARKER
-    assert int(marker.read_text()) == leader.partition.log._segments[1].base_offset
+    assert int(marker.read_text()) == leader.partition.log.segments[1].base_offset
     assert leader.metrics.damaged_segments == 1
 
     cluster.elect(2, [2, 3])

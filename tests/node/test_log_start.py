@@ -318,7 +318,7 @@ async def test_a_new_replica_of_a_log_that_starts_inside_a_batch_catches_up(
             assert (await leader.produce(*[b"x" * 80] * 10)).error == ErrorCode.NONE
         log = leader.partition.log
         assert log.segment_count > 3
-        leader.partition.raise_log_start(5 if first_segment == "whole" else log._segments[2].base_offset + 5)
+        leader.partition.raise_log_start(5 if first_segment == "whole" else log.segments[2].base_offset + 5)
         dropped = leader.manager.log_starts.drop_old_segments(leader.partition)
         if dropped is not None:
             await dropped

@@ -26,8 +26,9 @@ from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.compaction.plan import CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CLEANED, CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import read_file
-from penstock_storage_node.log.partition_log import Appended, PartitionLog
+from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.log.segment import Segment
+from penstock_storage_node.log.state import Appended
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
 from simulation.invariants import Checker, Entry
@@ -85,7 +86,7 @@ class CheckedLog(PartitionLog):
         self._requested_ms = 0
         self._new: list[Entry] = []
         """Of the segment that is being swapped in."""
-        for segment in self._segments:
+        for segment in self.segments:
             self.shadow += self._entries_in(segment.path)
         checker.on_log(self)
         if self.is_tracked:
@@ -127,7 +128,7 @@ class CheckedLog(PartitionLog):
         return result
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, **kwargs: Any) -> int:
-        before = self._end
+        before = self.log_end_offset
         last = super().append_as_follower(records, leader_epoch, **kwargs)
         for info in iter_batches(records):
             if before <= info.base_offset <= last:
@@ -146,10 +147,10 @@ class CheckedLog(PartitionLog):
         _the_checker().on_append(self, entry)
 
     def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
-        before, start = self._segments, self._start
+        before, start = self.segments, self.log_start_offset
         work = super().delete_old_segments(high_watermark, now_ms)
         if self.is_tracked:
-            left = set(map(id, self._segments))
+            left = set(map(id, self.segments))
             gone = [segment for segment in before if id(segment) not in left]
             if gone:
                 ends = [segment.base_offset for segment in before[1:]][: len(gone)]
@@ -168,7 +169,7 @@ class CheckedLog(PartitionLog):
 
     def swap_files(self, group: CleanedGroup, sources: Sequence[Segment], plan: CleaningPlan) -> bool:
         checker = _the_checker()
-        if set(map(id, sources)) <= set(map(id, self._segments)) and self.can_swap(sources, plan):
+        if set(map(id, sources)) <= set(map(id, self.segments)) and self.can_swap(sources, plan):
             # Before: a crash in the middle may leave it to the next start.
             low, high = self._range_of(group, sources)
             new = self._new = self._entries_in(f"{sources[0].path}{CLEANED}")
@@ -179,7 +180,7 @@ class CheckedLog(PartitionLog):
 
     def _range_of(self, group: CleanedGroup, sources: Sequence[Segment]) -> tuple[int, int]:
         """Where its sources' batches stand in `shadow`."""
-        bases = [segment.base_offset for segment in self._segments]
+        bases = [segment.base_offset for segment in self.segments]
         end = bases[bases.index(sources[-1].base_offset) + 1]
         shadow = self.shadow
         low, high = (bisect_left(shadow, at, key=lambda entry: entry.base) for at in (group.base_offset, end))
@@ -201,10 +202,14 @@ class CheckedLog(PartitionLog):
         return sweep
 
     def _cut_shadow(self) -> None:
-        keep = bisect_left(self.shadow, self._end, key=lambda entry: entry.base)
+        end = self.log_end_offset
+        is_empty = self.segment_count == 1 and self.first_segment_offset == end
+        keep = 0 if is_empty else bisect_left(self.shadow, end, key=lambda entry: entry.base)
         self.was_cut = self.was_cut or keep < len(self.shadow)
         for entry in self.shadow[keep:]:
             self.facts.pop(entry.base, None)
+        if is_empty:
+            _the_checker().logs.on_emptied(self.host, self.key)
         del self.shadow[keep:]
         self.verified = min(self.verified, keep)
         _the_checker().on_log(self)
@@ -217,15 +222,10 @@ class CheckedLog(PartitionLog):
             self._cut_shadow()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
+        self.was_cut = False
         try:
             super().truncate_fully_and_start_at(offset)
         finally:
-            if self._end == offset:
-                self.was_cut = bool(self.shadow)
-                self.shadow.clear()
-                self.facts.clear()
-                self.verified = 0
-                _the_checker().logs.on_emptied(self.host, self.key)
             self._cut_shadow()
 
     def complete(self, job: Any) -> None:

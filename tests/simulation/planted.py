@@ -34,8 +34,8 @@ from penstock_core.ids import NO_NODE
 from penstock_gateway.routing.retry_gate import RetryGate
 from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.epochs import LeaderEpochs
-from penstock_storage_node.log.jobs import WriteJob
-from penstock_storage_node.log.log_core import LogCore
+from penstock_storage_node.log.jobs import WriteJob, WritePlan
+from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
@@ -228,10 +228,10 @@ def _watermark_without_isr() -> list[Patch]:
 def _isr_counts_unflushed() -> list[Patch]:
     init = WriteJob.__init__
 
-    def unflushed(job: Any, *args: Any, **kwargs: Any) -> None:
+    def unflushed(job: Any, fs: Any, plan: WritePlan, checkpoints: Any) -> None:
         # A job of a durable log is written and flushed in one, and both offsets move together: the
         # rules above would have nothing to be wrong about. So it is flushed later, with the checkpoints.
-        init(job, *args, **{**kwargs, "fsync": False, "is_marked": True})
+        init(job, fs, replace(plan, fsync=False, is_marked=True), checkpoints)
 
     return [
         (WriteJob, "__init__", unflushed),
@@ -326,7 +326,7 @@ def _alone(settings: Settings) -> None:
 
 
 def _checkpoint_too_high() -> list[Patch]:
-    return [(LogCore, "checkpoint", lambda log: log.log_end_offset + 1)]
+    return [(PartitionLog, "checkpoint", lambda log: log.log_end_offset + 1)]
 
 
 # --- the gateway -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from penstock_storage_node.log.compaction.rewrite import Cleaner
 from penstock_storage_node.log.compaction.swap import complete_swaps
 from penstock_storage_node.log.directory import LogDirectory
 from penstock_storage_node.log.fs import unlink_if_exists
-from penstock_storage_node.log.partition_log import PartitionLog
+from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings

@@ -103,7 +103,7 @@ class LogRot:
                 continue
             checkpointed = manager.directory._recovery_points.get((topic.name, key.partition), 0)
             end = min(truth.end, checkpointed)
-            for segment in partition.log._segments:
+            for segment in partition.log.segments:
                 try:
                     file = host.fs._find(segment.path)
                 except FileNotFoundError:

@@ -18,7 +18,7 @@ from penstock_core.ids import TopicId
 from penstock_storage_node.disk import group_flush
 from penstock_storage_node.disk.group_flush import FlushCosts, GroupFlush, filesystem_of, open_group_flush
 from penstock_storage_node.disk.pool import DiskPool, FlushDone
-from penstock_storage_node.log import FileSystem, LogState, PartitionLog
+from penstock_storage_node.log import Checkpointed, FileSystem, LogIdentity, LogPorts, LogState, PartitionLog
 from support.simulated_fs import SimulatedFileSystem, keep_synced
 from unit.storage_node.log.log_model import append, read_all_batches
 
@@ -82,15 +82,8 @@ class Rig:
 
     def _log(self, path: Path, number: int, settings: TopicConfig) -> PartitionLog:
         path.mkdir()
-        return PartitionLog.create(
-            self.fs,
-            path,
-            settings,
-            topic="t",
-            partition=number,
-            topic_id=TopicId(bytes(16)),
-            clock_ms=wall_ms,
-        )
+        identity = LogIdentity("t", number, TopicId(bytes(16)))
+        return PartitionLog.create(LogPorts(self.fs, wall_ms), path, settings, identity)
 
     def commit(self, log: PartitionLog) -> asyncio.Future[BaseException | None]:
         """Append one batch and hand the job in."""
@@ -212,17 +205,9 @@ def test_a_group_flush_keeps_rolls_through_a_power_cut(seed: int) -> None:
     logs: list[PartitionLog] = []
     for number in range(3):
         fs.make_directory(f"/data/t-{number}")
-        logs.append(
-            PartitionLog.create(
-                fs,
-                Path(f"/data/t-{number}"),
-                SMALL,
-                topic="t",
-                partition=number,
-                topic_id=TopicId(bytes(16)),
-                clock_ms=lambda: 0,
-            )
-        )
+        identity = LogIdentity("t", number, TopicId(bytes(16)))
+        ports = LogPorts(fs, lambda: 0)
+        logs.append(PartitionLog.create(ports, Path(f"/data/t-{number}"), SMALL, identity))
     fd = fs.open_directory("/data")
     for _ in range(rng.randint(1, 8)):
         jobs = []
@@ -240,16 +225,9 @@ def test_a_group_flush_keeps_rolls_through_a_power_cut(seed: int) -> None:
     kept = [(log.log_end_offset, read_all_batches(log)) for log in logs]
     after = fs.crash(keep_synced, keep_names=lambda _: 0)
     for number, (end, batches) in enumerate(kept):
+        identity, ports = LogIdentity("t", number, TopicId(bytes(16))), LogPorts(after, lambda: 0)
         log = PartitionLog.open(
-            after,
-            Path(f"/data/t-{number}"),
-            SMALL,
-            topic="t",
-            partition=number,
-            topic_id=TopicId(bytes(16)),
-            clock_ms=lambda: 0,
-            recovery_point=0,
-            clean=False,
+            ports, Path(f"/data/t-{number}"), SMALL, identity, Checkpointed(recovery_point=0)
         )
         assert (log.log_end_offset, read_all_batches(log)) == (end, batches), f"seed {seed}"
 

@@ -147,9 +147,9 @@ def test_the_mark_keeps_the_lowest_segment_and_a_mark_that_says_nothing_counts_a
     _, log = reopen(fs.crash(keep_names=lambda count: count), SMALL)
     disk, directory = log._fs, str(log.directory)
     assert isinstance(disk, SimulatedFileSystem)
-    second = log._segments[1].base_offset
+    second = log.segments[1].base_offset
     mark_damaged(disk, directory, second)
-    mark_damaged(disk, directory, log._segments[2].base_offset)
+    mark_damaged(disk, directory, log.segments[2].base_offset)
     file = disk.files.pin(f"{directory}/{DAMAGED_MARKER}")
     assert disk.pread(file.fd, 100, 0) == b"%d\n" % second
     disk.files.unpin(file)
@@ -166,8 +166,7 @@ def test_gaps_of_a_compacted_log_are_no_damage() -> None:
     for number in range(30):
         batch = make_batch(2)
         if number % 3 == 1:  # as compaction would leave it, or a leader's compacted log on its follower
-            log._end += 5
-            log._written += 0
+            log._data.end += 5
         add(log, model, batch)
         run_job(log)
     directory.write_checkpoints([(log, log.log_end_offset)])
@@ -175,7 +174,7 @@ def test_gaps_of_a_compacted_log_are_no_damage() -> None:
     disk = fs.crash(keep_names=lambda count: count)
     _, again = reopen(disk, SMALL)
     model.check(again)
-    assert any(segment.is_walked for segment in again._segments)
+    assert any(segment.is_walked for segment in again.segments)
     bad = flipped(disk, 200, 3)
     _, log = reopen(bad, SMALL)
     with pytest.raises(DamagedData):
@@ -189,10 +188,10 @@ def test_what_this_process_wrote_is_not_checked_again() -> None:
         add(log, Model(), make_batch(2))
         run_job(log)
     read(log, 0)
-    assert not any(segment.found_bytes for segment in log._segments)
+    assert not any(segment.found_bytes for segment in log.segments)
     fs.cold_chance = 1.0  # it left the page cache: the disk is asked
     read(log, 0)
-    assert log._segments[0].found_bytes == log._segments[0].written > 0
+    assert log.segments[0].found_bytes == log.segments[0].written > 0
 
 
 def test_a_log_that_grows_while_it_is_looked_through_is_not_called_damaged() -> None:
@@ -214,9 +213,9 @@ def test_a_log_that_grows_while_it_is_looked_through_is_not_called_damaged() -> 
     for _ in range(20):
         append(log, make_batch(2))
         run_job(log)
-    segment = log._segments[-1]
+    segment = log.segments[-1]
     segment.found_bytes = segment.written
     fs.log = log
-    log._unstick(Stuck(segment, Need.WALK))
+    log._reader._unstick(Stuck(segment, Need.WALK))
     assert segment.is_walked
     assert log.log_end_offset > 40

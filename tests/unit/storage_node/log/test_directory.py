@@ -118,7 +118,7 @@ def test_a_topic_made_anew_does_not_meet_old_data() -> None:
     assert fs.exists(f"/data/{strays[0]}/00000000000000000000.log")
     (found,) = directory.scan()
     assert found.topic_id == OTHER_ID
-    assert (found.recovery_point or 0, found.high_watermark) == (0, 0)
+    assert (found.checkpointed.recovery_point or 0, found.high_watermark) == (0, 0)
     # The same id again opens what is there.
     append(fresh, make_batch())
     run_job(fresh)
@@ -235,7 +235,10 @@ def test_checkpoints_merge_and_survive() -> None:
     directory.write_checkpoints([(logs[0], 99)])
     disk = fs.crash(keep_synced, keep_names=lambda count: 0)
     again = open_directory(disk)
-    rows = [(f.partition, f.recovery_point, f.high_watermark, f.log_start_offset) for f in again.scan()]
+    rows = [
+        (f.partition, f.checkpointed.recovery_point, f.high_watermark, f.checkpointed.log_start_offset)
+        for f in again.scan()
+    ]
     assert rows == [(0, 3, 3, None), (1, 3, 2, None), (2, 4, 3, 1)]
     log = again.open_log(again.scan()[2], SETTINGS)
     assert (log.log_start_offset, log.log_end_offset) == (1, 4)
@@ -255,7 +258,7 @@ def test_damaged_checkpoints_mean_a_longer_scan_only() -> None:
     disk.pwritev(disk.create("/data/recovery-point-offset-checkpoint"), [b"0\n7\nt 0"], 0)
     again = open_directory(disk)
     (found,) = again.scan()
-    assert found.recovery_point is None
+    assert found.checkpointed.recovery_point is None
     assert again.open_log(found, SETTINGS).log_end_offset == 9
 
 

@@ -306,8 +306,8 @@ def test_rows_of_a_deleted_log_are_not_written_for_the_one_that_came_after() -> 
     run_job(new)
     fs = fs.crash(keep_synced)
     (found,) = open_directory(fs).scan()
-    assert (found.topic_id, found.high_watermark, found.log_start_offset) == (other, 0, None)
-    assert found.recovery_point in (0, None)
+    assert (found.topic_id, found.high_watermark, found.checkpointed.log_start_offset) == (other, 0, None)
+    assert found.checkpointed.recovery_point in (0, None)
 
 
 def test_checkpoints_after_a_clean_close_are_written() -> None:
@@ -318,7 +318,7 @@ def test_checkpoints_after_a_clean_close_are_written() -> None:
     directory.write_checkpoints([(log, 20)])
     directory.close(clean=True)
     (found,) = open_directory(fs.restart()).scan()
-    assert (found.recovery_point, found.high_watermark) == (20, 20)
+    assert (found.checkpointed.recovery_point, found.high_watermark) == (20, 20)
 
 
 # ---------------------------------------------------------------------- offsets by time

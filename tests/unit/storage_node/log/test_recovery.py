@@ -264,7 +264,7 @@ def test_flushed_data_that_are_gone_show_in_the_flush_point() -> None:
     assert again.flush_point == 40 > again.log_end_offset
     again_directory.reported()
     (found,) = LogDirectory.scan(again_directory)
-    assert found.recovery_point == again.log_end_offset  # new, unflushed data must be scanned
+    assert found.checkpointed.recovery_point == again.log_end_offset  # new, unflushed data must be scanned
 
 
 def test_truncation_below_the_recovery_point_lowers_it_first() -> None:

@@ -68,7 +68,7 @@ class Walk:
         if self.rng.random() < 0.5:
             return None
         producer_id = self.rng.randrange(3)
-        entry = self.log._producers.get(producer_id)
+        entry = self.log._data.producers.get(producer_id)
         first = 0 if entry is None else entry.last_sequence + 1
         del count
         return producer_id, 0, first
@@ -162,7 +162,7 @@ class Walk:
                 row = (info.base_sequence, info.last_sequence, info.base_offset, info.last_offset)
                 last.setdefault(info.producer_id, []).append(row)
         for producer_id, rows in last.items():
-            entry = self.log._producers.get(producer_id)
+            entry = self.log._data.producers.get(producer_id)
             assert entry is not None
             assert entry.batches == rows[-5:]
         best = max((info.max_timestamp for info, _ in self.model.batches), default=-1)

@@ -44,8 +44,9 @@ from penstock_storage_node.log.fs import (
     write_file_atomically,
 )
 from penstock_storage_node.log.jobs import FULL_ERRORS
-from penstock_storage_node.log.log_core import LogState
-from penstock_storage_node.log.partition_log import PartitionLog
+from penstock_storage_node.log.log import PartitionLog
+from penstock_storage_node.log.ports import Checkpointed, LogPorts
+from penstock_storage_node.log.state import LogIdentity, LogState
 
 SLOTS_MAX = 1000
 """Slots that `claim_slot` tries."""
@@ -65,15 +66,42 @@ class DirectoryLocked(PenstockError):
 class PartitionDirectory:
     """One `<topic>-<partition>` directory as found at start."""
 
-    topic: str
-    partition: int
-    topic_id: TopicId
+    identity: LogIdentity
     path: Path
-    recovery_point: int | None
-    """Checkpointed; None when there is none, then all is scanned unless the stop was clean."""
-    high_watermark: int
-    """Checkpointed, 0 when none."""
-    log_start_offset: int | None
+    checkpointed: Checkpointed
+
+    @property
+    def topic(self) -> str:
+        return self.identity.topic
+
+    @property
+    def partition(self) -> int:
+        return self.identity.partition
+
+    @property
+    def topic_id(self) -> TopicId:
+        return self.identity.topic_id
+
+    @property
+    def high_watermark(self) -> int:
+        """Checkpointed, 0 when none."""
+        return self.checkpointed.high_watermark
+
+
+class _LogCheckpoints:
+    """The `CheckpointPort` of one log of a directory."""
+
+    __slots__ = ("_directory", "_key")
+
+    def __init__(self, directory: LogDirectory, key: PartitionKey) -> None:
+        self._directory = directory
+        self._key = key
+
+    def lower(self, offset: int) -> None:
+        self._directory.lower_recovery_point(self._key, offset)
+
+    def mark_gaps(self) -> None:
+        self._directory.mark_compacted(*self._key)
 
 
 class LogDirectory:
@@ -261,34 +289,24 @@ class LogDirectory:
             else:
                 self._rename_away(path, "stray")
             return None
-        return PartitionDirectory(
-            topic,
-            partition,
-            topic_id,
-            Path(path),
-            self._recovery_points.get(key),
-            self._high_watermarks.get(key, 0),
-            self._log_starts.get(key),
+        checkpointed = Checkpointed(
+            recovery_point=self._recovery_points.get(key),
+            log_start_offset=self._log_starts.get(key),
+            high_watermark=self._high_watermarks.get(key, 0),
+            may_have_gaps=key in self._cleaned,
+            is_clean=self.was_clean,
         )
+        return PartitionDirectory(LogIdentity(topic, partition, topic_id), Path(path), checkpointed)
+
+    def _ports(self, key: PartitionKey) -> LogPorts:
+        return LogPorts(self._fs, self._clock_ms, _LogCheckpoints(self, key))
 
     def open_log(self, found: PartitionDirectory, settings: TopicConfig) -> PartitionLog:
         """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
         key = (found.topic, found.partition)
         try:
             log = PartitionLog.open(
-                self._fs,
-                found.path,
-                settings,
-                topic=found.topic,
-                partition=found.partition,
-                topic_id=found.topic_id,
-                clock_ms=self._clock_ms,
-                recovery_point=found.recovery_point,
-                clean=self.was_clean,
-                log_start_offset=found.log_start_offset,
-                may_have_gaps=key in self._cleaned,
-                lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
-                mark_gaps=lambda: self.mark_compacted(*key),
+                self._ports(key), found.path, settings, found.identity, found.checkpointed
             )
         except OSError as error:
             raise PenstockError(
@@ -297,7 +315,7 @@ class LogDirectory:
         self._cap_cleaned(key, log.log_end_offset)
         if log.log_end_offset < log.flush_point:
             if self._is_reported:
-                self._lower_recovery_point(key, log.log_end_offset)
+                self.lower_recovery_point(key, log.log_end_offset)
             else:
                 with self._mutex:
                     self._ends_of_damaged[key] = log.log_end_offset
@@ -329,7 +347,7 @@ class LogDirectory:
         """The controllers know how the last process left this directory, and what it lacks."""
         self._is_reported = True
         for key, end in self._ends_of_damaged.items():
-            self._lower_recovery_point(key, end)
+            self.lower_recovery_point(key, end)
         self._ends_of_damaged.clear()
 
     def create_log(
@@ -354,17 +372,8 @@ class LogDirectory:
         write_file_atomically(fs, f"{path}/{checkpoints.PARTITION_METADATA_FILE}", metadata)
         fs.sync_directory(self._root)
         hit("log.directory.after_metadata")
-        return PartitionLog.create(
-            fs,
-            Path(path),
-            settings,
-            topic=topic,
-            partition=partition,
-            topic_id=topic_id,
-            clock_ms=self._clock_ms,
-            lower_recovery_point=lambda offset: self._lower_recovery_point(key, offset),
-            mark_gaps=lambda: self.mark_compacted(*key),
-        )
+        identity = LogIdentity(topic, partition, topic_id)
+        return PartitionLog.create(self._ports(key), Path(path), settings, identity)
 
     def set_aside(self, found: PartitionDirectory, reason: str) -> Path:
         """Rename to `<name>.<uuid>-stray`, where nobody looks but a person; returns the new path.
@@ -447,7 +456,11 @@ class LogDirectory:
             self._log_starts[log.topic, log.partition] = log.log_start_offset
             self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
 
-    def _lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
+    def lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
+        """Note, durably, that nothing of a log counts as flushed or compacted from `offset` on.
+
+        Raises OSError; then the rows are as they were.
+        """
         with self._mutex:
             self._lower_row(checkpoints.RECOVERY_POINT_FILE, self._recovery_points, key, offset)
             # What comes in place of the cut part was never compacted: were it counted as clean, deleted

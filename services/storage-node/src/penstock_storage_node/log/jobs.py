@@ -13,7 +13,7 @@ many jobs; then it calls `release` in place of `sync` (see `penstock_storage_nod
 
 Full disk: a `write` that gets ENOSPC cuts back all that it wrote (`ftruncate`, unlink of new
 files) before it raises, so that the file ends where the log's known data end. Should the
-cutting fail too, `is_cut_back` stays false and the log counts as failed. An ENOSPC of the
+cutting fail too, `WriteOutcome.is_cut_back` stays false and the log counts as failed. An ENOSPC of the
 flush itself is no such thing: pages may be gone from the cache, so it is as final as EIO.
 """
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from penstock_core.failpoints import hit, torn
 from penstock_kafka.records.batch import Buffer
+from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE
 from penstock_storage_node.log.fs import (
     FileSystem,
     OpenFile,
@@ -33,6 +34,7 @@ from penstock_storage_node.log.fs import (
     write_fully,
 )
 from penstock_storage_node.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from penstock_storage_node.log.ports import CheckpointPort
 from penstock_storage_node.log.segment import Segment
 
 INDEX_SAVE_ENTRIES = 1024
@@ -106,66 +108,67 @@ class WriteStep:
             self.time_entries = times.count
 
 
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What a write job is to do, as decided on the loop when it is made."""
+
+    directory: str
+    steps: Sequence[WriteStep]
+    base_offset: int
+    end_offset: int
+    fsync: bool
+    """Flush before `run` returns."""
+    unflushed: Sequence[Segment]
+    """Segments with bytes of earlier jobs that no flush covers, oldest first."""
+    epochs: bytes | None = None
+    """New content of the leader epoch file, None: it stays."""
+    is_marked: bool = False
+    """Whether UNFLUSHED_MARKER is there."""
+    marks_gaps: bool = False
+    """Note, durably and before anything else, that the log may have gaps."""
+
+
+@dataclass(slots=True)
+class WriteOutcome:
+    """What a write job found out. Belongs to the pool until the job is over, then to the loop."""
+
+    is_marked: bool
+    """Whether UNFLUSHED_MARKER is there now; `run` makes it so, or not, as durability wants."""
+    is_written: bool = False
+    """Only the flush is missing."""
+    is_cut_back: bool = True
+    """The files end where the log's known data end, though the write failed."""
+
+
 class WriteJob:
     """Everything staged up to now. `run` in a pool thread, then `complete` or `fail` on the loop."""
 
-    __slots__ = (
-        "_directory",
-        "_epochs",
-        "_fs",
-        "_mark_gaps",
-        "_pinned",
-        "_sync_segments",
-        "base_offset",
-        "end_offset",
-        "fsync",
-        "is_cut_back",
-        "is_marked",
-        "is_written",
-        "size_bytes",
-        "steps",
-    )
+    __slots__ = ("_checkpoints", "_fs", "_pinned", "_sync_segments", "outcome", "plan", "size_bytes")
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        steps: list[WriteStep],
-        *,
-        base_offset: int,
-        end_offset: int,
-        epochs: tuple[str, bytes] | None,
-        fsync: bool,
-        unflushed: list[Segment],
-        is_marked: bool = False,
-        mark_gaps: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, fs: FileSystem, plan: WritePlan, checkpoints: CheckpointPort) -> None:
+        self.plan = plan
+        self.outcome = WriteOutcome(plan.is_marked)
+        self.size_bytes = sum(step.size for step in plan.steps)
         self._fs = fs
-        self._mark_gaps = mark_gaps
-        self._directory = directory
-        self._epochs = epochs
-        self.steps = steps
-        self.base_offset = base_offset
-        self.end_offset = end_offset
-        self.size_bytes = sum(step.size for step in steps)
-        self.fsync = fsync
-        self.is_cut_back = True
-        self.is_marked = is_marked
-        """Whether UNFLUSHED_MARKER is there; `run` makes it so, or not, as durability wants."""
-        self.is_written = False
-        """True from the moment on when only the flush is missing."""
+        self._checkpoints = checkpoints
         self._pinned: list[OpenFile] = []
-        written = [step.segment for step in steps]
-        self._sync_segments = [s for s in unflushed if s not in written] + written if fsync else []
+        written = [step.segment for step in plan.steps]
+        self._sync_segments = [s for s in plan.unflushed if s not in written] + written if plan.fsync else []
 
     @property
-    def writes_epochs(self) -> bool:
-        return self._epochs is not None
+    def base_offset(self) -> int:
+        """Of the first batch."""
+        return self.plan.base_offset
 
     @property
-    def has_marked_gaps(self) -> bool:
-        """Whether `run` notes, durably, that the log has gaps, before it writes such a one."""
-        return self._mark_gaps is not None
+    def end_offset(self) -> int:
+        """After the last batch."""
+        return self.plan.end_offset
+
+    @property
+    def fsync(self) -> bool:
+        """Whether the data are flushed when `run` has returned."""
+        return self.plan.fsync
 
     def run(self) -> None:
         """Write, and flush when durable. Raises OSError; then nothing of the job is promised."""
@@ -174,38 +177,39 @@ class WriteJob:
 
     def write(self) -> None:
         """The first half of `run`; files stay held for the flush. Raises OSError, holding none."""
+        plan, outcome = self.plan, self.outcome
         try:
-            if self._mark_gaps is not None:
-                self._mark_gaps()
-            if self._epochs is not None:
-                write_file_atomically(self._fs, *self._epochs)
+            if plan.marks_gaps:
+                self._checkpoints.mark_gaps()
+            if plan.epochs is not None:
+                write_file_atomically(self._fs, f"{plan.directory}/{LEADER_EPOCH_FILE}", plan.epochs)
                 hit("log.epochs.after_write")
-            if not self.fsync and not self.is_marked:
-                create_with(self._fs, f"{self._directory}/{UNFLUSHED_MARKER}", b"", sync=False)
-                self._fs.sync_directory(self._directory)
-                self.is_marked = True
-            for step in self.steps:
+            if not plan.fsync and not outcome.is_marked:
+                create_with(self._fs, f"{plan.directory}/{UNFLUSHED_MARKER}", b"", sync=False)
+                self._fs.sync_directory(plan.directory)
+                outcome.is_marked = True
+            for step in plan.steps:
                 self._pinned.append(self._write(step))
             hit("log.append.after_write")
         except OSError as error:
             if error.errno in FULL_ERRORS:
-                self.is_cut_back = False
+                outcome.is_cut_back = False
                 self._cut_back()
-                self.is_cut_back = True
+                outcome.is_cut_back = True
             raise
         else:
-            self.is_written = True
+            outcome.is_written = True
         finally:
-            if not self.is_written:
+            if not outcome.is_written:
                 self.release()
 
     def sync(self) -> None:
         """The second half of `run`: each file by itself, when durable. Raises OSError."""
         try:
             self._sync()
-            if self.fsync and self.is_marked:
-                remove_marker(self._fs, self._directory)
-                self.is_marked = False
+            if self.plan.fsync and self.outcome.is_marked:
+                remove_marker(self._fs, self.plan.directory)
+                self.outcome.is_marked = False
         finally:
             self.release()
 
@@ -228,7 +232,7 @@ class WriteJob:
     @property
     def must_sync_alone(self) -> bool:
         """Whether `sync` does more than flush, so that a shared flush can't stand for it."""
-        return self.is_marked
+        return self.outcome.is_marked
 
     def is_all_on(self, device: int) -> bool:
         """Whether every file to flush is on the filesystem with that device number (pool, when written)."""
@@ -240,7 +244,7 @@ class WriteJob:
         if step.is_new:
             hit("log.roll.before_create")
             if step.snapshot is not None:
-                create_with(fs, segment.snapshot_path, step.snapshot, sync=self.fsync)
+                create_with(fs, segment.snapshot_path, step.snapshot, sync=self.plan.fsync)
                 hit("log.roll.after_snapshot")
             create_segment_files(fs, segment)
             hit("log.roll.after_create")
@@ -260,20 +264,21 @@ class WriteJob:
         return file
 
     def _sync(self) -> None:
-        if not self.fsync:
+        steps = self.plan.steps
+        if not self.plan.fsync:
             return
         hit("log.flush.before_sync")
-        closed = {id(step.segment) for step in self.steps if step.closes}
-        last = self.steps[-1].segment if self.steps else None
+        closed = {id(step.segment) for step in steps if step.closes}
+        last = steps[-1].segment if steps else None
         for segment in self._sync_segments:
             sync_segment(self._fs, segment, indexes=id(segment) in closed or segment is not last)
         if any(not segment.is_directory_synced for segment in self._sync_segments):
-            self._fs.sync_directory(self._directory)
+            self._fs.sync_directory(self.plan.directory)
         hit("log.flush.after_sync")
 
     def _cut_back(self) -> None:
         fs = self._fs
-        for step in reversed(self.steps):
+        for step in reversed(self.plan.steps):
             segment = step.segment
             if step.is_new:
                 for path in segment_paths(segment):

@@ -31,8 +31,8 @@ from penstock_kafka.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MA
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import IndexEntry
 from penstock_storage_node.log.jobs import ReadData
-from penstock_storage_node.log.log_core import Appended
 from penstock_storage_node.log.segment import BATCH_BYTES_MIN, SHORT_HEADER, Segment, walk_file
+from penstock_storage_node.log.state import Appended
 
 SKIP_BYTES = 8192
 """Read beside what was asked for when the start is known only to an index entry."""
@@ -352,20 +352,13 @@ def trust(fs: FileSystem, segment: Segment, size: int, end_offset: int) -> None:
     segment.is_walked = True
 
 
-def read_buffers(
-    chunks: Sequence[Appended],
-    first: int,
-    offset: int,
-    max_bytes: int,
-    upper_offset: int,
-    *,
-    min_one: bool,
-) -> ReadData:
+def read_buffers(chunks: Sequence[Appended], first: int, wanted: Wanted) -> ReadData:
     """Batches out of staged memory; chunk number `first` is the one that holds `offset`.
 
     A chunk is one batch in two parts (staged as a leader), or one buffer of whole
     batches (as a follower).
     """
+    offset, max_bytes, upper_offset, min_one = wanted
     out: list[Buffer] = []
     size_bytes, base_offset, next_offset = 0, -1, offset
     for index in range(first, len(chunks)):

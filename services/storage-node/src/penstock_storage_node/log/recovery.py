@@ -22,7 +22,6 @@ was. A log that ends below its recovery point afterwards lacks what it had promi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
@@ -42,12 +41,14 @@ from penstock_storage_node.log.index import (
 )
 from penstock_storage_node.log.jobs import (
     FULL_ERRORS,
+    UNFLUSHED_MARKER,
     create_segment_files,
     save_indexes,
     segment_paths,
     sync_file,
     sync_segment,
 )
+from penstock_storage_node.log.ports import Checkpointed
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState, coordinator_epoch
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
@@ -57,6 +58,7 @@ from penstock_storage_node.log.segment import (
     load_times,
     walk_file,
 )
+from penstock_storage_node.log.state import Recovered
 
 LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 """Files of work that was not finished; nothing of the log is in them."""
@@ -68,44 +70,30 @@ RESTORE_WINDOW_BYTES = 128 * 1024
 """Log before a producer snapshot that is walked for the batches which the snapshot leaves out."""
 
 
-@dataclass(slots=True)
-class Recovered:
-    """What `recover` found."""
-
-    segments: tuple[Segment, ...]
-    epochs: LeaderEpochs
-    producers: ProducerState
-    log_start_offset: int
-    log_end_offset: int
-    was_scanned: bool
-    flush_point: int
-
-
 def recover(
     fs: FileSystem,
     directory: str,
     settings: TopicConfig,
+    checkpointed: Checkpointed,
     *,
     now_ms: int,
-    recovery_point: int | None,
-    is_clean: bool,
-    log_start_offset: int | None,
-    may_have_gaps: bool = False,
 ) -> Recovered:
     """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
+    log_start_offset = checkpointed.log_start_offset or 0
     segments = _find_segments(fs, directory, settings, now_ms)
     epochs = _load_epochs(fs, directory)
-    flush_point = recovery_point or 0
+    flush_point = checkpointed.recovery_point or 0
     scan_from = min(flush_point, _damaged_from(fs, directory))
     if not segments:
-        segments = [first_segment(fs, directory, log_start_offset or 0, now_ms)]
-    must_scan = not is_clean or scan_from < flush_point
+        segments = [first_segment(fs, directory, log_start_offset, now_ms)]
+    must_scan = not checkpointed.is_clean or scan_from < flush_point
     end_offset = -1
     if not must_scan:
         end_offset = _trust_last(fs, segments[-1], settings)
         must_scan = end_offset < 0
     if must_scan:
         hit("log.recovery.before_scan")
+        may_have_gaps = checkpointed.may_have_gaps
         scan = _Scan(fs, directory, settings, epochs, flush_point, scan_from, may_have_gaps=may_have_gaps)
         segments, end_offset = scan.run(segments)
         unlink_if_exists(fs, f"{directory}/{DAMAGED_MARKER}")
@@ -115,7 +103,7 @@ def recover(
         for info, _ in batches_from(fs, segments, segments[0].base_offset):
             if info.leader_epoch > epochs.latest:
                 epochs.assign(info.leader_epoch, info.base_offset)
-    start_offset = max(segments[0].base_offset, min(log_start_offset or 0, end_offset))
+    start_offset = max(segments[0].base_offset, min(log_start_offset, end_offset))
     epochs.truncate_from_end(max(end_offset, 0))
     epochs.truncate_from_start(start_offset)
     save_epochs(fs, directory, epochs)
@@ -123,7 +111,18 @@ def recover(
         segment.found_bytes = segment.written
     producers = ProducerState()
     rebuild_producers(fs, directory, segments, producers, end_offset, now_ms)
-    return Recovered(tuple(segments), epochs, producers, start_offset, end_offset, must_scan, flush_point)
+    is_marked = fs.exists(f"{directory}/{UNFLUSHED_MARKER}")
+    return Recovered(
+        tuple(segments),
+        epochs,
+        producers,
+        start_offset,
+        end_offset,
+        was_scanned=must_scan,
+        flush_point=flush_point,
+        is_marked=is_marked,
+        may_lack_acked=is_marked and not checkpointed.is_clean,
+    )
 
 
 def mark_damaged(fs: FileSystem, directory: str, base_offset: int) -> None:

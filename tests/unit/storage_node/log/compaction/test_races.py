@@ -85,12 +85,12 @@ def test_a_plan_reads_no_producers_in_the_pool() -> None:
     fs = new_disk()
     _, log = new_log(fs, COMPACT)
     put(log, 60, b"a")
-    log._producers._entries = _Growing({0: ProducerEntry(0)})
+    log._data.producers._entries = _Growing({0: ProducerEntry(0)})
     with pytest.raises(RuntimeError):
         assert log.first_open_transaction is None  # for the loop, where nothing grows meanwhile
     assert log.plan_cleaning(0, 60, NOW_MS, None) is not None
-    plan = log.plan_cleaning(0, 60, NOW_MS, log._segments[2].base_offset)
-    assert plan is not None and plan.end == log._segments[2].base_offset
+    plan = log.plan_cleaning(0, 60, NOW_MS, log.segments[2].base_offset)
+    assert plan is not None and plan.end == log.segments[2].base_offset
 
 
 def test_reads_at_once_do_not_trip_over_their_hints() -> None:
@@ -101,7 +101,7 @@ def test_reads_at_once_do_not_trip_over_their_hints() -> None:
             raise RuntimeError("dictionary changed size during iteration")
 
     _, log = new_log(new_disk(), COMPACT)
-    place = (log._segments[0], 7)
+    place = (log.segments[0], 7)
     hints = Hints(dict.fromkeys(range(reading.READ_HINTS_MAX + 3), place))
     reading.remember(hints, 100, *place)
     assert hints[100] == place and len(hints) == reading.READ_HINTS_MAX
@@ -147,11 +147,11 @@ def test_no_swap_of_a_plan_that_was_made_during_a_cut() -> None:
         plans.append(plan_of(log))
 
     fs.meanwhile = meanwhile
-    segment = log._segments[1]
+    segment = log.segments[1]
     log.truncate_to(segment.base_offset + 2)
     fs.meanwhile = None
     put(log, 60, b"new", epoch=1)
-    assert plans and segment in log._segments
+    assert plans and segment in log.segments
     for plan in plans:
         assert segment in plan.sources
         assert not log.can_swap([segment], plan)
@@ -270,7 +270,7 @@ def test_a_run_that_ends_after_a_cut_says_nothing() -> None:
 def damaged_at_start(fs: SimulatedFileSystem, directory: LogDirectory, log: PartitionLog) -> None:
     directory.write_checkpoints([(log, log.log_end_offset)])
     mark_damaged(fs, str(log.directory), 0)
-    fd = fs.open(log._segments[0].path)
+    fd = fs.open(log.segments[0].path)
     fs.pwritev(fd, [b"\xff"], 200)
     log.close(False)
 
@@ -343,8 +343,8 @@ def test_no_descriptor_of_an_old_file_stays_under_the_new_ones_name() -> None:
     fs = Racing(random.Random(1))
     _, log = new_log(fs, COMPACT)
     put(log, 60, b"a")
-    path = log._segments[-3].path
-    first = log._segments[0].path
+    path = log.segments[-3].path
+    first = log.segments[0].path
     plan = plan_of(log)
 
     def look() -> None:
@@ -397,7 +397,7 @@ def test_a_plan_comes_to_an_end_when_a_file_is_missing(suffix: str) -> None:
     directory.close(clean=True)
     fs = fs.restart()
     directory, log = reopen(fs, COMPACT)
-    path = log._segments[0].path[:-4] + suffix
+    path = log.segments[0].path[:-4] + suffix
     fs.unlink(path)
     fs.files.forget(path)
     plans: list[CleaningPlan | None] = []
@@ -409,7 +409,7 @@ def test_a_plan_comes_to_an_end_when_a_file_is_missing(suffix: str) -> None:
     assert not thread.is_alive()
     assert (plans[0] is not None) is (suffix == ".timeindex")
     if suffix == ".timeindex":
-        assert log._segments[0].max_timestamp == NOW_MS
+        assert log.segments[0].max_timestamp == NOW_MS
         assert log.offset_for_timestamp(NOW_MS, 60) == (0, NOW_MS)
 
 
@@ -432,7 +432,7 @@ def test_retention_by_size_needs_no_timestamps() -> None:
     directory.close(clean=True)
     fs = BadSector(random.Random(1), root=first.restart()._root)
     _, log = reopen(fs, settings)
-    fs.bad = log._segments[3].time_index.path
+    fs.bad = log.segments[3].time_index.path
     before = log.size_bytes
     remove = log.delete_old_segments(60, NOW_MS + 10**9)
     assert remove is not None

@@ -1,0 +1,166 @@
+"""Reading a log: from staged memory or the page cache on the loop, from the disk in the pool.
+
+`read` is for the loop and never waits: where it would have to, it gives a ReadJob for the pool.
+The look-ups by timestamp are for the pool. Both go on while the loop appends: they take the
+segments as one tuple, and whatever retention takes away meanwhile shows as a file that is gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_storage_node.log import reading, timestamps
+from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.jobs import ReadData, ReadJob
+from penstock_storage_node.log.reading import BlockingFiles, CachedFiles, Files, Found, Need, Stuck, Wanted
+from penstock_storage_node.log.segment import Segment, load_head
+from penstock_storage_node.log.state import Appended, LogData, LogState
+
+READ_TRIES_MAX = 6
+"""Of a read in the pool: index head to load, damaged, a gap, and all again for the next segment."""
+
+READ_SEGMENTS_MAX = 1000
+"""Empty segments that one read passes over before it gives up."""
+
+
+class LogReader:
+    """Reads of one log."""
+
+    __slots__ = ("_cached", "_data", "_files", "_fs", "index_fault_count")
+
+    def __init__(self, data: LogData, fs: FileSystem) -> None:
+        self.index_fault_count = 0
+        """Reads that met a wrong index entry (they are answered all the same)."""
+        self._data = data
+        self._fs = fs
+        self._cached = CachedFiles(fs)
+        self._files = BlockingFiles(fs)
+
+    # ------------------------------------------------------------------ by offset
+
+    def read(self, offset: int, max_bytes: int, upper_offset: int, min_one: bool) -> ReadData | ReadJob:
+        """See `PartitionLog.read` (loop)."""
+        data = self._data
+        if offset < data.start or offset > data.end:
+            raise self._out_of_range(offset)
+        upper_offset = min(upper_offset, data.end)
+        if offset >= upper_offset:
+            return reading.empty(offset)
+        wanted = Wanted(offset, max_bytes, upper_offset, min_one)
+        if offset >= data.written:
+            return self._read_staged(wanted)
+        if data.state is LogState.FAILED and offset >= data.flushed:
+            raise data.refusal()
+        if not data.is_swapping:
+            try:
+                found = self._read_files(self._cached, wanted)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if isinstance(found, ReadData):
+                return found
+        return ReadJob(lambda: self._read_in_pool(wanted))
+
+    def _out_of_range(self, offset: int) -> PenstockError:
+        data = self._data
+        return PenstockError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} of {data} is outside {data.start}..{data.end}"
+        )
+
+    def _unreadable(self, error: OSError) -> PenstockError:
+        return PenstockError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"{self._data} can't be read ({error.strerror}): check the disk"
+        )
+
+    def _read_staged(self, wanted: Wanted) -> ReadData:
+        data, offset = self._data, wanted.offset
+        in_flight = data.in_flight
+        chunks = in_flight if in_flight and offset <= in_flight[-1].last_offset else data.staged
+        first = max(bisect_right(chunks, offset, key=_base_offset) - 1, 0)
+        return reading.read_buffers(chunks, first, wanted)
+
+    def _read_files(self, files: Files, wanted: Wanted) -> ReadData | Stuck:
+        data, offset = self._data, wanted.offset
+        segments, hints = data.segments, data.hints
+        index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
+        hint = hints.get(offset)
+        for segment in segments[index : index + READ_SEGMENTS_MAX]:
+            if files.may_block:  # what the cache does not have the disk gives, and then reads on ahead
+                segment.found_bytes = segment.written
+            found = reading.read_segment(segment, files, wanted, hint)
+            if isinstance(found, Found):
+                if found.size_bytes:
+                    reading.remember(hints, found.next_offset, segment, found.end_position)
+                return found
+            if found is not None:
+                return Stuck(segment, found)
+        return reading.empty(offset)
+
+    def _read_in_pool(self, wanted: Wanted) -> ReadData:
+        stuck: Stuck | None = None
+        for _ in range(READ_TRIES_MAX):
+            try:
+                if stuck is not None:
+                    self._unstick(stuck)
+                found = self._read_files(self._files, wanted)
+            except FileNotFoundError:  # retention was faster
+                raise self._out_of_range(self._data.start - 1) from None
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if isinstance(found, ReadData):
+                return found
+            stuck = found
+        raise PenstockError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"indexes of {self._data} at {wanted.offset} are in work: try again",
+        )
+
+    def _unstick(self, stuck: Stuck) -> None:
+        """Do what a read needs before it can go on (pool)."""
+        segment = stuck.segment
+        if stuck.need is Need.INDEX:
+            load_head(self._fs, segment)
+            return
+        size = segment.written  # first: the log may grow meanwhile
+        reading.trust(self._fs, segment, size, self._data.end_of(segment))
+        if stuck.need is Need.MENDED_INDEX:
+            self.index_fault_count += 1
+            timestamps.mend_head(self._fs, segment, self._data.settings.index_interval_bytes)
+
+    # ------------------------------------------------------------------ by timestamp (pool)
+
+    def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
+        """See `PartitionLog.offset_for_timestamp`."""
+        data, find, fs = self._data, timestamps.find_in_files, self._fs
+        staged = [chunk.data for chunk in (*data.in_flight, *data.staged)]
+        found = self._look_up(lambda segments: find(fs, segments, timestamp_ms, data.start, upper_offset))
+        return found or timestamps.find_in_memory(staged, timestamp_ms, upper_offset)
+
+    def offset_of_max_timestamp(self, upper_offset: int) -> tuple[int, int] | None:
+        """See `PartitionLog.offset_of_max_timestamp`."""
+        data, find, fs = self._data, timestamps.find_largest, self._fs
+        staged = [chunk.data for chunk in (*data.in_flight, *data.staged)]
+        return self._look_up(lambda segments: find(fs, segments, staged, data.start, upper_offset))
+
+    def _look_up(self, find: Callable[[Sequence[Segment]], tuple[int, int] | None]) -> tuple[int, int] | None:
+        """`find` among the segments, anew when retention has taken some of them away meanwhile."""
+        data = self._data
+        for _ in range(READ_TRIES_MAX):
+            segments = data.segments
+            try:
+                return find(segments)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or data.segments is segments:
+                    raise self._unreadable(error) from error
+        raise PenstockError(
+            ErrorCode.OFFSET_NOT_AVAILABLE, f"retention outran the look-up in {data}: ask again"
+        )
+
+
+def _base_offset(chunk: Appended) -> int:
+    return chunk.base_offset
+
+
+def _segment_base(segment: Segment) -> int:
+    return segment.base_offset
