@@ -108,9 +108,9 @@ class WriteStep:
             self.time_entries = times.count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WritePlan:
-    """What a write job is to do, as decided on the loop when it is made."""
+    """What a write job is to do, as decided on the loop when it is made. Not changed afterwards."""
 
     directory: str
     steps: Sequence[WriteStep]
@@ -148,12 +148,15 @@ class WriteJob:
     def __init__(self, fs: FileSystem, plan: WritePlan, checkpoints: CheckpointPort) -> None:
         self.plan = plan
         self.outcome = WriteOutcome(plan.is_marked)
-        self.size_bytes = sum(step.size for step in plan.steps)
+        self.size_bytes = sum([step.size for step in plan.steps])
         self._fs = fs
         self._checkpoints = checkpoints
         self._pinned: list[OpenFile] = []
-        written = [step.segment for step in plan.steps]
-        self._sync_segments = [s for s in plan.unflushed if s not in written] + written if plan.fsync else []
+        self._sync_segments: list[Segment] = []
+        if plan.fsync:
+            written = [step.segment for step in plan.steps]
+            self._sync_segments = [s for s in plan.unflushed if s not in written] if plan.unflushed else []
+            self._sync_segments += written
 
     @property
     def base_offset(self) -> int:
@@ -270,9 +273,11 @@ class WriteJob:
         hit("log.flush.before_sync")
         closed = {id(step.segment) for step in steps if step.closes}
         last = steps[-1].segment if steps else None
+        is_name_new = False
         for segment in self._sync_segments:
             sync_segment(self._fs, segment, indexes=id(segment) in closed or segment is not last)
-        if any(not segment.is_directory_synced for segment in self._sync_segments):
+            is_name_new = is_name_new or not segment.is_directory_synced
+        if is_name_new:
             self._fs.sync_directory(self.plan.directory)
         hit("log.flush.after_sync")
 

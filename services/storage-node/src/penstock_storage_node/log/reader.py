@@ -83,7 +83,10 @@ class LogReader:
     def _read_files(self, files: Files, wanted: Wanted) -> ReadData | Stuck:
         data, offset = self._data, wanted.offset
         segments, hints = data.segments, data.hints
-        index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
+        if offset >= segments[-1].base_offset:  # most reads
+            index = len(segments) - 1
+        else:
+            index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
         hint = hints.get(offset)
         for segment in segments[index : index + READ_SEGMENTS_MAX]:
             if files.may_block:  # what the cache does not have the disk gives, and then reads on ahead

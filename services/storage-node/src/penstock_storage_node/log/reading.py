@@ -147,17 +147,6 @@ class BlockingFiles:
 Files = CachedFiles | BlockingFiles
 
 
-def _start_of_read(
-    segment: Segment, offset: int, hint: tuple[Segment, int] | None
-) -> tuple[IndexEntry | None, bool]:
-    """Where to begin looking for `offset` (None: the index has to be loaded), and whether it stands right there."""
-    if hint is not None and hint[0] is segment:
-        return IndexEntry(-1, hint[1]), True
-    if offset <= segment.base_offset:
-        return IndexEntry(-1, 0), True
-    return segment.offset_index.floor_offset(offset), False
-
-
 def remember(hints: dict[int, tuple[Segment, int]], offset: int, segment: Segment, position: int) -> None:
     """The next read at `offset` may begin there."""
     while offset not in hints and len(hints) >= READ_HINTS_MAX:
@@ -174,22 +163,28 @@ def read_segment(
     holds nothing at or after the offset. Raises DamagedData, and OSError as `files` do.
     """
     offset, max_bytes = wanted.offset, wanted.max_bytes
-    start, is_exact = _start_of_read(segment, offset, hint)
-    if start is None:
-        return Need.INDEX
+    entry: IndexEntry | None = None  # where the index was asked; else the place is exact
+    if hint is not None and hint[0] is segment:
+        position = hint[1]
+    elif offset <= segment.base_offset:
+        position = 0
+    else:
+        entry = segment.offset_index.floor_offset(offset)
+        if entry is None:
+            return Need.INDEX
+        position = entry.position
     limit = segment.written
-    position = start.position
     may_be_wrong = position < segment.found_bytes
     must_follow = may_be_wrong and not segment.is_walked
-    want = max(max_bytes, HEADER_BYTES) + (0 if is_exact else SKIP_BYTES)
+    want = max(max_bytes, HEADER_BYTES) + (0 if entry is None else SKIP_BYTES)
     if limit - position < HEADER_BYTES:
-        return Need.MENDED_INDEX if start.last_offset >= 0 else _at_end(segment)
+        return _at_end(segment) if entry is None or entry.last_offset < 0 else Need.MENDED_INDEX
     buffer = files.fetch(segment.path, position, min(want, limit - position))
     if buffer is None:
         return Need.DISK
-    if not is_exact and not _is_right(buffer, 0, start):
+    if entry is not None and not _is_right(buffer, 0, entry):
         return Need.MENDED_INDEX
-    first, expected = 0, _first_offset(segment, offset, start, is_exact)
+    first, expected = 0, _first_offset(segment, offset, entry)
     while True:
         if len(buffer) - first < HEADER_BYTES:
             position += first
@@ -254,11 +249,11 @@ def _cut_out(
     return Found(base, next_offset, [view], end - first, position + end)
 
 
-def _first_offset(segment: Segment, offset: int, start: IndexEntry, is_exact: bool) -> int:
+def _first_offset(segment: Segment, offset: int, entry: IndexEntry | None) -> int:
     """Where the first batch looked at begins unless there are gaps; -1 when an index entry vouches for it."""
-    if is_exact:
+    if entry is None:
         return max(offset, segment.base_offset)
-    return segment.base_offset if start.last_offset < 0 else -1
+    return segment.base_offset if entry.last_offset < 0 else -1
 
 
 def _is_right(buffer: Buffer, at: int, entry: IndexEntry) -> bool:
@@ -289,16 +284,17 @@ def _find_end(
             return Need.MENDED_INDEX
         end = entry.position - position
     unpack = SHORT_HEADER.unpack_from
-    while budget - end >= HEADER_BYTES:
+    last = budget - HEADER_BYTES
+    while end <= last:
         base, length, delta = unpack(buffer, end)
-        size = length + LENGTH_OVERHEAD_BYTES
-        if size < BATCH_BYTES_MIN:
+        after = end + length + LENGTH_OVERHEAD_BYTES
+        if after - end < BATCH_BYTES_MIN:
             raise DamagedData(segment, position + end)
-        if base >= upper_offset or size > budget - end:
+        if base >= upper_offset or after > budget:
             if next_offset < 0:
                 next_offset = base
             break
-        end += size
+        end = after
         next_offset = base + delta + 1
     return end, next_offset
 

@@ -398,9 +398,13 @@ class LogData:
         settings = self.settings
         if segment.size == 0:
             return segment
-        if segment.has_room(
-            size, last_offset, settings.segment_bytes, settings.segment_index_bytes
-        ) and segment.age_for_roll_ms(timestamp, now_ms) <= settings.roll_ms - segment.jitter_ms(settings):
+        roll_ms = settings.roll_ms
+        if settings.segment_jitter_ms > 0:
+            roll_ms -= segment.jitter_ms(settings)
+        if (
+            segment.has_room(size, last_offset, settings.segment_bytes, settings.segment_index_bytes)
+            and segment.age_for_roll_ms(timestamp, now_ms) <= roll_ms
+        ):
             return segment
         return self._roll(now_ms)
 
