@@ -54,11 +54,15 @@ def new_log(
 def reopen(fs: SimulatedFileSystem, settings: TopicConfig | None = None) -> tuple[LogDirectory, PartitionLog]:
     directory = open_directory(fs)
     (found,) = directory.scan()
-    return directory, directory.open_log(found, settings or TopicConfig())
+    log = directory.open_log(found, settings or TopicConfig())
+    log.validate()
+    return directory, log
 
 
 def append(log: PartitionLog, batch: bytes, epoch: int = 0) -> Appended | Duplicate:
-    return log.append_as_leader(memoryview(batch), read_header(batch), epoch)
+    result = log.append_as_leader(memoryview(batch), read_header(batch), epoch)
+    log.validate()
+    return result
 
 
 def run_job(log: PartitionLog, *, retry: bool = False) -> bool:
@@ -70,8 +74,10 @@ def run_job(log: PartitionLog, *, retry: bool = False) -> bool:
         job.run()
     except OSError as error:
         log.fail(job, error)
+        log.validate()
         raise
     log.complete(job)
+    log.validate()
     return True
 
 
@@ -123,6 +129,7 @@ class Model:
         return starts
 
     def check(self, log: PartitionLog, max_bytes: int = 700) -> None:
+        log.validate()
         assert log.log_end_offset == self.end
         stored = read_all_batches(log, max_bytes)
         first = log.log_start_offset

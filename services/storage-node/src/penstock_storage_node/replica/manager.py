@@ -359,10 +359,9 @@ class ReplicaManager:
     def validate(self) -> None:
         """For tests and the simulator: raises InvariantBroken when what is kept twice differs."""
         self.budget.validate()
-        for partition in self.registry.partitions.values():
-            partition.access.validate()
-            partition.replica.validate()
         partitions = self.registry.partitions
+        for partition in partitions.values():
+            partition.validate()
         logs = len(partitions) + self._deleting
         if self.budget.share_count != logs:
             raise InvariantBroken(f"{self.budget.share_count} logs count as staged to, there are {logs}")

@@ -151,6 +151,13 @@ class Partition:
         """The log is deleted: nothing of it will be written any more."""
         self._share.close()
 
+    def validate(self) -> None:
+        """For tests and the simulator: raises InvariantBroken when log, role or access contradict themselves."""
+        self.access.validate()
+        self.replica.validate()
+        if self.access.alone is None:  # else a thread may be at it
+            self.log.validate()
+
     def kick(self) -> None:
         """Start whatever may start now."""
         access = self.access
