@@ -22,7 +22,7 @@ from penstock_kafka.records.batch import BatchInfo, Buffer
 from penstock_storage_node.log import recovery, retention, timestamps
 from penstock_storage_node.log.compaction import plan as cleaning_plan
 from penstock_storage_node.log.compaction import swap
-from penstock_storage_node.log.compaction.plan import CleaningPlan
+from penstock_storage_node.log.compaction.plan import CleaningBounds, CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob, segment_paths
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
@@ -408,16 +408,9 @@ class PartitionLog:
         data = self._data
         cut_count = data.cut_count
         for _ in range(PLAN_TRIES_MAX):
-            found = cleaning_plan.plan(
-                data.segments,
-                data.settings,
-                cleaned_until=cleaned_until,
-                log_start_offset=data.start,
-                high_watermark=high_watermark,
-                first_open_transaction=first_open_transaction,
-                now_ms=now_ms,
-                cut_count=cut_count,
-            )
+            segments = data.segments
+            bounds = CleaningBounds(cleaned_until, data.start, high_watermark, first_open_transaction)
+            found = cleaning_plan.plan(segments, data.settings, bounds, now_ms=now_ms, cut_count=cut_count)
             if not isinstance(found, cleaning_plan.Unknown):
                 return found
             timestamps.load_timestamps(self._fs, found.segments)

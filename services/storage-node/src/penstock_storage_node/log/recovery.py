@@ -415,7 +415,7 @@ class _Scan:
         return segments[:keep], self._expected
 
     def _may_follow(self, base_offset: int) -> bool:
-        """Gaps between segments: only where Kafka compacted, ours leaves none (see `cleaner`)."""
+        """Gaps between segments: only where Kafka compacted, ours leaves none (see `compaction.rewrite`)."""
         if base_offset == self._expected:
             return True
         may_gap = self._settings.is_compacted or self._expected < self._recovery_point

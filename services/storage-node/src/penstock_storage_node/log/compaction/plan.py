@@ -49,6 +49,18 @@ class CleaningPlan:
         return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CleaningBounds:
+    """Where a log stands, as far as compaction asks."""
+
+    cleaned_until: int
+    """The cleaner's checkpoint."""
+    log_start_offset: int
+    high_watermark: int
+    first_open_transaction: int | None
+    """Offset of the first record of the oldest open transaction."""
+
+
 @dataclass(slots=True)
 class Unknown:
     """Nothing decided: these segments' timestamps have to be read first."""
@@ -59,23 +71,20 @@ class Unknown:
 def plan(
     segments: Sequence[Segment],
     settings: TopicConfig,
+    bounds: CleaningBounds,
     *,
-    cleaned_until: int,
-    log_start_offset: int,
-    high_watermark: int,
-    first_open_transaction: int | None,
     now_ms: int,
     cut_count: int,
 ) -> CleaningPlan | Unknown | None:
-    """What to compact; None when there is nothing dirty."""
+    """What to compact; None when there is nothing dirty. `cut_count`: the log's, read before anything else."""
     if not settings.is_compacted:
         return None
     active = segments[-1]
-    start = max(log_start_offset, segments[0].base_offset)
-    first_dirty = cleaned_until if start <= cleaned_until <= active.base_offset else start
-    limit = high_watermark
-    if first_open_transaction is not None:
-        limit = min(limit, first_open_transaction)
+    start = max(bounds.log_start_offset, segments[0].base_offset)
+    first_dirty = bounds.cleaned_until if start <= bounds.cleaned_until <= active.base_offset else start
+    limit = bounds.high_watermark
+    if bounds.first_open_transaction is not None:
+        limit = min(limit, bounds.first_open_transaction)
     sources: list[Segment] = []
     lag_from_ms = now_ms - settings.min_compaction_lag_ms
     unknown: list[Segment] = []
@@ -100,7 +109,15 @@ def plan(
     must = settings.max_compaction_lag_ms < LONG_MAX and now_ms - oldest_ms > settings.max_compaction_lag_ms
     sizes = tuple(segment.size for segment in sources)
     result = CleaningPlan(
-        tuple(sources), first_dirty, end, dirty_bytes, sum(sizes), must, must, cut_count, sizes
+        sources=tuple(sources),
+        first_dirty=first_dirty,
+        end=end,
+        dirty_bytes=dirty_bytes,
+        total_bytes=sum(sizes),
+        must=must,
+        is_due=must,
+        cut_count=cut_count,
+        sizes=sizes,
     )
     result.is_due = must or result.ratio > settings.min_cleanable_dirty_ratio
     return result
@@ -115,18 +132,19 @@ def request(
     map_bytes: int,
 ) -> CleanRequest:
     """A plan in the cleaner's words; `producers` as in `CleanRequest`."""
+    sources = zip(plan.sources, plan.sizes, strict=True)
     return CleanRequest(
-        directory,
-        tuple((segment.base_offset, size) for segment, size in zip(plan.sources, plan.sizes, strict=True)),
-        plan.first_dirty,
-        plan.end,
-        now_ms,
-        settings.delete_retention_ms,
-        settings.segment_bytes,
-        settings.index_interval_bytes,
-        settings.segment_index_bytes // TIME_ENTRY_BYTES,
-        producers,
-        map_bytes,
+        directory=directory,
+        sources=tuple((segment.base_offset, size) for segment, size in sources),
+        first_dirty=plan.first_dirty,
+        end=plan.end,
+        now_ms=now_ms,
+        delete_retention_ms=settings.delete_retention_ms,
+        segment_bytes=settings.segment_bytes,
+        index_interval_bytes=settings.index_interval_bytes,
+        index_entries_max=settings.segment_index_bytes // TIME_ENTRY_BYTES,
+        producers=producers,
+        map_bytes=map_bytes,
     )
 
 

@@ -14,7 +14,7 @@ Rules (Kafka: Cleaner, LogCleaner; KIP-58, KIP-534)
 
 Ours: the last batch of each new segment stays too, empty if need be. So a new segment says by
 itself which offsets it covers, and recovery that finds it half swapped in knows which old
-segments it replaces (see `swapping`), and never lets one of them come back.
+segments it replaces (see `swap`), and never lets one of them come back.
 
 Every batch's CRC is checked before its records are touched: damage must not get a new CRC.
 Files are written as `.cleaned` and flushed; nothing of the log itself is changed here.

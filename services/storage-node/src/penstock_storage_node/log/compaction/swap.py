@@ -8,7 +8,7 @@ The names say how far it came, so that a crash at any point is finished or undon
               count no more and are removed; then it takes its own name
   `.deleted`  old segments on their way out: removed
 
-A new segment keeps the last batch of what it replaces (see `cleaner`), so its last offset tells
+A new segment keeps the last batch of what it replaces (see `rewrite`), so its last offset tells
 which old segments are meant. Kafka does the same, with weaker ends (LogLoader, UnifiedLog
 .replaceSegments): there a segment whose end was compacted away can leave an old one behind.
 """
