@@ -13,6 +13,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_kafka.records.batch import iter_batches
 from penstock_storage_node.log import Appended, ReadData, ReadJob, timestamps
 from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.index import IndexHeads
 from penstock_storage_node.log.segment import Segment
 from unit.storage_node.log.log_model import (
     NOW_MS,
@@ -226,3 +227,20 @@ def test_a_look_up_by_time_that_retention_overtakes(
     with pytest.raises(PenstockError, match="check the disk") as caught:
         look()
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR and len(calls) == 1
+
+
+def test_a_look_up_finds_its_record_though_its_index_leaves_the_cache_at_once() -> None:
+    """As when many partitions are looked through side by side."""
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    for number in range(60):
+        append(log, make_batch(timestamp_ms=NOW_MS + number))
+        run_job(log)
+    log.close(clean=True)
+    directory.close(clean=True)
+    fs = fs.restart()
+    fs.index_heads = IndexHeads(0)
+    _, again = reopen(fs, SMALL)
+    assert [again.offset_for_timestamp(NOW_MS + number, 60) for number in range(60)] == [
+        (number, NOW_MS + number) for number in range(60)
+    ]

@@ -143,8 +143,11 @@ class OffsetIndex:
         positions.append(position)
         offsets.append(last_offset - self.base_offset)
 
-    def floor_offset(self, offset: int) -> IndexEntry | None:
-        """Last entry whose batch ends at or before `offset`; None: it's on disk only (see `load_head`)."""
+    def floor_offset(self, offset: int, head: Head | None = None) -> IndexEntry | None:
+        """Last entry whose batch ends at or before `offset`; None: it's on disk only.
+
+        `head` is what `load_head` has just read; without it the cache is asked.
+        """
         relative = offset - self.base_offset
         offsets, positions = self.tail
         if offsets and relative >= offsets[0]:
@@ -152,7 +155,7 @@ class OffsetIndex:
             return IndexEntry(self.base_offset + offsets[index], positions[index])
         if self.head_count == 0:
             return SEGMENT_START
-        head = self._heads.get(self.path)
+        head = head or self._heads.get(self.path)
         if head is None:
             return None
         offsets, positions = head

@@ -501,8 +501,7 @@ def find_position(fs: FileSystem, segment: Segment, offset: int) -> int:
     """Where to begin walking for `offset`, by the index if it is right (disk pool)."""
     entry = segment.offset_index.floor_offset(offset)
     if entry is None:
-        load_head(fs, segment)
-        entry = segment.offset_index.floor_offset(offset)
+        entry = segment.offset_index.floor_offset(offset, load_head(fs, segment))
     if entry is not None and entry.last_offset >= 0:
         for info, _ in walk_file(fs, segment.path, entry.position, segment.written):
             if info.last_offset == entry.last_offset:
