@@ -11,8 +11,8 @@ from fuzz.target import Target, expect
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
-from penstock_gateway.relay import groups, queries, requests
-from penstock_gateway.relay.requests import Relayed
+from penstock_gateway.kafka.handler import RELAYED
+from penstock_gateway.relay import queries
 from penstock_gateway.relay.session import _part
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
@@ -275,25 +275,13 @@ def _metadata_seeds() -> Iterator[bytes]:
     yield b"\x04\x00\x00\x00\x01\x00\x01t\x01"
 
 
-_RELAYED: Final[dict[int, Callable[..., Relayed]]] = {
-    ApiKey.PRODUCE: requests.Produce,
-    ApiKey.FETCH: requests.Fetch,
-    ApiKey.LIST_OFFSETS: queries.ListOffsetsQuery,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: queries.LeaderEpochQuery,
-    ApiKey.DELETE_RECORDS: queries.DeleteRecordsQuery,
-    ApiKey.DESCRIBE_PRODUCERS: queries.ProducersQuery,
-    **groups.GROUP_CALLS,
-}
-"""What a gateway relays, and the class that takes it apart."""
-
-
 def _relayed(data: bytes) -> None:
     """A gateway that knows no topic, and one whose nodes are away: taken apart, failed, the answers joined."""
     key, version, body = _choose(data)
-    kind = _RELAYED.get(key)
+    kind = RELAYED.get(key)
     if kind is None:
         raise Malformed("not relayed")
-    frame = request_header(key, version, 1, None) + body
+    frame = bytearray(request_header(key, version, 1, None) + body)
     outcomes: list[Any] = []
     header = parse_request_header(frame)
     later = kind(header, frame, outcomes.append)
@@ -368,7 +356,7 @@ TARGETS: Final = [
         "gateway.relayed",
         _relayed,
         REFUSED,
-        lambda: _request_seeds(lambda key: key in _RELAYED),
+        lambda: _request_seeds(lambda key: key in RELAYED),
         share=30,
         input_bytes_max=2048,
     ),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids
-from penstock_core.errors import ErrorCode
+from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids, wall_ms
+from penstock_core.errors import ErrorCode, InvariantBroken
+from penstock_frontend.authorizer import AllowAll
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey, Route
 from penstock_kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -23,9 +24,13 @@ from penstock_kafka.wire.fetch import (
 from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_proto.v1 import common_pb2, storage_pb2
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.reporting.group_lag import Lag
 from penstock_storage_node.rpc.log_ends import LogEndsService
+from penstock_storage_node.settings import GroupSettings
+from support.kafka_specs import change_spec
 
 RACKS = {1: "a", 2: "b", 3: "b"}
 
@@ -35,6 +40,34 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     cluster = await MiniCluster(tmp_path).start(3)
     yield cluster
     await cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("route", "with_groups"),
+    [
+        (Route.PARTITION_LEADER, False),
+        (Route.PARTITION_LEADER, True),
+        (Route.GROUP_COORDINATOR, True),
+        (Route.SCATTER, True),
+        (Route.TRANSACTION_COORDINATOR, False),
+        (Route.NODE, False),
+    ],
+)
+async def test_an_api_that_no_handler_of_a_node_answers_is_found_at_the_start(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, route: Route, with_groups: bool
+) -> None:
+    node = cluster.nodes[1]
+    groups = GroupHost(
+        node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000, wall_ms=wall_ms
+    )
+
+    def build() -> DataApis:
+        return DataApis(node.manager, AllowAll(), lambda: True, groups if with_groups else None)
+
+    assert build().handles(ApiKey.JOIN_GROUP) == with_groups
+    change_spec(monkeypatch, ApiKey.METADATA, route=route)
+    with pytest.raises(InvariantBroken, match=r"^handlers of DataApis: Metadata .* has no entry"):
+        build()
 
 
 async def make_topic(cluster: MiniCluster) -> None:

@@ -42,7 +42,7 @@ from penstock_gateway.routing.node_spread import pick
 from penstock_gateway.rpc.service import GatewayService
 from penstock_gateway.settings import GatewaySettings
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import ROUTES, SUPPORTED, Route, intersect
+from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, Route, intersect
 from penstock_proto.v1 import controller_pb2, metadata_pb2
 from penstock_runtime.addresses import StartupError, advertised_endpoint, check_bind, check_free
 from penstock_runtime.controller_client import ControllerClient
@@ -60,14 +60,13 @@ _CATCH_UP_MS: Final = 5_000
 _LEAVE_MS: Final = 1_000
 _LISTENER_STOP_MS: Final = 3_000
 _GRPC_STOP_S: Final = 2.0
-_RELAYED_ROUTES: Final = frozenset({Route.PARTITION_LEADER, Route.GROUP_COORDINATOR, Route.SCATTER})
 _ROUTE_TABLE: Final = Path("/proc/net/route")
 
 
 class GatewayAddresses:
     """`AddressView` for `ClusterApis`: addresses by client network, versions by the nodes.
 
-    With `apart` no two nodes have the same host and port (see `routing.spelling`).
+    With `apart` no two nodes have the same host and port (see `routing.address_aliases`).
     """
 
     def __init__(self, book: AddressBook, image: Callable[[], MetadataImage], *, apart: bool = False) -> None:
@@ -100,7 +99,7 @@ def advertised_apis(image: MetadataImage) -> dict[int, tuple[int, int]]:
     no node").
     """
     own = {key: versions for key, versions in SUPPORTED.items() if ROUTES[key] is not Route.NODE}
-    relayed = {k: v for k, v in own.items() if ROUTES[k] in _RELAYED_ROUTES}
+    relayed = {k: v for k, v in own.items() if ROUTES[k] in RELAYED_ROUTES}
     # A node that said nothing of its APIs takes nothing away.
     nodes = [n.apis for n in image.nodes.values() if n.apis]
     common = intersect([relayed, *nodes])

@@ -13,15 +13,16 @@ from uuid import UUID
 import pytest
 from prometheus_client import generate_latest
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, Connection, KafkaListener, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_kafka.error_responses.data import ERROR_FORMS
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey, Route
 from penstock_kafka.wire.frames import RequestHeader, request_header
 from penstock_proto.v1 import common_pb2, metadata_pb2
 from penstock_runtime.controller_client import ControllerClient
@@ -29,6 +30,7 @@ from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.settings import ListenerSettings
+from support.kafka_specs import change_spec
 from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -149,6 +151,41 @@ async def serving(
                 await following
             await ids.close()
             await channels.close()
+
+
+async def apis_alone() -> ClusterApis:
+    """One whose controllers are never there."""
+    channels = ChannelPool()
+    client = ControllerClient(["127.0.0.1:1"], "test", channels)
+    metadata = MetadataClient(client, "test", monotonic_ms)
+    try:
+        ids = ProducerIdAllocator(client, "test")
+        return ClusterApis(metadata, client, ids, Addresses(), AllowAll(), KafkaMetrics())
+    finally:
+        await channels.close()
+
+
+def test_an_api_that_nobody_here_answers_is_found_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(apis_alone())
+    change_spec(monkeypatch, ApiKey.FETCH, route=Route.GATEWAY)
+    with pytest.raises(InvariantBroken, match=r"^handlers of ClusterApis: Fetch .* has no entry"):
+        run(apis_alone())
+
+
+def test_an_api_without_an_error_response_is_found_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ERROR_FORMS, ApiKey.CREATE_TOPICS)
+    with pytest.raises(InvariantBroken, match=r"^error responses: CreateTopics .* has no entry"):
+        run(apis_alone())
+
+
+def test_a_version_without_a_schema_is_found_at_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_spec(monkeypatch, ApiKey.CREATE_TOPICS, versions=(1, 7))
+    with pytest.raises(InvariantBroken, match=r"^CreateTopics: kio has no schema of the versions \[1\]"):
+        run(apis_alone())
 
 
 def test_topics_come_by_themselves_where_that_is_allowed(run: Run) -> None:

@@ -31,14 +31,14 @@ from penstock_frontend.listener.connection import CLOSE, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
-from penstock_kafka.error_responses.data import error_response
+from penstock_kafka.error_responses.data import ERROR_FORMS, error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.api_versions import (
     decode_api_versions,
     encode_api_versions_response,
     is_software_word,
 )
-from penstock_kafka.wire.apis import SUPPORTED, ApiKey, is_supported
+from penstock_kafka.wire.apis import LOCAL_ROUTES, SUPPORTED, ApiKey, Route, is_supported, require_entries
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
 from penstock_kafka.wire.metadata import MetadataRequest, decode_metadata, encode_metadata_response
 from penstock_kafka.wire.primitives import Malformed
@@ -98,7 +98,12 @@ class ClusterApis:
         auto_create: bool = False,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
-        that a Metadata request names."""
+        that a Metadata request names.
+
+        Every process that answers Kafka clients makes one: so what all of them need is checked here too,
+        the schemas and the error responses. Raises InvariantBroken when an answered API lacks one of these
+        or, if it is answered here, its handler.
+        """
         self._metadata = metadata
         self._suspected_leaders = suspected_leaders
         self._producer_ids = producer_ids
@@ -139,6 +144,9 @@ class ClusterApis:
             ApiKey.DESCRIBE_CLIENT_QUOTAS: quorum.describe_quotas,
             ApiKey.ALTER_CLIENT_QUOTAS: quorum.alter_quotas,
         }
+        require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
+        require_entries("error responses", ERROR_FORMS, Route)
+        codec.require_schemas()
         self._cache: dict[tuple[object, ...], bytes] = {}
         self._cache_version = -1
         self._cache_bytes = 0

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from penstock_core.errors import ErrorCode
-from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.apis import SPECS
 from penstock_runtime.lifecycle import Lifecycle
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -23,11 +23,9 @@ _REGISTERED = "penstock_kafka_metrics"
 
 
 def api_name(api_key: int) -> str:
-    """`Produce` for 0; a number for what no client should send."""
-    try:
-        return "".join(word.capitalize() for word in ApiKey(api_key).name.split("_"))
-    except ValueError:
-        return "unknown"
+    """`Produce` for 0; `unknown` for what no client should send."""
+    spec = SPECS.get(api_key)
+    return "unknown" if spec is None else spec.name
 
 
 def error_name(code: int) -> str:
@@ -78,7 +76,7 @@ class KafkaMetrics(Collector):
         """Counters of one API; keys that no client should send share one."""
         stats = self.apis.get(api_key)
         if stats is None:
-            known = api_key if api_key in ApiKey._value2member_map_ else -1
+            known = api_key if api_key in SPECS else -1
             stats = self.apis.get(known)
             if stats is None:
                 stats = self.apis[known] = ApiStats()

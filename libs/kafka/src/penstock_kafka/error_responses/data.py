@@ -29,7 +29,7 @@ def error_response(
     response (Produce with acks 0): the connection is to be closed. Raises Malformed
     when the request itself can't be read.
     """
-    fail = _TABLE.get(header.api_key)
+    fail = ERROR_FORMS.get(header.api_key)
     if fail is None:
         raise Malformed(f"api key {header.api_key} is not answered")
     return fail(header, frame, code, message)
@@ -189,7 +189,7 @@ def _describe_topic_partitions(header: RequestHeader, frame: Buffer, code: int, 
     return codec.respond(header, topics=topics)
 
 
-_TABLE: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes | None]]] = {
+ERROR_FORMS: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], bytes | None]]] = {
     ApiKey.PRODUCE: _produce,
     ApiKey.FETCH: _fetch,
     ApiKey.LIST_OFFSETS: _list_offsets,

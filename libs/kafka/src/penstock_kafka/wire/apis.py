@@ -1,9 +1,11 @@
 """The Kafka APIs: their keys, the versions that this build answers, their routes.
 
-Rules: a version is in `SUPPORTED` only when a test decodes and encodes it; one table
-(`ROUTES`) states the route of every API, the unbuilt ones included, so that a gateway
-never guesses. APIs that are addressed to a node without its id in the body (NODE)
-are not to be advertised by a proxy.
+Rules: a version is in `SUPPORTED` only when a test decodes and encodes it; `SPECS` is the
+one description of every API, the unbuilt ones included. Whoever has a table of APIs
+of its own (who answers, who relays, how a whole request fails) holds it against that
+description when it is built, with `require_entries`: an API that is advertised and has no
+handler is found at the start, not by the client that sends it. APIs that are addressed to
+a node without its id in the body (NODE) are not to be advertised by a proxy.
 
 Produce is advertised from version 0 although 0-2 are refused: librdkafka 2.0 drops
 compression, and others refuse to talk, when they see a higher minimum (KAFKA-18659).
@@ -11,9 +13,13 @@ compression, and others refuse to talk, when they see a higher minimum (KAFKA-18
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
+from typing import Final
+
+from penstock_core.errors import InvariantBroken
 
 
 class ApiKey(IntEnum):
@@ -95,95 +101,155 @@ class Route(Enum):
     """To one node that only the connection names: never through a proxy."""
 
 
-class _Api:
-    """One row of the table: versions answered (None: not built), first flexible version, route."""
+LOCAL_ROUTES: Final = frozenset({Route.GATEWAY, Route.CONTROLLER})
+"""What any process with metadata answers, gateway and storage node alike."""
 
-    __slots__ = ("flexible_since", "route", "versions")
+RELAYED_ROUTES: Final = frozenset(
+    {Route.PARTITION_LEADER, Route.GROUP_COORDINATOR, Route.TRANSACTION_COORDINATOR, Route.SCATTER}
+)
+"""What storage nodes answer, and gateways relay to them."""
 
-    def __init__(self, versions: tuple[int, int] | None, flexible_since: int, route: Route) -> None:
-        self.versions = versions
-        self.flexible_since = flexible_since
-        self.route = route
+
+@dataclass(frozen=True, slots=True)
+class ApiSpec:
+    """What there is to know of one Kafka API before any handler of it.
+
+    Versions and `flexible_since` are those of Kafka's <Name>Request.json (`validVersions`,
+    `flexibleVersions`).
+    """
+
+    key: ApiKey
+    versions: tuple[int, int] | None
+    """Versions that this build answers, both ends inclusive; None when it answers none."""
+    flexible_since: int
+    """First version with compact lengths and tagged fields (KIP-482)."""
+    route: Route
+    refused_below: int = 0
+    """Lower versions are advertised and refused all the same."""
+
+    @property
+    def readable(self) -> range:
+        """Versions that have to be decoded and answered."""
+        if self.versions is None:
+            return range(0)
+        low, high = self.versions
+        return range(max(low, self.refused_below), high + 1)
+
+    @property
+    def name(self) -> str:
+        """Kafka's name of the API, e.g. `ListOffsets`: of its messages, in metrics and in logs."""
+        return "".join(word.capitalize() for word in self.key.name.split("_"))
 
 
 _NEVER = 32767
 """For an API that has no flexible version."""
 
-_TABLE: dict[ApiKey, _Api] = {
-    ApiKey.PRODUCE: _Api((0, 11), 9, Route.PARTITION_LEADER),
-    ApiKey.FETCH: _Api((4, 16), 12, Route.PARTITION_LEADER),
-    ApiKey.LIST_OFFSETS: _Api((1, 11), 6, Route.PARTITION_LEADER),
-    ApiKey.METADATA: _Api((0, 13), 9, Route.GATEWAY),
-    ApiKey.OFFSET_COMMIT: _Api((2, 10), 8, Route.GROUP_COORDINATOR),
-    ApiKey.OFFSET_FETCH: _Api((1, 10), 6, Route.GROUP_COORDINATOR),
-    ApiKey.FIND_COORDINATOR: _Api((0, 6), 3, Route.GATEWAY),
-    ApiKey.JOIN_GROUP: _Api((0, 9), 6, Route.GROUP_COORDINATOR),
-    ApiKey.HEARTBEAT: _Api((0, 4), 4, Route.GROUP_COORDINATOR),
-    ApiKey.LEAVE_GROUP: _Api((0, 5), 4, Route.GROUP_COORDINATOR),
-    ApiKey.SYNC_GROUP: _Api((0, 5), 4, Route.GROUP_COORDINATOR),
-    ApiKey.DESCRIBE_GROUPS: _Api((0, 6), 5, Route.GROUP_COORDINATOR),
-    ApiKey.LIST_GROUPS: _Api((0, 5), 3, Route.SCATTER),
-    ApiKey.SASL_HANDSHAKE: _Api(None, _NEVER, Route.GATEWAY),
-    ApiKey.API_VERSIONS: _Api((0, 4), 3, Route.GATEWAY),
-    ApiKey.CREATE_TOPICS: _Api((2, 7), 5, Route.CONTROLLER),
-    ApiKey.DELETE_TOPICS: _Api((1, 6), 4, Route.CONTROLLER),
-    ApiKey.DELETE_RECORDS: _Api((0, 2), 2, Route.PARTITION_LEADER),
+PRODUCE_VERSION_MIN = 3
+"""Lowest Produce version that is really answered: older ones carry no RecordBatch v2."""
+
+_ROWS: Final = (
+    ApiSpec(ApiKey.PRODUCE, (0, 11), 9, Route.PARTITION_LEADER, refused_below=PRODUCE_VERSION_MIN),
+    ApiSpec(ApiKey.FETCH, (4, 16), 12, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.LIST_OFFSETS, (1, 11), 6, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.METADATA, (0, 13), 9, Route.GATEWAY),
+    ApiSpec(ApiKey.OFFSET_COMMIT, (2, 10), 8, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.OFFSET_FETCH, (1, 10), 6, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.FIND_COORDINATOR, (0, 6), 3, Route.GATEWAY),
+    ApiSpec(ApiKey.JOIN_GROUP, (0, 9), 6, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.HEARTBEAT, (0, 4), 4, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.LEAVE_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.SYNC_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.DESCRIBE_GROUPS, (0, 6), 5, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.LIST_GROUPS, (0, 5), 3, Route.SCATTER),
+    ApiSpec(ApiKey.SASL_HANDSHAKE, None, _NEVER, Route.GATEWAY),
+    ApiSpec(ApiKey.API_VERSIONS, (0, 4), 3, Route.GATEWAY),
+    ApiSpec(ApiKey.CREATE_TOPICS, (2, 7), 5, Route.CONTROLLER),
+    ApiSpec(ApiKey.DELETE_TOPICS, (1, 6), 4, Route.CONTROLLER),
+    ApiSpec(ApiKey.DELETE_RECORDS, (0, 2), 2, Route.PARTITION_LEADER),
     # Without a transactional id any process answers from its own block of ids.
-    ApiKey.INIT_PRODUCER_ID: _Api((0, 5), 2, Route.GATEWAY),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: _Api((2, 4), 4, Route.PARTITION_LEADER),
-    ApiKey.ADD_PARTITIONS_TO_TXN: _Api(None, 3, Route.TRANSACTION_COORDINATOR),
-    ApiKey.ADD_OFFSETS_TO_TXN: _Api(None, 3, Route.TRANSACTION_COORDINATOR),
-    ApiKey.END_TXN: _Api(None, 3, Route.TRANSACTION_COORDINATOR),
-    ApiKey.WRITE_TXN_MARKERS: _Api(None, 1, Route.PARTITION_LEADER),
-    ApiKey.TXN_OFFSET_COMMIT: _Api(None, 3, Route.GROUP_COORDINATOR),
-    ApiKey.DESCRIBE_ACLS: _Api(None, 2, Route.GATEWAY),
-    ApiKey.CREATE_ACLS: _Api(None, 2, Route.CONTROLLER),
-    ApiKey.DELETE_ACLS: _Api(None, 2, Route.CONTROLLER),
-    ApiKey.DESCRIBE_CONFIGS: _Api((1, 4), 4, Route.GATEWAY),
-    ApiKey.ALTER_CONFIGS: _Api((0, 2), 2, Route.CONTROLLER),
-    ApiKey.ALTER_REPLICA_LOG_DIRS: _Api((1, 2), 2, Route.NODE),
+    ApiSpec(ApiKey.INIT_PRODUCER_ID, (0, 5), 2, Route.GATEWAY),
+    ApiSpec(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), 4, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.ADD_PARTITIONS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
+    ApiSpec(ApiKey.ADD_OFFSETS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
+    ApiSpec(ApiKey.END_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
+    ApiSpec(ApiKey.WRITE_TXN_MARKERS, None, 1, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.TXN_OFFSET_COMMIT, None, 3, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.DESCRIBE_ACLS, None, 2, Route.GATEWAY),
+    ApiSpec(ApiKey.CREATE_ACLS, None, 2, Route.CONTROLLER),
+    ApiSpec(ApiKey.DELETE_ACLS, None, 2, Route.CONTROLLER),
+    ApiSpec(ApiKey.DESCRIBE_CONFIGS, (1, 4), 4, Route.GATEWAY),
+    ApiSpec(ApiKey.ALTER_CONFIGS, (0, 2), 2, Route.CONTROLLER),
+    ApiSpec(ApiKey.ALTER_REPLICA_LOG_DIRS, (1, 2), 2, Route.NODE),
     # A gateway cannot tell which node is meant and says so; nodes answer for themselves.
-    ApiKey.DESCRIBE_LOG_DIRS: _Api((1, 5), 2, Route.GATEWAY),
-    ApiKey.SASL_AUTHENTICATE: _Api(None, 2, Route.GATEWAY),
-    ApiKey.CREATE_PARTITIONS: _Api((0, 3), 2, Route.CONTROLLER),
-    ApiKey.DELETE_GROUPS: _Api((0, 2), 2, Route.GROUP_COORDINATOR),
-    ApiKey.ELECT_LEADERS: _Api((0, 2), 2, Route.CONTROLLER),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: _Api((0, 1), 1, Route.CONTROLLER),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _Api((0, 1), 0, Route.CONTROLLER),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: _Api((0, 0), 0, Route.GATEWAY),
-    ApiKey.OFFSET_DELETE: _Api((0, 0), _NEVER, Route.GROUP_COORDINATOR),
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: _Api((0, 1), 1, Route.GATEWAY),
-    ApiKey.ALTER_CLIENT_QUOTAS: _Api((0, 1), 1, Route.CONTROLLER),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _Api(None, 0, Route.GATEWAY),
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _Api(None, 0, Route.CONTROLLER),
-    ApiKey.DESCRIBE_QUORUM: _Api((0, 2), 0, Route.CONTROLLER),
-    ApiKey.UPDATE_FEATURES: _Api((0, 2), 0, Route.CONTROLLER),
-    ApiKey.DESCRIBE_CLUSTER: _Api((0, 2), 0, Route.GATEWAY),
-    ApiKey.DESCRIBE_PRODUCERS: _Api((0, 0), 0, Route.PARTITION_LEADER),
-    ApiKey.UNREGISTER_BROKER: _Api((0, 0), 0, Route.CONTROLLER),
-    ApiKey.DESCRIBE_TRANSACTIONS: _Api(None, 0, Route.TRANSACTION_COORDINATOR),
-    ApiKey.LIST_TRANSACTIONS: _Api(None, 0, Route.SCATTER),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: _Api((0, 1), 0, Route.GROUP_COORDINATOR),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: _Api((0, 1), 0, Route.GROUP_COORDINATOR),
-    ApiKey.LIST_CONFIG_RESOURCES: _Api((0, 1), 0, Route.GATEWAY),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _Api((0, 0), 0, Route.GATEWAY),
-}
+    ApiSpec(ApiKey.DESCRIBE_LOG_DIRS, (1, 5), 2, Route.GATEWAY),
+    ApiSpec(ApiKey.SASL_AUTHENTICATE, None, 2, Route.GATEWAY),
+    ApiSpec(ApiKey.CREATE_PARTITIONS, (0, 3), 2, Route.CONTROLLER),
+    ApiSpec(ApiKey.DELETE_GROUPS, (0, 2), 2, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.ELECT_LEADERS, (0, 2), 2, Route.CONTROLLER),
+    ApiSpec(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), 1, Route.CONTROLLER),
+    ApiSpec(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), 0, Route.CONTROLLER),
+    ApiSpec(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), 0, Route.GATEWAY),
+    ApiSpec(ApiKey.OFFSET_DELETE, (0, 0), _NEVER, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.DESCRIBE_CLIENT_QUOTAS, (0, 1), 1, Route.GATEWAY),
+    ApiSpec(ApiKey.ALTER_CLIENT_QUOTAS, (0, 1), 1, Route.CONTROLLER),
+    ApiSpec(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, None, 0, Route.GATEWAY),
+    ApiSpec(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, None, 0, Route.CONTROLLER),
+    ApiSpec(ApiKey.DESCRIBE_QUORUM, (0, 2), 0, Route.CONTROLLER),
+    ApiSpec(ApiKey.UPDATE_FEATURES, (0, 2), 0, Route.CONTROLLER),
+    ApiSpec(ApiKey.DESCRIBE_CLUSTER, (0, 2), 0, Route.GATEWAY),
+    ApiSpec(ApiKey.DESCRIBE_PRODUCERS, (0, 0), 0, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.UNREGISTER_BROKER, (0, 0), 0, Route.CONTROLLER),
+    ApiSpec(ApiKey.DESCRIBE_TRANSACTIONS, None, 0, Route.TRANSACTION_COORDINATOR),
+    ApiSpec(ApiKey.LIST_TRANSACTIONS, None, 0, Route.SCATTER),
+    ApiSpec(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), 0, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), 0, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.LIST_CONFIG_RESOURCES, (0, 1), 0, Route.GATEWAY),
+    ApiSpec(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0), 0, Route.GATEWAY),
+)
+
+SPECS: Mapping[int, ApiSpec] = MappingProxyType({int(spec.key): spec for spec in _ROWS})
+"""The description of every API in `ApiKey`, built or not."""
 
 SUPPORTED: Mapping[int, tuple[int, int]] = MappingProxyType(
-    {int(key): api.versions for key, api in _TABLE.items() if api.versions is not None}
+    {key: spec.versions for key, spec in SPECS.items() if spec.versions is not None}
 )
 """Versions that this build answers by api key, both ends inclusive: what is advertised."""
 
-ROUTES: Mapping[int, Route] = MappingProxyType({int(key): api.route for key, api in _TABLE.items()})
+ROUTES: Mapping[int, Route] = MappingProxyType({key: spec.route for key, spec in SPECS.items()})
 """Route of every API in `ApiKey`, built or not."""
 
 FLEXIBLE_SINCE: Mapping[int, int] = MappingProxyType(
-    {int(key): api.flexible_since for key, api in _TABLE.items()}
+    {key: spec.flexible_since for key, spec in SPECS.items()}
 )
 """First version of each API with compact lengths and tagged fields (KIP-482)."""
 
-PRODUCE_VERSION_MIN = 3
-"""Lowest Produce version that is really answered: older ones carry no RecordBatch v2."""
+
+def answered() -> Iterator[ApiSpec]:
+    """The APIs that this build answers."""
+    return (spec for spec in SPECS.values() if spec.versions is not None)
+
+
+def require_entries(
+    table: str, entries: Collection[int], routes: Iterable[Route], *, also: Iterable[ApiKey] = ()
+) -> None:
+    """Hold a table by api key against the specs.
+
+    It has to have the answered APIs of `routes`, those of `also`, and no other. Raises InvariantBroken
+    that names `table` and every API that is missing or too many.
+    """
+    chosen = frozenset(routes)
+    wanted = {int(spec.key) for spec in answered() if spec.route in chosen} | {int(key) for key in also}
+    wrong = [f"{_spell(key)} has no entry" for key in sorted(wanted.difference(entries))]
+    wrong += [f"{_spell(key)} has an entry too many" for key in sorted(set(entries) - wanted)]
+    if wrong:
+        raise InvariantBroken(f"{table}: {', '.join(wrong)} (see penstock_kafka.wire.apis.SPECS)")
+
+
+def _spell(key: int) -> str:
+    spec = SPECS.get(key)
+    if spec is None:
+        return f"api key {key} (no spec)"
+    return f"{spec.name} ({'not answered' if spec.versions is None else f'route {spec.route.value}'})"
 
 
 def is_supported(api_key: int, api_version: int) -> bool:

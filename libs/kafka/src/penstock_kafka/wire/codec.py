@@ -26,57 +26,12 @@ from types import ModuleType
 from typing import Any, Final
 from uuid import UUID
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.ids import NO_TOPIC_ID, TopicId
-from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.apis import SPECS, ApiSpec, answered
 from penstock_kafka.wire.frames import RequestHeader, response_header
 from penstock_kafka.wire.primitives import Buffer, Malformed, check_decoded_size
 from penstock_kafka.wire.sanitize import sanitize
-
-_NAMES: Final = {
-    ApiKey.PRODUCE: "Produce",
-    ApiKey.FETCH: "Fetch",
-    ApiKey.LIST_OFFSETS: "ListOffsets",
-    ApiKey.METADATA: "Metadata",
-    ApiKey.FIND_COORDINATOR: "FindCoordinator",
-    ApiKey.API_VERSIONS: "ApiVersions",
-    ApiKey.CREATE_TOPICS: "CreateTopics",
-    ApiKey.DELETE_TOPICS: "DeleteTopics",
-    ApiKey.DELETE_RECORDS: "DeleteRecords",
-    ApiKey.INIT_PRODUCER_ID: "InitProducerId",
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: "OffsetForLeaderEpoch",
-    ApiKey.CREATE_PARTITIONS: "CreatePartitions",
-    ApiKey.DESCRIBE_CLUSTER: "DescribeCluster",
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: "DescribeTopicPartitions",
-    ApiKey.OFFSET_COMMIT: "OffsetCommit",
-    ApiKey.OFFSET_FETCH: "OffsetFetch",
-    ApiKey.JOIN_GROUP: "JoinGroup",
-    ApiKey.HEARTBEAT: "Heartbeat",
-    ApiKey.LEAVE_GROUP: "LeaveGroup",
-    ApiKey.SYNC_GROUP: "SyncGroup",
-    ApiKey.DESCRIBE_GROUPS: "DescribeGroups",
-    ApiKey.LIST_GROUPS: "ListGroups",
-    ApiKey.DELETE_GROUPS: "DeleteGroups",
-    ApiKey.OFFSET_DELETE: "OffsetDelete",
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: "ConsumerGroupHeartbeat",
-    ApiKey.CONSUMER_GROUP_DESCRIBE: "ConsumerGroupDescribe",
-    ApiKey.DESCRIBE_CONFIGS: "DescribeConfigs",
-    ApiKey.ALTER_CONFIGS: "AlterConfigs",
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: "IncrementalAlterConfigs",
-    ApiKey.LIST_CONFIG_RESOURCES: "ListConfigResources",
-    ApiKey.DESCRIBE_LOG_DIRS: "DescribeLogDirs",
-    ApiKey.ALTER_REPLICA_LOG_DIRS: "AlterReplicaLogDirs",
-    ApiKey.DESCRIBE_PRODUCERS: "DescribeProducers",
-    ApiKey.ELECT_LEADERS: "ElectLeaders",
-    ApiKey.DESCRIBE_QUORUM: "DescribeQuorum",
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: "AlterPartitionReassignments",
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: "ListPartitionReassignments",
-    ApiKey.UPDATE_FEATURES: "UpdateFeatures",
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: "DescribeClientQuotas",
-    ApiKey.ALTER_CLIENT_QUOTAS: "AlterClientQuotas",
-    ApiKey.UNREGISTER_BROKER: "UnregisterBroker",
-}
-"""APIs that kio may be asked for; a new one needs its line here."""
 
 
 @contextmanager
@@ -109,30 +64,53 @@ def preload() -> None:
     _kio()
 
 
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+def require_schemas() -> None:
+    """See that kio has every version of every API that is answered.
+
+    Only kio's index is read, no schema is loaded. Raises InvariantBroken that names the API and
+    the versions that kio lacks.
+    """
+    index = importlib.import_module("kio.schema.index")
+    for spec in answered():
+        name = index.api_key_map.get(int(spec.key))
+        if name != _kio_name(spec):
+            raise InvariantBroken(f"{spec.name}: kio's name of api key {int(spec.key)} is {name}")
+        known = index.schema_name_map[name]
+        lacking = [version for version in spec.readable if version not in known]
+        if lacking:
+            raise InvariantBroken(f"{spec.name}: kio has no schema of the versions {lacking}")
+
+
+def _kio_name(spec: ApiSpec) -> str:
+    return spec.key.name.lower()
+
+
+def _spec(api_key: int) -> ApiSpec:
+    spec = SPECS.get(api_key)
+    if spec is None or spec.versions is None:
+        raise Malformed(f"api key {api_key} is not known")
+    return spec
 
 
 @cache
 def _module(api_key: int, version: int, kind: str) -> ModuleType:
     _kio()
     try:
-        name = _NAMES[ApiKey(api_key)]
-        return importlib.import_module(f"kio.schema.{_snake(name)}.v{version}.{kind}")
-    except (KeyError, ValueError, ImportError):
+        return importlib.import_module(f"kio.schema.{_kio_name(_spec(api_key))}.v{version}.{kind}")
+    except ImportError:
         raise Malformed(f"api key {api_key} version {version} is not known") from None
 
 
 @cache
 def request_type(api_key: int, version: int) -> Any:
     """kio's class of the request of that version; raises Malformed for an unknown one."""
-    return getattr(_module(api_key, version, "request"), f"{_NAMES[ApiKey(api_key)]}Request")
+    return getattr(_module(api_key, version, "request"), f"{_spec(api_key).name}Request")
 
 
 @cache
 def response_type(api_key: int, version: int) -> Any:
     """kio's class of the response of that version; raises Malformed for an unknown one."""
-    return getattr(_module(api_key, version, "response"), f"{_NAMES[ApiKey(api_key)]}Response")
+    return getattr(_module(api_key, version, "response"), f"{_spec(api_key).name}Response")
 
 
 @cache

@@ -1,11 +1,10 @@
 """What becomes of a Kafka frame at the gateway: answered here, or relayed.
 
-The route of every API stands in `penstock_kafka.wire.apis.ROUTES`
-(rule "A connection names no node"). Cluster
-APIs are answered from metadata or handed to the controller by the runtime's
-`ClusterApis`; requests for partition leaders and group coordinators go through this
-connection's relay session. APIs for single nodes are not advertised; who sends one
-nevertheless is disconnected, as by Kafka.
+The route of every API stands in `penstock_kafka.wire.apis` (rule "A connection names no
+node"), and `RELAYED` is held against it when the handler is built. Cluster APIs are
+answered from metadata or handed to the controller by `ClusterApis`; requests for partition
+leaders and group coordinators go through this connection's relay session. APIs for single
+nodes are not advertised; who sends one nevertheless is disconnected, as by Kafka.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from penstock_gateway.relay.queries import (
 from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
 from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_gateway.routing.address_aliases import needs_distinct_names
-from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.apis import RELAYED_ROUTES, ApiKey, require_entries
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import decode_metadata
 from penstock_kafka.wire.primitives import Malformed
 
 _RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed]
 
-_RELAYED: Final[dict[int, _RelayedMaker]] = {
+RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.PRODUCE: Produce,
     ApiKey.FETCH: Fetch,
     ApiKey.LIST_OFFSETS: ListOffsetsQuery,
@@ -42,6 +41,8 @@ _RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.DESCRIBE_PRODUCERS: ProducersQuery,
     **GROUP_CALLS,
 }
+"""What takes a request apart for the nodes that it goes to, and joins their answers, by api key."""
+
 _SESSION: Final = "relay"
 _NAMED_TOPICS: Final = "named_topics"
 CLIENT_SOFTWARE: Final = "client_software"
@@ -52,7 +53,11 @@ class GatewayHandler:
     """Handles the frames of every listener of this gateway."""
 
     def __init__(self, relay: Relay, cluster: ClusterApis, cluster_apart: ClusterApis) -> None:
-        """`cluster_apart` gives every node an address of its own (see `routing.spelling`)."""
+        """`cluster_apart` gives every node an address of its own (see `routing.address_aliases`).
+
+        Raises InvariantBroken when an API whose route leads to storage nodes is not in `RELAYED`.
+        """
+        require_entries("requests that the gateway relays", RELAYED, RELAYED_ROUTES)
         self._relay = relay
         self._cluster = cluster
         self._cluster_apart = cluster_apart
@@ -62,7 +67,7 @@ class GatewayHandler:
         header = admit(connection, frame, self._relay.metrics.kafka)
         if not isinstance(header, RequestHeader):
             return header
-        relayed = _RELAYED.get(header.api_key)
+        relayed = RELAYED.get(header.api_key)
         try:
             if relayed is not None:
                 return self._submit(connection, header, frame, relayed)

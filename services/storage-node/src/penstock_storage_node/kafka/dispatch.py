@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_frontend.authorizer import Authorizer
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import Buffer, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
-from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import RELAYED_ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
@@ -21,9 +22,12 @@ from penstock_storage_node.kafka.produce import ProduceHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.replica.manager import ReplicaManager
 
+_ROUTES: Final = RELAYED_ROUTES | {Route.NODE}
+_GROUP_ROUTES: Final = frozenset({Route.GROUP_COORDINATOR, Route.SCATTER})
+
 
 class DataApis:
-    """The Kafka APIs that go to a partition's leader, a group's coordinator among them."""
+    """The Kafka APIs that go to a partition's leader, a group's coordinator among them, or to a node."""
 
     def __init__(
         self,
@@ -32,6 +36,8 @@ class DataApis:
         in_touch: Callable[[], bool],
         groups: GroupHost | None = None,
     ) -> None:
+        """A node without `groups` coordinates none. Raises InvariantBroken when an API with one of these
+        routes has no handler."""
         produce = ProduceHandler(manager, authorizer, in_touch)
         fetch = FetchHandler(manager, authorizer)
         offsets = ListOffsetsHandler(manager.registry, authorizer)
@@ -51,6 +57,9 @@ class DataApis:
         if groups is not None:
             group_handler = GroupHandler(groups, authorizer)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
+        routes = _ROUTES if groups is not None else _ROUTES - _GROUP_ROUTES
+        # Any process answers DescribeLogDirs, but a node for itself.
+        require_entries("handlers of DataApis", self._handlers, routes, also=[ApiKey.DESCRIBE_LOG_DIRS])
 
     def handles(self, api_key: int) -> bool:
         """Whether `handle` knows the API."""
