@@ -99,7 +99,7 @@ async def test_rest_answers_and_says_what_is_wrong() -> None:
         for path, status in (("/v1/topics/nope", 404), ("/v1/topics/no%20pe", 400), ("/v1/what", 404)):
             got, body = await get(client, path)
             assert got == status
-            assert set(body) == {"error", "mend"}
+            assert set(body) == {"error", "hint"}
 
 
 def test_settings() -> None:

@@ -1,7 +1,7 @@
 """`/v1/cluster`, `/v1/topics`, `/v1/topics/{name}`: the metadata image as JSON.
 
 Pure functions make the documents; the routes only serve them. Keys are words, ids are
-text as Kafka writes them, and an error is `{"error": ..., "mend": ...}`. Reads only.
+text as Kafka writes them, and an error is `{"error": ..., "hint": ...}`. Reads only.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def _address(endpoint: Endpoint) -> str | None:
     return endpoint.address if endpoint.host and endpoint.port else None
 
 
-def error_response(status: int, error: str, mend: str) -> web.Response:
+def error_response(status: int, error: str, hint: str) -> web.Response:
     """An error as JSON: what is wrong, and what to do."""
-    return web.json_response({"error": error, "mend": mend}, status=status)
+    return web.json_response({"error": error, "hint": hint}, status=status)
 
 
 def routes(
