@@ -289,7 +289,7 @@ class Groups:
         for key in self.partitions():
             end = self.world.checker.truth(key).end
             for host in self.world.hosts:
-                partition = host.process.manager.partitions.get(key) if host.kind == "n" else None
+                partition = host.process.manager.registry.partitions.get(key) if host.kind == "n" else None
                 if partition is not None and partition.log.log_end_offset != end:
                     return f"{partition.name} is being written: {partition.log.log_end_offset} of {end}"
         return ""
