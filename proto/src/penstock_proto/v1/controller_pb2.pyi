@@ -219,6 +219,7 @@ class NodeHeartbeat(_message.Message):
     DISK_JOBS_WAITING_FIELD_NUMBER: _builtins.int
     WANT_SHUTDOWN_FIELD_NUMBER: _builtins.int
     DISK_FAILED_FIELD_NUMBER: _builtins.int
+    DISK_FULL_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     metadata_version: _builtins.int
@@ -236,6 +237,10 @@ class NodeHeartbeat(_message.Message):
     """True asks to have leadership moved away, then to be let go."""
     disk_failed: _builtins.bool
     """True when the node cannot write (e.g. an I/O error) and must not lead."""
+    disk_full: _builtins.bool
+    """True while its disk has no space left, and for a while after: it should not lead
+    what an in-sync replica with room could.
+    """
     def __init__(
         self,
         *,
@@ -247,10 +252,11 @@ class NodeHeartbeat(_message.Message):
         disk_jobs_waiting: _builtins.int = ...,
         want_shutdown: _builtins.bool = ...,
         disk_failed: _builtins.bool = ...,
+        disk_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

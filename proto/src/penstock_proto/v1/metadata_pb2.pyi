@@ -154,6 +154,7 @@ class NodeRecord(_message.Message):
     HTTP_FIELD_NUMBER: _builtins.int
     DISK_FAILED_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    DISK_FULL_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """Node id, >= 1; Kafka clients know it as the broker id."""
     directory_id: _builtins.bytes
@@ -172,6 +173,10 @@ class NodeRecord(_message.Message):
     """True while the node drains before it stops."""
     disk_failed: _builtins.bool
     """True while the node drains because its disk failed; a registration clears it."""
+    disk_full: _builtins.bool
+    """True while its disk has no space left: it leads only what no in-sync replica with
+    room can. A registration clears it.
+    """
     @_builtins.property
     def process(self) -> _common_pb2.ProcessInfo:
         """What the process said of itself."""
@@ -214,10 +219,11 @@ class NodeRecord(_message.Message):
         http: _common_pb2.Endpoint | None = ...,
         disk_failed: _builtins.bool = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        disk_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "disk_failed", b"disk_failed", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "directory_id", b"directory_id", "disk_failed", b"disk_failed", "disk_full", b"disk_full", "fenced", b"fenced", "grpc", b"grpc", "http", b"http", "in_controlled_shutdown", b"in_controlled_shutdown", "listeners", b"listeners", "node_epoch", b"node_epoch", "node_id", b"node_id", "process", b"process", "rack", b"rack", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

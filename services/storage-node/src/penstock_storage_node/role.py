@@ -303,8 +303,10 @@ class StorageNode:
             announcement,
             self._on_epoch,
             lambda: manager.health.failed,
+            lambda: manager.health.space.full,
         )
         manager.health.listeners.append(self._registration.wake)
+        manager.health.space_listeners.append(self._registration.wake)
         lifecycle.create_task(self._metadata.run(), "metadata")
         await self._unless_stopping(self._registration.register())
         manager.set_aside_strays()
@@ -450,6 +452,10 @@ class StorageNode:
             ),
             "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
             "disk_failed": ("1 when the disk failed.", lambda: float(manager.health.failed)),
+            "disk_full": (
+                "1 while the disk has no space left, and for a while after.",
+                lambda: float(manager.health.space.full),
+            ),
             "metadata_age_seconds": (
                 "Age of this node's metadata.",
                 lambda: self._metadata.contact_age_ms() / 1000,

@@ -65,6 +65,11 @@ class Cluster:
     def drain(self, node_id: int) -> None:
         self.do(nodes.drain_node(self.context, NodeId(node_id), self.epoch(node_id)))
 
+    def fill(self, node_id: int, *, full: bool = True) -> None:
+        self.do(
+            nodes.note_space(self.context, NodeId(node_id), self.epoch(node_id), disk_full=full),
+        )
+
     def up(self, *node_ids: int) -> None:
         for node_id in node_ids:
             self.register(node_id)
@@ -441,6 +446,112 @@ def test_recovering_leader_grows_its_isr_only_after_recovery(cluster: Cluster) -
     assert cluster.propose([1, 2]).error.code == 0
 
 
+# --- full disks -----------------------------------------------------------------------------------
+
+
+def elect_ones_preferred(cluster: Cluster) -> int:
+    changed = cluster.do(elections.elect_preferred(cluster.context, None, lambda _: True, 100))
+    assert isinstance(changed, int)
+    return changed
+
+
+def test_a_node_with_a_full_disk_gives_up_what_others_can_lead_and_stays_in_every_isr(
+    cluster: Cluster,
+) -> None:
+    cluster.create("many")
+    cluster.create("alone", assignments=[[1]])
+    cluster.create("lagging", assignments=[[1, 2]])
+    cluster.propose([1], "lagging")
+    before = {name: cluster.partition(name) for name in ("many", "alone", "lagging")}
+    cluster.fill(1)
+    assert cluster.image.nodes[NodeId(1)].disk_full
+    assert cluster.image.nodes[NodeId(1)].active
+    many = cluster.partition("many")
+    assert (many.leader, many.isr, many.elr) == (2, before["many"].isr, ())
+    assert many.leader_epoch == before["many"].leader_epoch + 1
+    assert cluster.partition("alone") == before["alone"]
+    assert cluster.partition("lagging") == before["lagging"]
+
+
+def test_a_full_leader_gives_way_as_soon_as_a_replica_with_room_joins_the_isr(cluster: Cluster) -> None:
+    cluster.create(assignments=[[1, 2]])
+    cluster.propose([1])
+    cluster.fill(1)
+    assert cluster.partition().leader == 1
+    assert cluster.propose([1, 2]).error.code == ErrorCode.NEW_LEADER_ELECTED
+    assert (cluster.partition().leader, cluster.partition().isr) == (2, ids(1, 2))
+
+
+def test_when_every_disk_is_full_nobody_moves_and_the_first_with_room_leads(cluster: Cluster) -> None:
+    cluster.create()
+    for node_id in (3, 2, 1):
+        cluster.fill(node_id)
+    held = cluster.partition()
+    assert held.leader == 1
+    cluster.fill(3, full=False)
+    assert (cluster.partition().leader, cluster.partition().isr) == (3, held.isr)
+    cluster.fill(2, full=False)
+    assert cluster.partition().leader == 3, "a leader with room stays"
+
+
+def test_leadership_does_not_go_back_to_a_preferred_leader_whose_disk_is_full(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.fill(1)
+    assert elect_ones_preferred(cluster) == 0
+    key = cluster.partition().key
+    request = api.ElectLeadersRequest(
+        partitions=[api.TopicPartitionId(topic_id=key.topic_id, partition=key.partition)]
+    )
+    reply = elections.elect_leaders(cluster.context, request).reply
+    assert reply.results[0].error.code == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert "full" in reply.results[0].error.message
+    cluster.fill(1, full=False)
+    assert cluster.partition().leader == 2, "room alone moves nothing"
+    assert elect_ones_preferred(cluster) == 1
+    assert cluster.partition().leader == 1
+
+
+def test_a_full_replica_leads_when_the_only_other_one_is_lost(cluster: Cluster) -> None:
+    cluster.create(assignments=[[1, 2]])
+    cluster.fill(1)
+    assert cluster.partition().leader == 2
+    cluster.fence(2)
+    assert (cluster.partition().leader, cluster.partition().isr) == (1, ids(1))
+
+
+def test_of_those_left_one_with_room_is_elected(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.fill(2)
+    cluster.fence(1)
+    assert cluster.partition().leader == 3
+    cluster.create("new", assignments=[[2, 3]])
+    assert (cluster.partition("new").leader, cluster.partition("new").isr) == (3, ids(2, 3))
+    cluster.create("nowhere_else", assignments=[[2]])
+    assert cluster.partition("nowhere_else").leader == 2
+
+
+def test_an_unclean_election_prefers_a_replica_with_room(cluster: Cluster) -> None:
+    cluster.create(unclean_leader_election_enable="true", min_insync_replicas="1")
+    cluster.propose([1])
+    cluster.fill(2)
+    cluster.fence(1)
+    assert (cluster.partition().leader, cluster.partition().recovering) == (3, True)
+
+
+def test_news_of_an_older_registration_or_of_a_fenced_node_change_nothing(cluster: Cluster) -> None:
+    cluster.create()
+    stale = nodes.note_space(cluster.context, NodeId(1), cluster.epoch(1) - 1, disk_full=True)
+    assert not stale.all_records()
+    cluster.fill(1)
+    again = nodes.note_space(cluster.context, NodeId(1), cluster.epoch(1), disk_full=True)
+    assert not again.all_records()
+    cluster.fence(1)
+    fenced = nodes.note_space(cluster.context, NodeId(1), cluster.epoch(1), disk_full=False)
+    assert not fenced.all_records()
+    cluster.up(1)
+    assert not cluster.image.nodes[NodeId(1)].disk_full, "a new registration begins with room"
+
+
 # --- gateways ----------------------------------------------------------------------------------------
 
 
@@ -486,6 +597,9 @@ class Model(Cluster):
         assert all(not self.image.nodes[n].fenced for n in new.isr)
         assert len(new.isr) < 2 or not new.elr
         assert not new.recovering
+        if new.leader != NO_NODE and self.image.nodes[new.leader].disk_full:
+            others = [n for n in new.isr if self.active(n) and n != new.leader]
+            assert all(self.image.nodes[n].disk_full for n in others), "another one has room"
         if new != old:
             assert new.partition_epoch == old.partition_epoch + 1
             assert new.leader_epoch == old.leader_epoch + (new.leader != old.leader)
@@ -499,7 +613,7 @@ class Model(Cluster):
         old = self.partition()
         node_id = self.rng.choice(ids(1, 2, 3))
         node = self.image.nodes[node_id]
-        what = self.rng.randrange(7)
+        what = self.rng.randrange(8)
         if what == 0:
             self.fence(node_id)
         elif what == 1 and node.fenced:
@@ -519,6 +633,10 @@ class Model(Cluster):
         elif what == 6:
             self.write()
             return
+        elif what == 7:
+            self.fill(node_id, full=self.rng.random() < 0.5)
+            assert self.partition().isr == old.isr
+            assert self.partition().elr == old.elr
         self.check(old)
 
     def write(self) -> None:
@@ -544,6 +662,9 @@ def test_random_histories_lose_nothing_and_end_with_a_leader() -> None:
                 model.check(old)
                 old = model.partition()
             model.unfence(node_id)
+            model.check(old)
+            old = model.partition()
+            model.fill(node_id, full=False)
             model.check(old)
         assert model.partition().leader != NO_NODE
         assert model.propose([1, 2, 3]).error.code == 0

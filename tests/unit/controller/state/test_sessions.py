@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock_controller.state.sessions import Expired, RequestedTransition, Sessions
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage
@@ -110,6 +112,21 @@ def test_unfenced_only_when_caught_up() -> None:
     assert target.node_heartbeat(beat(1, version=5), of, 2) is RequestedTransition.UNFENCE
     assert target.node_heartbeat(beat(1, version=5, want_shutdown=True), of, 3) is RequestedTransition.NOTHING
     assert target.node_heartbeat(beat(1, version=5, disk_failed=True), of, 4) is RequestedTransition.NOTHING
+
+
+def test_a_node_that_says_otherwise_than_the_metadata_of_its_disk_space_has_it_noted() -> None:
+    of = image()
+    target = sessions(of)
+    full = MetadataImage(nodes={n: replace(node, disk_full=True) for n, node in of.nodes.items()})
+    assert target.node_heartbeat(beat(1, disk_full=True), of, 1) is RequestedTransition.NOTE_SPACE
+    assert target.node_heartbeat(beat(1, disk_full=True), full, 2) is RequestedTransition.NOTHING
+    assert target.node_heartbeat(beat(1), full, 3) is RequestedTransition.NOTE_SPACE
+    assert (
+        target.node_heartbeat(beat(1, disk_full=True, want_shutdown=True), of, 4) is RequestedTransition.DRAIN
+    )
+    fenced = image(fenced=True)
+    both = beat(1, version=5, disk_full=True)
+    assert target.node_heartbeat(both, fenced, 5) is RequestedTransition.UNFENCE
 
 
 def test_drain_on_shutdown_and_on_a_failed_disk() -> None:

@@ -70,6 +70,7 @@ async def test_a_node_does_not_obey_a_controller_of_an_older_term() -> None:
         Announcement(1, "", nowhere, nowhere, [], []),
         lambda _node_id, _epoch: None,
         lambda: False,
+        lambda: False,
     )
     session = asyncio.create_task(membership.run())
     try:

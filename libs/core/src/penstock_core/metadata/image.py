@@ -66,6 +66,7 @@ class NodeImage:
     in_controlled_shutdown: bool
     disk_failed: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    disk_full: bool = False
 
     @property
     def active(self) -> bool:
@@ -90,6 +91,7 @@ class NodeImage:
             in_controlled_shutdown=r.in_controlled_shutdown,
             disk_failed=r.disk_failed,
             settings=MappingProxyType(dict(r.settings)),
+            disk_full=r.disk_full,
         )
 
     def to_pb(self) -> pb.NodeRecord:
@@ -112,6 +114,7 @@ class NodeImage:
             in_controlled_shutdown=self.in_controlled_shutdown,
             disk_failed=self.disk_failed,
             settings=self.settings,
+            disk_full=self.disk_full,
         )
 
 

@@ -129,6 +129,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 epoch,
                 lambda ctx: nodes.drain_node(ctx, node_id, epoch, disk_failed=beat.disk_failed),
             )
+        elif wish is RequestedTransition.NOTE_SPACE:
+            core.once(
+                "disk full" if beat.disk_full else "disk has room",
+                node_id,
+                epoch,
+                lambda ctx: nodes.note_space(ctx, node_id, epoch, disk_full=beat.disk_full),
+            )
         may_shutdown = beat.want_shutdown and (
             node.fenced
             or (node.in_controlled_shutdown and core.may_leave(node_id) and not core.still_leads(node_id))

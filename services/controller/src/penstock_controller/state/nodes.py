@@ -37,6 +37,12 @@ def is_active(image: MetadataImage, node_id: NodeId) -> bool:
     return node is not None and node.active
 
 
+def is_full(image: MetadataImage, node_id: NodeId) -> bool:
+    """Whether the node's disk has no space left, as it said last."""
+    node = image.nodes.get(node_id)
+    return node is not None and node.disk_full
+
+
 def rules_for(
     image: MetadataImage, topic: TopicImage, active: Callable[[NodeId], bool] | None = None
 ) -> Rules:
@@ -45,6 +51,7 @@ def rules_for(
         active=active or (lambda node_id: is_active(image, node_id)),
         min_isr=int(wanted) if wanted.isdecimal() else 0,
         unclean=topic_settings(image, topic).unclean_leader_election_enable,
+        full=lambda node_id: is_full(image, node_id),
     )
 
 
@@ -230,7 +237,7 @@ def fence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool
 
 
 def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
-    """Let a caught-up node serve, and elect it where nobody leads."""
+    """Let a caught-up node serve, and elect it where nobody leads or the leader's disk is full."""
     node = ctx.image.nodes.get(node_id)
     if node is None or node.node_epoch != node_epoch or (not node.fenced and not node.in_controlled_shutdown):
         return Generated(False)
@@ -240,7 +247,8 @@ def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bo
         return other == node_id or is_active(ctx.image, other)
 
     def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
-        return change_partition(partition, rules) if partition.leader == NO_NODE else None
+        wanting = partition.leader == NO_NODE or rules.full(partition.leader)
+        return change_partition(partition, rules) if wanting else None
 
     records = [pb.MetadataRecord(node=up.to_pb())]
     return Generated(True, records, _changes(ctx.image, node_id, active, change))
@@ -256,6 +264,28 @@ def drain_node(
     draining = replace(node, in_controlled_shutdown=True, disk_failed=disk_failed)
     records = [pb.MetadataRecord(node=draining.to_pb())]
     return Generated(True, records, _without(ctx.image, node_id, keep_last=True))
+
+
+def note_space(ctx: Context, node_id: NodeId, node_epoch: int, *, disk_full: bool) -> Generated[bool]:
+    """The node's disk is full, or has room again: full leaders give way to in-sync replicas with room.
+
+    Only leaders change: the ISR, and with it what is acknowledged, is as it was.
+    """
+    node = ctx.image.nodes.get(node_id)
+    if node is None or node.node_epoch != node_epoch or node.fenced or node.disk_full == disk_full:
+        return Generated(False)
+    record = pb.MetadataRecord(node=replace(node, disk_full=disk_full).to_pb())
+    return Generated(True, [record], _full_leaders_give_way(ctx.after([record]).image, node_id))
+
+
+def _full_leaders_give_way(image: MetadataImage, node_id: NodeId) -> Records:
+    """Partitions of the node that are led from a full disk though another replica could take over."""
+
+    def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
+        leader = partition.leader
+        return change_partition(partition, rules) if leader != NO_NODE and rules.full(leader) else None
+
+    return _changes(image, node_id, lambda other: is_active(image, other), change)
 
 
 def _without(image: MetadataImage, node_id: NodeId, *, keep_last: bool) -> Records:

@@ -3,6 +3,8 @@
 Rules:
 - The leader stays while it is valid: in the ISR (or, when the ISR is empty, in the
   ELR) and active. Else the first such replica in the assignment's order.
+- Ours: a replica whose node's disk is full leads only where no valid one with room does,
+  be it the leader or the preferred one (decision 0023). Only the leader changes for it.
 - Members that leave while the ISR falls below the effective min ISR become ELR: they
   hold everything acknowledged, because nothing is acknowledged below min ISR. With the
   ISR at min again the ELR is cleared.
@@ -27,6 +29,10 @@ from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId
 from penstock_core.metadata import PartitionImage
 
 
+def _none(_node_id: NodeId) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What an election depends on beside the partition."""
@@ -35,6 +41,8 @@ class Rules:
     # min.insync.replicas as it is set; 0 where it is not, and the replication factor decides.
     min_isr: int
     unclean: bool = False
+    # Nodes whose disk has no space left.
+    full: Callable[[NodeId], bool] = _none
 
     def effective_min_isr(self, partition: PartitionImage) -> int:
         """Members of the ISR without which nothing is acknowledged: as the partition's leader reckons it.
@@ -125,19 +133,19 @@ def _elect(
     def valid(node_id: NodeId) -> bool:
         return node_id in pool and rules.active(node_id)
 
-    if prefer_first and valid(old.replicas[0]):
-        return old.replicas[0], False
-    if valid(old.leader):
-        return old.leader, False
-    for node_id in old.replicas:
-        if valid(node_id):
-            return node_id, False
+    candidates = [n for n in old.replicas if valid(n)]
+    # Those with room, if there are any: a full leader refuses what another one could take.
+    candidates = [n for n in candidates if not rules.full(n)] or candidates
+    if candidates:
+        if old.leader in candidates and not (prefer_first and old.replicas[0] in candidates):
+            return old.leader, False
+        return candidates[0], False
     if not pool:
         last = _last_known(old)
         if last in old.replicas and rules.active(last):
             return last, True
     if rules.unclean:
-        for node_id in old.replicas:
+        for node_id in sorted(old.replicas, key=rules.full):
             if rules.active(node_id):
                 return node_id, True
     return NO_NODE, False

@@ -30,6 +30,8 @@ class RequestedTransition(Enum):
     UNFENCE = "unfence"
     DRAIN = "drain"
     FENCE = "fence"
+    NOTE_SPACE = "note space"
+    """Its disk became full, or has room again."""
 
 
 class Expired(NamedTuple):
@@ -117,7 +119,13 @@ class Sessions:
             return RequestedTransition.NOTHING if node.in_controlled_shutdown else RequestedTransition.DRAIN
         if session.active_since_ms is None:
             session.active_since_ms = now_ms
-        return RequestedTransition.UNFENCE if node.in_controlled_shutdown else RequestedTransition.NOTHING
+        if node.in_controlled_shutdown:
+            return RequestedTransition.UNFENCE
+        return (
+            RequestedTransition.NOTHING
+            if beat.disk_full == node.disk_full
+            else RequestedTransition.NOTE_SPACE
+        )
 
     def gateway_heartbeat(
         self, beat: api.GatewayHeartbeat, image: MetadataImage, now_ms: int

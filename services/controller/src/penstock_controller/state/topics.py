@@ -17,7 +17,7 @@ from penstock_controller.state.generation import (
     make_error,
     partition_record,
 )
-from penstock_controller.state.nodes import is_active
+from penstock_controller.state.nodes import is_active, is_full
 from penstock_controller.state.placement import Load, place
 from penstock_core.config.topic import validate_topic_config, validate_topic_configs
 from penstock_core.errors import ErrorCode, PenstockError
@@ -216,15 +216,16 @@ def _new_partitions(
     records = []
     for index, replicas in enumerate(assignment, start=first):
         isr = tuple(n for n in replicas if is_active(image, n))
+        leader = next((n for n in isr if not is_full(image, n)), isr[0])
         partition = PartitionImage(
             topic_id=topic_id,
             partition=index,
             replicas=tuple(replicas),
             isr=isr,
-            leader=isr[0],
+            leader=leader,
             leader_epoch=LeaderEpoch(0),
             partition_epoch=0,
-            last_known_leader=isr[0],
+            last_known_leader=leader,
         )
         records.append(partition_record(partition))
     return records

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_core.errors import PenstockError
-from penstock_core.metadata.image import Endpoint, MetadataImage, PartitionImage, TopicImage
+from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage, PartitionImage, TopicImage
 from penstock_core.topics import check_topic_name
 from penstock_kafka.wire.metadata import cluster_id_text
 from penstock_runtime.http import web
@@ -29,7 +29,7 @@ def cluster_document(image: MetadataImage, contact_age_ms: int) -> Json:
         "nodes": [
             {
                 "node_id": n.node_id,
-                "state": _node_state(n.fenced, n.in_controlled_shutdown, n.disk_failed),
+                "state": _node_state(n),
                 "rack": n.rack,
                 "version": n.version,
                 "grpc": n.grpc.address,
@@ -106,12 +106,14 @@ def _partition(p: PartitionImage) -> Json:
     }
 
 
-def _node_state(fenced: bool, draining: bool, disk_failed: bool) -> str:
-    if disk_failed:
+def _node_state(node: NodeImage) -> str:
+    if node.disk_failed:
         return "disk failed"
-    if fenced:
+    if node.fenced:
         return "fenced"
-    return "draining" if draining else "live"
+    if node.in_controlled_shutdown:
+        return "draining"
+    return "disk full" if node.disk_full else "live"
 
 
 def _address(endpoint: Endpoint) -> str | None:

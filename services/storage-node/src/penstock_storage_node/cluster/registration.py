@@ -59,6 +59,7 @@ class Registration:
         announcement: Announcement,
         on_epoch: Callable[[NodeId, int], None],
         disk_failed: Callable[[], bool],
+        disk_full: Callable[[], bool],
     ) -> None:
         self._lifecycle = lifecycle
         self._controllers = controllers
@@ -68,6 +69,7 @@ class Registration:
         self._announcement = announcement
         self._on_epoch = on_epoch
         self._disk_failed = disk_failed
+        self._disk_full = disk_full
         self._node_id = announcement.node_id if announcement.node_id >= 0 else directory.node_id
         self._node_epoch = -1
         self._interval_ms = 250
@@ -269,6 +271,7 @@ class Registration:
                     disk_jobs_waiting=self._pool.jobs_waiting,
                     want_shutdown=self.want_shutdown,
                     disk_failed=self._disk_failed(),
+                    disk_full=self._disk_full(),
                 )
             )
             # While fenced, ask sooner: readiness waits for it.

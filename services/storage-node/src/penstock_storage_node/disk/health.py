@@ -5,7 +5,8 @@ Rules
     cache holds may be gone without another error, and the next file is on the same disk. The
     node gives up every role, acknowledges nothing, is not ready and tells the controllers.
     Only a new start, which reads everything anew, makes it good.
-  * A full disk is no failure: whoever met it tries again until there is space.
+  * A full disk is no failure: whoever met it tries again until there is space. The controllers
+    hear of it, so that in-sync replicas with room lead in the meantime (see `space`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from penstock_core.errors import PenstockError
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.disk.space import DiskSpace
 from penstock_storage_node.log.jobs import FULL_ERRORS
 
 FULL_LOG_INTERVAL_MS = 10_000
@@ -50,6 +52,9 @@ class DiskHealth:
         """Why the disk counts as failed; "" while it doesn't."""
         self.listeners: list[Callable[[], None]] = []
         """Called once, when it fails."""
+        self.space_listeners: list[Callable[[], None]] = []
+        """Called when it becomes full, and when it has room again."""
+        self.space = DiskSpace()
 
     @property
     def failed(self) -> bool:
@@ -58,12 +63,25 @@ class DiskHealth:
     def note_full(self, name: str) -> None:
         """A log met a full disk."""
         now_ms = self._clock_ms()
+        became_full = self.space.on_full(now_ms)
         if now_ms >= self._quiet_until_ms:
             self._quiet_until_ms = now_ms + FULL_LOG_INTERVAL_MS
             self._lifecycle.log.error(
                 "disk full: producers are refused until space is freed; writing goes on by itself",
                 partition=name,
             )
+        if became_full:
+            self._tell_space()
+
+    def note_probe(self, began_ms: int, *, has_room: bool) -> None:
+        """A look for room that began at `began_ms` has ended."""
+        if self.space.on_probe(began_ms, self._clock_ms(), has_room=has_room):
+            self._lifecycle.log.info("the disk has room again")
+            self._tell_space()
+
+    def _tell_space(self) -> None:
+        for listener in self.space_listeners:
+            listener()
 
     def fail(self, name: str, error: BaseException) -> None:
         """The disk failed under `name`."""

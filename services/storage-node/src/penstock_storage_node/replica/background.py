@@ -7,6 +7,7 @@ import time
 
 from penstock_core.config.topic import LONG_MAX
 from penstock_runtime.memory import trim_allocator
+from penstock_storage_node.disk import space
 from penstock_storage_node.disk.health import is_full
 from penstock_storage_node.log import LogDirectory, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -35,6 +36,7 @@ class BackgroundJobs:
         self._settings = settings
         self._trimmed_at_bytes = 0
         self._tick_count = 0
+        self._probing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin."""
@@ -68,8 +70,23 @@ class BackgroundJobs:
                     partition.kick()
                 elif partition.log.settings.flush_ms < LONG_MAX:
                     partition.flush_if_due(now_ms)
+            idle = not manager.health.failed and (self._probing is None or self._probing.done())
+            if idle and manager.health.space.probe_is_due(now_ms):
+                self._probing = manager.lifecycle.create_task(self._look_for_room(now_ms), "look for room")
         if not manager.drain.effects.empty:
             manager.drain.schedule()
+
+    async def _look_for_room(self, now_ms: int) -> None:
+        manager, directory = self._manager, self._directory
+        try:
+            await manager.pool.run(lambda: space.probe(directory.fs, str(directory.path)))
+        except OSError as e:
+            if not is_full(e):
+                manager.health.fail(space.PROBE_FILE, e)
+                return
+            manager.health.note_probe(now_ms, has_room=False)
+        else:
+            manager.health.note_probe(now_ms, has_room=True)
 
     async def write_checkpoints(self) -> None:
         """High watermarks, recovery points and log starts of all partitions."""
