@@ -100,7 +100,9 @@ class MiniNode:
         lanes: LaneLimits | None = None,
         group_flush: bool = False,
         checkpoint_interval_ms: int = 3_600_000,
+        flags: Sequence[str] = (),
     ) -> None:
+        self.flags = flags
         self.checkpoint_interval_ms = checkpoint_interval_ms
         """No test comes upon checkpoints by being slow; those that want some say so."""
         self.lanes = lanes
@@ -146,8 +148,10 @@ class MiniNode:
             allow_insecure_bind=False,
         )
         flags = ["--data-dir", str(self.path), "--checkpoint-interval-ms", str(self.checkpoint_interval_ms)]
+        flags += self.flags
         settings = load_settings(StorageNodeSettings, flags, "storage-node")
-        BackgroundJobs(self.manager, self.directory, settings).start()
+        self.background = BackgroundJobs(self.manager, self.directory, settings)
+        self.background.start()
         return self
 
     def _propose(self, replicas: Iterable[ReplicaState]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, make_batch
+from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, make_batch, wall_ms
 from penstock_core.errors import ErrorCode
 from penstock_gateway.relay.queries import encode_list_offsets
 from penstock_kafka.wire import codec
@@ -269,6 +269,31 @@ async def test_an_older_topic_of_the_same_name_is_set_aside(cluster: MiniCluster
     assert partition.key.topic_id == other
     assert partition.log.log_end_offset == 0
     assert [p.name for p in away.path.iterdir() if p.name.endswith("-stray")]
+
+
+async def test_a_log_that_was_set_aside_is_removed_after_its_time_and_a_partition_never(
+    tmp_path: Path,
+) -> None:
+    cluster = await MiniCluster(tmp_path).start(1)
+    cluster.make_topic(isr=(1,))
+    await hosted(cluster)
+    node = cluster.nodes[1]
+    await node.produce(b"kept")
+    (log,) = [p.log for p in node.manager.registry.partitions.values()]
+    await node.stop()
+    stray = node.path / f"gone-0.{wall_ms() - 1_000}.{'a' * 32}-stray"
+    stray.mkdir()
+    (stray / "00000000000000000000.log").write_bytes(b"x")
+    keeping = await cluster.start_node(1, flags=("--retention-check-interval-ms", "100"))
+    await eventually(lambda: keeping.background.strays.count == 1)
+    assert stray.exists()
+    await keeping.stop()
+    flags = ("--retention-check-interval-ms", "100", "--stray-retention-ms", "1000")
+    removing = await cluster.start_node(1, flags=flags)
+    await eventually(lambda: not stray.exists())
+    assert log.directory.exists()
+    assert (await removing.fetch(0)).error == ErrorCode.NONE
+    await cluster.stop()
 
 
 def cluster_state(topic_id: bytes) -> pb.PartitionRecord:

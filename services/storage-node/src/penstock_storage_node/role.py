@@ -452,6 +452,10 @@ class StorageNode:
             ),
             "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
             "disk_failed": ("1 when the disk failed.", lambda: float(manager.health.failed)),
+            "stray_directories": (
+                "Logs that were set aside because no topic owns them.",
+                lambda: self._background.strays.count,
+            ),
             "disk_full": (
                 "1 while the disk has no space left, and for a while after.",
                 lambda: float(manager.health.space.full),

@@ -85,6 +85,11 @@ class StorageNodeSettings(RoleSettings):
     retention_check_interval_ms: int = Field(
         60_000, ge=100, description="how often old segments are looked for, in ms"
     )
+    stray_retention_ms: int = Field(
+        7 * _DAY_MS,
+        ge=-1,
+        description="how long directories of logs that no topic owns (-stray) are kept, in ms; -1 = for ever",
+    )
 
     auto_create_topics: bool = Field(
         False,

@@ -6,7 +6,7 @@
   *-checkpoint             offsets by partition, see `checkpoints`
   <topic>-<partition>/     one log each, with the topic's id in partition.metadata
   *.<uuid>-delete          deleted, to be removed
-  *.<uuid>-stray           set aside: other topic id, or unreadable; never removed by us
+  *.<ms>.<uuid>-stray      set aside: other topic id, or unreadable; see `strays`
 
 All methods block: they belong in the disk pool. `open_log`, `create_log`, `delete_log` and
 `write_checkpoints` may run beside one another in several threads.
@@ -36,7 +36,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
 from penstock_core.topics import check_topic_name
-from penstock_storage_node.log import checkpoints
+from penstock_storage_node.log import checkpoints, strays
 from penstock_storage_node.log.fs import (
     FileSystem,
     read_file,
@@ -50,8 +50,6 @@ from penstock_storage_node.log.state import LogIdentity, LogState
 
 SLOTS_MAX = 1000
 """Slots that `claim_slot` tries."""
-
-FILE_NAME_BYTES_MAX = 255
 
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,8})\Z")
 
@@ -376,7 +374,7 @@ class LogDirectory:
         return PartitionLog.create(self._ports(key), Path(path), settings, identity)
 
     def set_aside(self, found: PartitionDirectory, reason: str) -> Path:
-        """Rename to `<name>.<uuid>-stray`, where nobody looks but a person; returns the new path.
+        """Rename to `<name>.<now>.<uuid>-stray`, where nobody looks but a person; returns the new path.
 
         `reason` is for the caller's log line.
         """
@@ -403,9 +401,8 @@ class LogDirectory:
         return lambda: remove_tree(self._fs, path)
 
     def _rename_away(self, path: str, suffix: str) -> str:
-        name = path.rpartition("/")[2]
-        ending = f".{uuid.uuid4().hex}-{suffix}"
-        target = f"{self._root}/{name[: FILE_NAME_BYTES_MAX - len(ending)]}{ending}"
+        stamp_ms = self._clock_ms() if suffix == "stray" else None
+        target = f"{self._root}/{strays.away_name(path.rpartition('/')[2], suffix, stamp_ms=stamp_ms)}"
         self._fs.rename(path, target)
         self._fs.sync_directory(self._root)
         return target

@@ -11,6 +11,7 @@ from penstock_storage_node.disk import space
 from penstock_storage_node.disk.health import is_full
 from penstock_storage_node.log import LogDirectory, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.strays import StrayJanitor
 from penstock_storage_node.settings import StorageNodeSettings
 
 TICK_MS = 100
@@ -37,6 +38,15 @@ class BackgroundJobs:
         self._trimmed_at_bytes = 0
         self._tick_count = 0
         self._probing: asyncio.Task[None] | None = None
+        self.strays = StrayJanitor(
+            directory,
+            manager.pool,
+            manager.lifecycle,
+            manager.health,
+            retention_ms=settings.stray_retention_ms,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            monotonic_ms=manager.clock_ms,
+        )
 
     def start(self) -> None:
         """Begin."""
@@ -135,6 +145,7 @@ class BackgroundJobs:
 
     async def _retention(self) -> None:
         while True:
+            await self.strays.look()
             await asyncio.sleep(self._settings.retention_check_interval_ms / 1000)
             for number, partition in enumerate(list(self._manager.registry.partitions.values())):
                 if number % SLICE == SLICE - 1:

@@ -329,7 +329,9 @@ class ReplicaManager:
             log.close(clean=True)
             path = self.directory.set_aside(found, "the cluster's metadata do not know it")
             self.lifecycle.log.warning(
-                "a log that no topic owns was set aside; delete it when nobody needs it", path=str(path)
+                "a log that no topic owns was set aside; it is removed after stray_retention_ms:"
+                " move it elsewhere to keep it",
+                path=str(path),
             )
 
         return asyncio.ensure_future(self.pool.run(rename))

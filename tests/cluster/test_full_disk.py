@@ -1,0 +1,104 @@
+"""One of three disks runs full under load: its node hands its partitions on, and gets them back when it has room."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from penstock.local.cluster import LocalCluster
+from penstock.local.plan import NODE
+from support.cluster import running_cluster
+from support.kafka import Ledger, check_nothing_lost, client_config, create_topic, describe, read_all
+from support.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+VICTIM = 1
+PARTITIONS = 6
+VALUE_BYTES = 4_000
+PATIENCE_S = 300.0
+
+
+@contextmanager
+def small_disk(folder: Path, size_mib: int) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+    made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until the disk has no space left, not for a byte."""
+    for step in (65_536, 1):
+        with path.open("ab", buffering=0) as file, suppress(OSError):
+            while file.write(b"\0" * step):
+                pass
+
+
+def state_of_victim(cluster: LocalCluster) -> str:
+    with urllib.request.urlopen(f"{cluster.http}/v1/cluster", timeout=20) as answer:
+        nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
+    return str(next(n["state"] for n in nodes if n["node_id"] == VICTIM))
+
+
+def leaders(cluster: LocalCluster) -> set[int]:
+    return {p.leader for p in describe(cluster.bootstrap, "events").values()}
+
+
+def send(cluster: LocalCluster, ledger: Ledger, count: int) -> None:
+    """To every partition in turn; each record has to be acknowledged in the end."""
+    config = {"acks": "all", "enable.idempotence": True, "delivery.timeout.ms": 240_000}
+    producer = Producer(client_config(cluster.bootstrap, **config))
+    for _ in range(count):
+        number = len(ledger.values)
+        value = b"%d:" % number + b"x" * VALUE_BYTES
+        ledger.values[number] = value
+        producer.produce(
+            "events",
+            value,
+            partition=number % PARTITIONS,
+            on_delivery=partial(ledger.delivered, number),
+        )
+        producer.poll(0)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_others_lead_while_a_disk_is_full_and_no_acknowledged_record_is_lost(tmp_path: Path) -> None:
+    settings = {NODE: {"replica_lag_time_max_ms": "2000"}}
+    with (
+        small_disk(tmp_path / "cluster" / f"node-{VICTIM}", 48) as disk,
+        running_cluster(tmp_path / "cluster", controllers=1, steady=True, settings=settings) as cluster,
+    ):
+        create_topic(cluster.bootstrap, "events", PARTITIONS, 3)
+        wait_for(lambda: leaders(cluster) == {1, 2, 3}, "a leader on every node")
+        ledger = Ledger()
+        send(cluster, ledger, 60)
+        filler = disk / "filler"
+        fill(filler)
+        send(cluster, ledger, 300)
+        wait_for(lambda: state_of_victim(cluster) == "disk full", "the node says that its disk is full")
+        wait_for(lambda: leaders(cluster) == {2, 3}, "leaders with room alone")
+        send(cluster, ledger, 60)
+        assert leaders(cluster) == {2, 3}, "and they stay"
+        filler.unlink()
+        wait_for(lambda: state_of_victim(cluster) == "live", "room is found", PATIENCE_S)
+        wait_for(lambda: VICTIM in leaders(cluster), "preferred leaders come back", PATIENCE_S)
+        send(cluster, ledger, 60)
+        assert not ledger.errors
+        check_nothing_lost(ledger, read_all(cluster.bootstrap, "events"))
