@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids, wall_ms
 from penstock_core.errors import ErrorCode, InvariantBroken
-from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey, Route
 from penstock_kafka.wire.fetch import (
@@ -70,6 +71,15 @@ async def test_an_api_that_no_handler_of_a_node_answers_is_found_at_the_start(
         build()
 
 
+class NoClusterAlter(AllowAll):
+    """Everything but altering the cluster."""
+
+    def authorize(
+        self, principal: Principal, operation: Operation, resource_type: ResourceType, resource_name: str
+    ) -> bool:
+        return (operation, resource_type) != (Operation.ALTER, ResourceType.CLUSTER)
+
+
 async def make_topic(cluster: MiniCluster) -> None:
     """A topic that node 1 leads, and all three hold."""
     cluster.make_topic()
@@ -114,16 +124,86 @@ async def test_log_directories(cluster: MiniCluster) -> None:
             assert found.total_bytes > found.usable_bytes > 0
 
 
-async def test_nothing_moves_between_directories(cluster: MiniCluster) -> None:
+async def alter_log_dirs(
+    node: MiniNode, version: int, *dirs: tuple[str, str, tuple[int, ...]]
+) -> dict[tuple[str, int], int]:
+    """Codes by partition for (path, topic, partitions); every partition is answered once."""
+    key = (ApiKey.ALTER_REPLICA_LOG_DIRS, version)
+    wanted = tuple(
+        of(
+            *key,
+            "AlterReplicaLogDir",
+            path=path,
+            topics=(of(*key, "AlterReplicaLogDirTopic", name=topic, partitions=partitions),),
+        )
+        for path, topic, partitions in dirs
+    )
+    found = await call(node, *key, dirs=wanted)
+    names = [topic.topic_name for topic in found.results]
+    assert len(set(names)) == len(names)
+    items = [
+        (t.topic_name, p.partition_index, int(p.error_code)) for t in found.results for p in t.partitions
+    ]
+    codes = {(topic, index): code for topic, index, code in items}
+    assert len(codes) == len(items)
+    return codes
+
+
+@pytest.mark.parametrize("version", range(1, 3))
+async def test_each_partition_that_shall_change_its_directory_is_answered_as_kafka_does(
+    cluster: MiniCluster, version: int
+) -> None:
+    await make_topic(cluster)
+    node, here = cluster.nodes[1], str(cluster.nodes[1].path)
+    assert await alter_log_dirs(node, version, (here, TOPIC, (0, 9)), (here, "no-such", (0,))) == {
+        (TOPIC, 0): ErrorCode.NONE,
+        (TOPIC, 9): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ("no-such", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    # The directory comes first: Kafka looks at it before it looks for the partition.
+    assert await alter_log_dirs(node, version, ("/elsewhere", TOPIC, (0, 9))) == {
+        (TOPIC, 0): ErrorCode.LOG_DIR_NOT_FOUND,
+        (TOPIC, 9): ErrorCode.LOG_DIR_NOT_FOUND,
+    }
+    long = "x" * 214
+    assert await alter_log_dirs(node, version, ("/elsewhere", long, (0,))) == {
+        (long, 0): ErrorCode.INVALID_TOPIC_EXCEPTION
+    }
+    assert await alter_log_dirs(node, version, (here, long[1:], (0,))) == {
+        (long[1:], 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }
+    twice = await alter_log_dirs(node, version, ("/elsewhere", TOPIC, (0,)), (here, TOPIC, (0,)))
+    assert twice == {(TOPIC, 0): ErrorCode.NONE}, "the last directory counts"
+    assert await alter_log_dirs(node, version) == {}
+
+
+async def test_a_replica_on_another_node_is_not_available_for_a_move(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    node, state = cluster.nodes[2], cluster.state
+    moved = replace(state, replicas=ids(1, 3), isr=ids(1, 3), partition_epoch=state.partition_epoch + 1)
+    cluster.change(pb.MetadataRecord(partition=moved.to_pb()))
+    await eventually(lambda: not node.manager.registry.partitions)
+    assert await alter_log_dirs(node, 2, (str(node.path), TOPIC, (0,))) == {
+        (TOPIC, 0): ErrorCode.REPLICA_NOT_AVAILABLE
+    }
+
+
+async def test_a_failed_disk_is_told_to_who_moves_replicas(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    node = cluster.nodes[3]
+    node.manager.health.fail("test", OSError(errno.EIO, "gone"))
+    assert await alter_log_dirs(node, 2, (str(node.path), TOPIC, (0,)), ("/elsewhere", TOPIC, (1,))) == {
+        (TOPIC, 0): ErrorCode.KAFKA_STORAGE_ERROR,
+        (TOPIC, 1): ErrorCode.LOG_DIR_NOT_FOUND,
+    }
+
+
+async def test_who_may_not_alter_the_cluster_moves_nothing_and_learns_nothing(cluster: MiniCluster) -> None:
     await make_topic(cluster)
     node = cluster.nodes[1]
-    for version in range(1, 3):
-        key = (ApiKey.ALTER_REPLICA_LOG_DIRS, version)
-        topic = of(*key, "AlterReplicaLogDirTopic", name=TOPIC, partitions=(0,))
-        for path, code in ((str(node.path), 0), ("/elsewhere", ErrorCode.LOG_DIR_NOT_FOUND)):
-            wanted = of(*key, "AlterReplicaLogDir", path=path, topics=(topic,))
-            found = await call(node, *key, dirs=(wanted,))
-            assert int(found.results[0].partitions[0].error_code) == code
+    node.data = DataApis(node.manager, NoClusterAlter(), lambda: True)
+    refused = await alter_log_dirs(node, 2, ("/elsewhere", TOPIC, (0, 9)), (str(node.path), "no-such", (0,)))
+    assert set(refused.values()) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
 
 
 async def test_producers_are_described_by_any_replica(cluster: MiniCluster) -> None:

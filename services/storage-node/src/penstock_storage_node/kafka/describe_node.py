@@ -1,10 +1,26 @@
 """DescribeProducers, and the requests about a node's own disk: DescribeLogDirs, AlterReplicaLogDirs.
 
-A node has one log directory. Its requests name no node, so only a direct listener answers them:
-behind a gateway nobody can tell which node was meant. Nothing moves between directories:
-AlterReplicaLogDirs to the one there is changes nothing, to any other LOG_DIR_NOT_FOUND.
+A node has one log directory (decision 0024). Its requests name no node, so only a direct listener
+answers them: behind a gateway nobody can tell which node was meant.
 
-Sources: KIP-113, KIP-664, KIP-827; ReplicaManager.describeLogDirs and alterReplicaLogDirs of
+AlterReplicaLogDirs is answered by partition, as Kafka answers on a broker with one entry in log.dirs.
+Nothing ever moves: the only directory that there is already has what is here.
+
+    what                                                       code
+    not authorized to alter the cluster                        CLUSTER_AUTHORIZATION_FAILED
+    a name too long for the directory that a move would make   INVALID_TOPIC_EXCEPTION
+    another directory than this node's                         LOG_DIR_NOT_FOUND
+    this node's, whose disk failed                             KAFKA_STORAGE_ERROR
+    no such topic or partition                                 UNKNOWN_TOPIC_OR_PARTITION
+    a partition of which this node holds no replica            REPLICA_NOT_AVAILABLE
+    a replica that is here                                     NONE
+
+Deviation: Kafka keeps in memory where a replica shall be made that is not here yet; with one
+directory there is nothing to keep.
+
+Sources: KIP-113, KIP-664, KIP-827; ReplicaManager.describeLogDirs, alterReplicaLogDirs and
+getPartitionOrException, LogManager.isLogDirOnline, UnifiedLog.logFutureDirName, and
+AlterReplicaLogDirsRequest.partitionDirs (of a partition named twice the last directory counts) of
 Apache Kafka 4.3.
 """
 
@@ -21,6 +37,10 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+
+FILE_NAME_CHARS_MAX = 255
+FUTURE_ENDING = f".{'0' * 32}-future"
+"""As long as what Kafka adds to a partition's name for the directory that it moves to."""
 
 
 class DescribeNodeHandler:
@@ -139,25 +159,46 @@ class DescribeNodeHandler:
         )
 
     def alter_log_dirs(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Response:
-        """Nothing moves: there is one directory."""
+        """Whether each replica is in the directory where it is wanted; nothing moves."""
         request = codec.decode_request(header, frame)
         may = self._may_cluster(caller, Operation.ALTER)
-        here = str(self._manager.directory.path)
         version = (header.api_key, header.api_version)
         topic_type = codec.entity_type(*version, "AlterReplicaLogDirTopicResult")
         item_type = codec.entity_type(*version, "AlterReplicaLogDirPartitionResult")
-        results = []
-        for wanted in request.dirs:
-            for topic in wanted.topics:
-                code = ErrorCode.NONE if wanted.path == here else ErrorCode.LOG_DIR_NOT_FOUND
-                if not may:
-                    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-                caller.note(code)
-                items = tuple(
-                    codec.build(item_type, partition_index=p, error_code=code) for p in topic.partitions
-                )
-                results.append(codec.build(topic_type, topic_name=topic.name, partitions=items))
-        return _encode(header, results=tuple(results))
+        wanted = {
+            (topic.name, index): each.path
+            for each in request.dirs
+            for topic in each.topics
+            for index in topic.partitions
+        }
+        topics: dict[str, list[Any]] = {}
+        for (topic, index), path in wanted.items():
+            code = self._placed(topic, index, path) if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            caller.note(code)
+            item = codec.build(item_type, partition_index=index, error_code=code)
+            topics.setdefault(topic, []).append(item)
+        results = tuple(
+            codec.build(topic_type, topic_name=name, partitions=tuple(items))
+            for name, items in topics.items()
+        )
+        return _encode(header, results=results)
+
+    def _placed(self, topic: str, index: int, path: str) -> ErrorCode:
+        """Kafka's answer for a replica that is wanted in the directory `path`."""
+        manager = self._manager
+        if len(f"{topic}-{index}{FUTURE_ENDING}") > FILE_NAME_CHARS_MAX:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        if path != str(manager.directory.path):
+            return ErrorCode.LOG_DIR_NOT_FOUND
+        if manager.health.failed:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        try:
+            manager.registry.locate(topic, None, index)
+        except PenstockError as e:
+            # For compatibility Kafka goes on to say it by this API's older name.
+            not_here = e.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return ErrorCode.REPLICA_NOT_AVAILABLE if not_here else e.code
+        return ErrorCode.NONE
 
 
 def _lag(partition: Partition) -> int:
