@@ -16,6 +16,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_storage_node.disk import space
 from penstock_storage_node.log import FileSystem, LogState
 from penstock_storage_node.replica.partition import Partition
 
@@ -130,6 +131,54 @@ async def test_a_full_disk_refuses_loses_nothing_and_goes_on_by_itself(cluster: 
     assert (await leader.produce(b"after")).error == ErrorCode.NONE
     await eventually(lambda: stored(cluster.nodes[3]) == stored(leader))
     assert b"refused" not in stored(leader)
+
+
+async def test_a_full_disk_is_told_at_once_and_room_when_it_has_been_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "HOLD_MS", 300)
+    cluster = MiniCluster(tmp_path)
+    node = await cluster.start_node(1, fs=FaultyFileSystem())
+    cluster.make_topic(isr=(1,))
+    await hosted(cluster)
+    told: list[bool] = []
+    node.manager.health.space_listeners.append(lambda: told.append(node.manager.health.space.full))
+    disk_of(cluster, 1).write_error = errno.EDQUOT
+    # Timed out or refused: it is the disk's state that counts here.
+    await node.produce(b"staged", timeout_ms=100)
+    await eventually(lambda: told == [True])
+    # With nothing to write, whether there is room is found out by trying.
+    probes = node.pool.jobs_done
+    await eventually(lambda: node.pool.jobs_done > probes + 5)
+    assert told == [True]
+    disk_of(cluster, 1).write_error = 0
+    await eventually(lambda: told == [True, False])
+    assert not node.manager.health.failed
+    assert not (node.path / space.PROBE_FILE).exists()
+    assert (await node.produce(b"after")).error == ErrorCode.NONE
+    await cluster.stop()
+
+
+async def test_a_full_leader_that_hands_over_keeps_what_it_staged_and_follows(cluster: MiniCluster) -> None:
+    leader, successor = cluster.nodes[1], cluster.nodes[2]
+    await leader.produce(b"before")
+    disk_of(cluster, 1).write_error = errno.ENOSPC
+    waiting = asyncio.ensure_future(leader.produce(b"staged", timeout_ms=60_000))
+    await eventually(lambda: all(cluster.nodes[n].partition.log.flushed_offset == 2 for n in (2, 3)))
+    assert leader.partition.log.state is LogState.FULL
+    # As the controllers do: another leader, the same ISR.
+    cluster.elect(2, [1, 2, 3])
+    assert (await waiting).error != ErrorCode.NONE, "its own disk hasn't it"
+    await eventually(lambda: successor.partition.replica.leadership is not None)
+    after = asyncio.ensure_future(successor.produce(b"after", timeout_ms=60_000))
+    await eventually(lambda: cluster.nodes[3].partition.log.flushed_offset == 3)
+    assert not after.done(), "a member of the ISR hasn't it"
+    cluster.set_isr(2, 3)
+    assert (await after).error == ErrorCode.NONE
+    disk_of(cluster, 1).write_error = 0
+    await eventually(lambda: stored(leader) == stored(successor) == stored(cluster.nodes[3]))
+    for value in (b"before", b"staged", b"after"):
+        assert value in stored(leader)
 
 
 async def test_a_full_follower_catches_up_once_there_is_space(cluster: MiniCluster) -> None:

@@ -90,7 +90,7 @@ def full() -> MetadataImage:
         [
             cluster(),
             node(1),
-            node(2, fenced=True),
+            node(2, fenced=True, disk_full=True),
             gateway("gateway-1"),
             topic(A, "a"),
             partition(A, 0),
@@ -124,6 +124,7 @@ def test_lookups() -> None:
     assert image.config("topic", "b") == {}
     assert image.nodes[NodeId(1)].active
     assert not image.nodes[NodeId(2)].active
+    assert (image.nodes[NodeId(1)].disk_full, image.nodes[NodeId(2)].disk_full) == (False, True)
     assert image.nodes[NodeId(1)].apis == {0: (3, 9)}
     assert image.nodes[NodeId(1)].http.address == "[::1]:8001"
     assert image.nodes[NodeId(1)].grpc.address == "localhost:5001"
