@@ -44,6 +44,8 @@ CLIENT_CONFIGS = frozenset(
         "batch.size",
         "client.rack",
         "enable.idempotence",
+        "exclude.internal.topics",
+        "group.instance.id",
         "group.protocol",
         "linger.ms",
         "retry.backoff.ms",
