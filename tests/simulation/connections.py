@@ -1,7 +1,7 @@
 """Kafka connections of clients: a stand-in for the listener of gateways and nodes.
 
 Requests of one connection arrive in their order, and responses leave in the order of the
-requests, as `kafka_listener` has it. A connection ends with the process that it leads to.
+requests, as `frontend.listener` has it. A connection ends with the process that it leads to.
 """
 
 from __future__ import annotations

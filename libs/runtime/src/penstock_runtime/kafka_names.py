@@ -67,7 +67,7 @@ OTHER_UNITS: Final[Mapping[str, str]] = {
     "log.roll.hours": "log.roll.ms",
     "log.roll.jitter.hours": "log.roll.jitter.ms",
 }
-"""Names that Kafka has beside those of `config_catalog`, which are the ones in ms."""
+"""Names that Kafka has beside those of `penstock_core.config.catalog`, which are the ones in ms."""
 
 
 def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -> str | None:

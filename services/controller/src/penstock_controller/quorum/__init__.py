@@ -20,7 +20,7 @@
 
 What the rest of the controller sees is `Quorum` and the plain data of `events`;
 nothing of PySyncObj leaks out. The version is pinned exactly, because the quorum
-hooks private names of it (see `pins`).
+hooks private names of it (see `library_pins`).
 """
 
 import socket

@@ -11,7 +11,7 @@
 | `_checkCommandsToApply` | a leader that hands over goes on appending |
 | `__onBecomeLeader` | the no-op of a new leader counts before it is synced |
 
-Names are private to PySyncObj and pinned (`pins`). Ticks come from `Quorum`'s thread.
+Names are private to PySyncObj and pinned (`library_pins`). Ticks come from `Quorum`'s thread.
 
 Joining (a controller that lost its disk): a peer that remembers another directory for
 this controller id says so in its hello, and the log names the directory that was

@@ -4,7 +4,7 @@ Rules: a shard is made when leadership is taken and reads its partition from log
 the log had then (CoordinatorLoaderImpl); until it is through and the high watermark covers that end, its
 groups are answered COORDINATOR_LOAD_IN_PROGRESS. It is closed in the same step in which leadership ends. Its writes
 are appended like acks=all and answered through `Leadership.wait_all`; that wait has no deadline,
-since a shard must know whether a record counts. Clients have theirs (`api.groups`).
+since a shard must know whether a record counts. Clients have theirs (`kafka.groups`).
 
 Reading records is pure Python: it goes in slices of at most a millisecond, so that the loop stays
 free (rule "The loop stays free").

@@ -429,7 +429,7 @@ async def wait_for_change(partitions: Sequence[Partition], deadline_s: float) ->
 
 
 class LeadershipWatcher(Protocol):
-    """Whoever lives in partitions that this node leads (see `coordinator.host`)."""
+    """Whoever lives in partitions that this node leads (see `groups.host`)."""
 
     def on_lead(self, partition: Partition) -> None:
         """Leadership of `partition` has begun."""

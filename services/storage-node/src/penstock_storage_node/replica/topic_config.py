@@ -1,6 +1,6 @@
 """Settings of topics as they count on this node, and their effect on its partitions while it runs.
 
-A topic's own value comes first, then this node's, then the cluster's (`config_catalog`).
+A topic's own value comes first, then this node's, then the cluster's (`penstock_core.config.catalog`).
 min.insync.replicas depends on a partition's replication factor as well, which a reassignment
 changes; it has to be right before the state that brings another factor is adopted, so that a
 leader never acknowledges by an ISR that the controllers count as too small.
