@@ -243,7 +243,11 @@ def test_no_controllers_are_named(tmp_path: Path) -> None:
     for words, code, said in [
         (["list", "--dir", str(tmp_path)], 2, "give --controllers HOST:PORT"),
         (["list", "--controllers", "nowhere"], 2, "--controllers 'nowhere': write it as HOST:PORT"),
-        (["list", "--controllers", "127.0.0.1:1"], 3, "no controller answers (127.0.0.1:1: connection refused)"),
+        (
+            ["list", "--controllers", "127.0.0.1:1"],
+            3,
+            "no controller answers (127.0.0.1:1: connection refused)",
+        ),
     ]:
         done = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", "controller", *words],
