@@ -63,6 +63,10 @@ clean: ## remove what make made, the environment included
 bench: setup ## Penstock beside Apache Kafka (needs java, mvn and kcat)
 	$(BIN)/python -m bench.compare
 
+.PHONY: bench-versions
+bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--before DIR" (kcat)
+	$(BIN)/python -m bench.versions $(BENCH)
+
 .PHONY: bench-groups
 bench-groups: setup ## what heartbeats, commits, 1,000 live groups, large rebalances and idempotence cost (java, mvn, kcat; BENCH="--help")
 	$(BIN)/python -m bench.groups $(BENCH)

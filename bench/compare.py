@@ -111,11 +111,11 @@ SYSTEMS: dict[str, tuple[Callable[[Path], AbstractContextManager[Running]], str]
 }
 
 
-def create_topic(bootstrap: str, name: str, config: dict[str, str]) -> None:
+def create_topic(bootstrap: str, name: str, config: dict[str, str], partitions: int = 1) -> None:
     """Create, trying again while a cluster that has just been started is not ready."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     deadline = time.monotonic() + START_TIMEOUT_S
-    topic = NewTopic(name, num_partitions=1, replication_factor=3, config=config)
+    topic = NewTopic(name, num_partitions=partitions, replication_factor=3, config=config)
     while True:
         future = admin.create_topics([topic], request_timeout=2)[name]
         try:
