@@ -44,7 +44,7 @@ def _forward_response_seeds() -> Iterator[bytes]:
             frame_bytes=len(chunk),
             none=index == 0,
             close_connection=index == 0,
-            stale_metadata=index == 1,
+            concerns_router=index == 1,
         )
         parts.append(b"".join(bytes(b) for b in buffers))
         yield parts[-1]

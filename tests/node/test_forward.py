@@ -162,17 +162,17 @@ async def test_acks_zero_and_errors_under_it(cluster: MiniCluster) -> None:
     # What another leader may take is told to the gateway: it routes it again.
     await gateway.send(3, produce_frame(b"x", acks=0, topic="nowhere"))
     _, body, frame = await gateway.next()
-    assert (frame.stale_metadata, frame.none, frame.close_connection) == (True, False, False)
+    assert (frame.concerns_router, frame.none, frame.close_connection) == (True, False, False)
     assert decode_produce_response(body, 9).results[0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     await gateway.close()
 
 
-async def test_stale_metadata_are_flagged(cluster: MiniCluster) -> None:
+async def test_errors_that_concern_the_router_are_flagged(cluster: MiniCluster) -> None:
     gateway = Gateway(cluster)
     await gateway.send(1, fetch_frame(0, topic="nowhere"))
     _, body, frame = await gateway.next()
     assert decode_fetch_response(body, 11).results[0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert frame.stale_metadata
+    assert frame.concerns_router
     await gateway.close()
 
 

@@ -176,7 +176,7 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                         chunk=chunk,
                         last=i == len(chunks) - 1,
                         frame_bytes=len(out) if i == 0 else 0,
-                        stale_metadata=stale,
+                        concerns_router=stale,
                     )
                 ]
             )

@@ -47,7 +47,7 @@ class InFrame(NamedTuple):
     last: bool
     none: bool
     close_connection: bool
-    stale_metadata: bool
+    concerns_router: bool
 
 
 def pack(frames: Iterable[OutFrame], most_bytes: int) -> Iterator[bytes]:
@@ -220,7 +220,7 @@ def forward_response_frame(
     frame_bytes: int,
     none: bool = False,
     close_connection: bool = False,
-    stale_metadata: bool = False,
+    concerns_router: bool = False,
 ) -> list[Buffer]:
     """One ForwardResponseFrame as a field of a ForwardResponse: join any number to a message."""
     head = b"\x08" + varint(request_id)
@@ -232,7 +232,7 @@ def forward_response_frame(
         head += b"\x28\x01"
     if close_connection:
         head += b"\x30\x01"
-    if stale_metadata:
+    if concerns_router:
         head += b"\x38\x01"
     if chunk_bytes:
         head += b"\x12" + varint(chunk_bytes)

@@ -598,7 +598,7 @@ class ForwardResponseFrame(_message.Message):
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     NONE_FIELD_NUMBER: _builtins.int
     CLOSE_CONNECTION_FIELD_NUMBER: _builtins.int
-    STALE_METADATA_FIELD_NUMBER: _builtins.int
+    CONCERNS_ROUTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     chunk: _builtins.bytes
     """The next bytes: response header and body with no length prefix."""
@@ -609,7 +609,7 @@ class ForwardResponseFrame(_message.Message):
     """True when there is no response (acks=0); chunk is empty."""
     close_connection: _builtins.bool
     """True when the client's connection must be closed (acks=0 and an error)."""
-    stale_metadata: _builtins.bool
+    concerns_router: _builtins.bool
     """True when at least one partition or group answered an error that concerns whoever
     routed the request: because leadership moved, or because the client will send the
     batch again and later ones of its producer must not overtake it. The metadata of
@@ -624,11 +624,11 @@ class ForwardResponseFrame(_message.Message):
         frame_bytes: _builtins.int = ...,
         none: _builtins.bool = ...,
         close_connection: _builtins.bool = ...,
-        stale_metadata: _builtins.bool = ...,
+        concerns_router: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "close_connection", b"close_connection", "frame_bytes", b"frame_bytes", "last", b"last", "none", b"none", "request_id", b"request_id", "stale_metadata", b"stale_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "close_connection", b"close_connection", "concerns_router", b"concerns_router", "frame_bytes", b"frame_bytes", "last", b"last", "none", b"none", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

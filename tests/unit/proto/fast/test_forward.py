@@ -71,7 +71,7 @@ def test_responses_as_protobuf_writes_them() -> None:
                 frame_bytes=rng.choice((0, 77, 1 << 27)),
                 none=rng.random() < 0.5,
                 close_connection=rng.random() < 0.5,
-                stale_metadata=rng.random() < 0.5,
+                concerns_router=rng.random() < 0.5,
             )
             for _ in range(rng.randint(0, 5))
         ]
@@ -80,11 +80,11 @@ def test_responses_as_protobuf_writes_them() -> None:
         for r, f in zip(read, frames, strict=True):
             assert r.request_id == f.request_id
             assert bytes(r.chunk) == f.chunk
-            assert (r.last, r.none, r.close_connection, r.stale_metadata) == (
+            assert (r.last, r.none, r.close_connection, r.concerns_router) == (
                 f.last,
                 f.none,
                 f.close_connection,
-                f.stale_metadata,
+                f.concerns_router,
             )
 
 
@@ -123,12 +123,12 @@ def test_forward_request_is_read_without_copies() -> None:
 def test_forward_response() -> None:
     parts = forward_response_frame(7, [b"ab", memoryview(b"cd")], 4, last=False, frame_bytes=900)
     parts += forward_response_frame(
-        8, [], 0, last=True, frame_bytes=0, none=True, close_connection=True, stale_metadata=True
+        8, [], 0, last=True, frame_bytes=0, none=True, close_connection=True, concerns_router=True
     )
     first, second = pb.ForwardResponse.FromString(b"".join(parts)).frames
     assert (first.request_id, first.chunk, first.last, first.frame_bytes) == (7, b"abcd", False, 900)
     assert not first.none
     assert second.none
     assert second.close_connection
-    assert second.stale_metadata
+    assert second.concerns_router
     assert second.last

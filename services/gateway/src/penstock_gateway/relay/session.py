@@ -299,7 +299,7 @@ class RelaySession:
         request = part.request
         try:
             has_body = not (frame.none or frame.close_connection)
-            if frame.stale_metadata and flight.kind is not Kind.FETCH and has_body:
+            if frame.concerns_router and flight.kind is not Kind.FETCH and has_body:
                 refused, failed, results = request.refused(part, chunks)
                 if refused or failed:
                     if self._table.refused(flight, refused, failed):

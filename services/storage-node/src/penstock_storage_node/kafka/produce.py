@@ -248,7 +248,7 @@ class ProduceHandler:
         self, caller: RequestContext, header: RequestHeader, results: list[ProduceResult]
     ) -> Response | asyncio.Future[Response]:
         if any(result.error for result in results):
-            if caller.stale_metadata and not caller.listener:
+            if caller.concerns_router and not caller.listener:
                 # For the gateway, which routes again what was refused.
                 return [encode_produce_response(header, results)]
             return CLOSE

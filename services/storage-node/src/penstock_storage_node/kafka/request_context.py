@@ -6,7 +6,7 @@ from penstock_core.errors import REFRESH_METADATA
 from penstock_frontend.authorizer import ANONYMOUS, Principal
 from penstock_kafka.producer_retries import SENT_AGAIN
 
-STALE_METADATA = SENT_AGAIN | REFRESH_METADATA
+ROUTING_ERRORS = SENT_AGAIN | REFRESH_METADATA
 """Errors that concern whoever routed the request: to look at its metadata again, or to route no later
 batch of the producer past this one."""
 
@@ -14,7 +14,7 @@ batch of the producer past this one."""
 class RequestContext:
     """One per request."""
 
-    __slots__ = ("client_id", "host", "listener", "peer", "principal", "stale_metadata")
+    __slots__ = ("client_id", "concerns_router", "host", "listener", "peer", "principal")
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class RequestContext:
         self.principal = principal
         self.client_id = client_id
         self.peer = peer
-        self.stale_metadata = False
-        """Set when the answer holds one of `STALE_METADATA`."""
+        self.concerns_router = False
+        """Set when the answer holds one of `ROUTING_ERRORS`."""
 
     def note(self, code: int) -> None:
         """Take note of an error that is answered."""
-        if code in STALE_METADATA:
-            self.stale_metadata = True
+        if code in ROUTING_ERRORS:
+            self.concerns_router = True

@@ -54,7 +54,7 @@ class _Answer:
     left_bytes: int
     total_bytes: int
     signal: object
-    stale_metadata: bool
+    concerns_router: bool
     begun: bool = False
 
 
@@ -206,12 +206,12 @@ class ForwardStream:
         self._request_count -= 1
         self._room.set()
         if response is CLOSE or response is NO_RESPONSE:
-            self._answers.append(_Answer(request_id, deque(), 0, 0, response, caller.stale_metadata))
+            self._answers.append(_Answer(request_id, deque(), 0, 0, response, caller.concerns_router))
         else:
             buffers = deque([response] if isinstance(response, bytes) else response)
             total = sum(map(len, buffers))
             self._response_bytes += total
-            self._answers.append(_Answer(request_id, buffers, total, total, None, caller.stale_metadata))
+            self._answers.append(_Answer(request_id, buffers, total, total, None, caller.concerns_router))
         self._ready.set()
 
     def stop_writing(self) -> None:
@@ -245,7 +245,7 @@ class ForwardStream:
                 frame_bytes=0 if answer.begun else answer.total_bytes,
                 none=answer.signal is NO_RESPONSE,
                 close_connection=answer.signal is CLOSE,
-                stale_metadata=answer.stale_metadata,
+                concerns_router=answer.concerns_router,
             )
             answer.begun = True
             budget -= size + _FRAME_OVERHEAD_BYTES
