@@ -496,6 +496,8 @@ def planted(name: str | None, *, control: bool = False) -> Iterator[None]:
     try:
         patches = [] if control else bug.patches()
         for owner, attribute, value in [*patches, (Settings, "draw", staticmethod(drawn))]:
+            if not hasattr(owner, attribute):
+                raise LookupError(f"planted bug {name}: {owner} has no {attribute}; it would break nothing")
             saved.append((owner, attribute, vars(owner).get(attribute)))
             setattr(owner, attribute, value)
         yield

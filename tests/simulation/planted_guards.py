@@ -19,7 +19,7 @@ from penstock_storage_node.disk.group_flush import GroupFlush
 from penstock_storage_node.log import reading as reading_module
 from penstock_storage_node.log import recovery as recovery_module
 from penstock_storage_node.log.jobs import FlushJob, WriteJob
-from penstock_storage_node.replica import corruption as damage_module
+from penstock_storage_node.replica import manager as manager_module
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
@@ -184,7 +184,7 @@ def bits_not_compared() -> list[Patch]:
 
 def damage_not_marked() -> list[Patch]:
     """The next start does not know that it has to read old data."""
-    return [(damage_module, "mark_damaged", lambda *_: None)]
+    return [(manager_module, "mark_damaged", lambda *_: None)]
 
 
 def damage_not_reported() -> list[Patch]:

@@ -20,6 +20,7 @@ import pytest
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
 from simulation.network import DEAD_AFTER_US, Network, NetworkProfile, Pipe
+from simulation.planted import BUGS, Bug
 from simulation.producer import Producer
 from simulation.scheduler import Scheduler
 from simulation.world import World
@@ -145,3 +146,10 @@ def test_a_seed_replays_to_the_same_event() -> None:
 def test_planted_bug_is_found(bug: str) -> None:
     run = simulate("--planted", bug, "--most", "20")
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.name))
+def test_a_planted_bug_replaces_something_that_is_there(bug: Bug) -> None:
+    """Otherwise a move or a new name would take the bug out in silence."""
+    missing = [f"{owner}: {name}" for owner, name, _ in bug.patches() if not hasattr(owner, name)]
+    assert missing == []
