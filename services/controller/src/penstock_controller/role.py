@@ -13,7 +13,7 @@ from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
-from penstock_controller.quorum.library_pins import WrongLibrary
+from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults

@@ -16,7 +16,7 @@ import pysyncobj.syncobj
 import pysyncobj.transport
 import pytest
 
-from penstock_controller.quorum import library_pins, messages
+from penstock_controller.quorum import messages, pysyncobj_pins
 from penstock_controller.quorum.append_filter import filter_append
 from penstock_controller.quorum.events import Applied, Outcome
 from penstock_controller.quorum.journal import DurableJournal
@@ -266,21 +266,21 @@ def test_machine_stops_rather_than_diverge(data: bytes) -> None:
 
 
 def test_installed_library_is_the_pinned_one() -> None:
-    library_pins.check_library()
+    pysyncobj_pins.check_library()
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_pins, "VERSION", "0.3.18")
+    monkeypatch.setattr(pysyncobj_pins, "VERSION", "0.3.18")
     with pytest.raises(
-        library_pins.WrongLibrary, match=r"0\.3\.18 is installed, this controller needs 0\.3\.17"
+        pysyncobj_pins.WrongLibrary, match=r"0\.3\.18 is installed, this controller needs 0\.3\.17"
     ):
-        library_pins.check_library()
+        pysyncobj_pins.check_library()
 
 
 def test_a_missing_private_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pysyncobj.syncobj.SyncObj, "_SyncObj__connectedToAnyone")
-    with pytest.raises(library_pins.WrongLibrary, match="__connectedToAnyone"):
-        library_pins.check_library()
+    with pytest.raises(pysyncobj_pins.WrongLibrary, match="__connectedToAnyone"):
+        pysyncobj_pins.check_library()
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_each_missing_name_is_named(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, said: str
 ) -> None:
     monkeypatch.delattr(owner, name)
-    with pytest.raises(library_pins.WrongLibrary, match=said):
-        library_pins.check_library()
+    with pytest.raises(pysyncobj_pins.WrongLibrary, match=said):
+        pysyncobj_pins.check_library()
 
 
 class Plain:
@@ -310,7 +310,7 @@ class Plain:
 
 
 def test_what_our_journal_and_snapshots_override_is_pinned() -> None:
-    pinned = {where: (owner, set(names)) for where, owner, names in library_pins._OTHER_NAMES}
+    pinned = {where: (owner, set(names)) for where, owner, names in pysyncobj_pins._OTHER_NAMES}
     for where, ours in (
         ("Journal", DurableJournal),
         ("Serializer", SnapshotStore),
@@ -322,14 +322,14 @@ def test_what_our_journal_and_snapshots_override_is_pinned() -> None:
 
 
 def test_private_names_of_syncobj_in_our_code_are_pinned() -> None:
-    folder = Path(library_pins.__file__).parent
+    folder = Path(pysyncobj_pins.__file__).parent
     used = {
         name
         for file in folder.glob("*.py")
-        if file.name != "library_pins.py"
+        if file.name != "pysyncobj_pins.py"
         for name in re.findall(r"_SyncObj__\w+", file.read_text())
     }
-    assert used and used <= {*library_pins._CLASS_NAMES, *library_pins._INSTANCE_NAMES}
+    assert used and used <= {*pysyncobj_pins._CLASS_NAMES, *pysyncobj_pins._INSTANCE_NAMES}
 
 
 class Bomb:
@@ -338,7 +338,7 @@ class Bomb:
 
 
 def test_nothing_unpickles(capsys: pytest.CaptureFixture[str]) -> None:
-    library_pins.install_hooks()
+    pysyncobj_pins.install_hooks()
     for module in (pysyncobj.pickle, pysyncobj.journal, pysyncobj.syncobj.pickle):
         with pytest.raises(pickle.UnpicklingError):
             module.loads(pickle.dumps(Bomb()))

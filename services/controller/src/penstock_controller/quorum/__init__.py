@@ -6,7 +6,7 @@
 `identity`         which data directory each peer had
 `journal`          PySyncObj's journal on a durable, checksummed, append-only file
 `journal_format`   the bytes of the Raft journal, and their exact recovery
-`library_pins`     the private names of PySyncObj 0.3.17 that the quorum hooks, checked before it starts
+`pysyncobj_pins`     the private names of PySyncObj 0.3.17 that the quorum hooks, checked before it starts
 `machine`          the replicated state machine: committed bytes in, immutable images out
 `messages`         Raft messages on the wire, in place of pickles
 `peer_connection`  one TCP connection between two controllers
@@ -20,7 +20,7 @@
 
 What the rest of the controller sees is `Quorum` and the plain data of `events`;
 nothing of PySyncObj leaks out. The version is pinned exactly, because the quorum
-hooks private names of it (see `library_pins`).
+hooks private names of it (see `pysyncobj_pins`).
 """
 
 import socket

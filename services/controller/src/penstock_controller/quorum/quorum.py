@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_controller.quorum import library_pins
+from penstock_controller.quorum import pysyncobj_pins
 from penstock_controller.quorum import snapshot as snapshot_store
 from penstock_controller.quorum.events import QuorumConfig, QuorumEvent, QuorumMeters, Reset
 from penstock_controller.quorum.identity import PeerMemory
@@ -67,8 +67,8 @@ class Quorum:
     ) -> None:
         """Open the files and bind the port. Raises DamagedFile, WrongLibrary, PenstockError."""
         meters = meters or QuorumMeters()
-        library_pins.check_library()
-        library_pins.install_hooks()
+        pysyncobj_pins.check_library()
+        pysyncobj_pins.install_hooks()
         self._config = config
         self._on_fatal = on_fatal
         self._failed = False

@@ -11,7 +11,7 @@
 | `_checkCommandsToApply` | a leader that hands over goes on appending |
 | `__onBecomeLeader` | the no-op of a new leader counts before it is synced |
 
-Names are private to PySyncObj and pinned (`library_pins`). Ticks come from `Quorum`'s thread.
+Names are private to PySyncObj and pinned (`pysyncobj_pins`). Ticks come from `Quorum`'s thread.
 
 Joining (a controller that lost its disk): a peer that remembers another directory for
 this controller id says so in its hello, and the log names the directory that was
@@ -35,7 +35,7 @@ from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.monotonic import monotonic
 from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 
-from penstock_controller.quorum import library_pins
+from penstock_controller.quorum import pysyncobj_pins
 from penstock_controller.quorum.events import (
     Outcome,
     PeerSaid,
@@ -131,7 +131,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             _syncobj_conf(config, journal, store, self._on_state),
             transportClass=make_transport,
         )
-        library_pins.check_instance(self)
+        pysyncobj_pins.check_instance(self)
         store.connect(
             may_begin=lambda: not machine.is_between_parts,
             may_send=self.transport.is_idle,
