@@ -16,7 +16,9 @@ import pytest
 
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
+from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
@@ -61,7 +63,11 @@ class Load:
     async def write(self) -> None:
         while True:
             node_id, self.next_id = self.next_id, self.next_id + 1
-            request = api.RegisterNodeRequest(node_id=node_id, directory_id=uuid.uuid4().bytes)
+            request = api.RegisterNodeRequest(
+                node_id=node_id,
+                directory_id=uuid.uuid4().bytes,
+                process=common.ProcessInfo(feature_level=FEATURE_LEVEL),
+            )
             try:
                 reply = await self.client.call("RegisterNode", request)
             except PenstockError:

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.controller_client import ControllerClient
@@ -74,6 +75,7 @@ class Node:
             node_id=1,
             directory_id=uuid.uuid4().bytes,
             clean_shutdown=True,
+            process=common.ProcessInfo(feature_level=FEATURE_LEVEL),
             grpc=common.Endpoint(host="127.0.0.1", port=self.listener.getsockname()[1]),
         )
         reply = await self.client.call("RegisterNode", request, PATIENCE_S * 1000)
@@ -161,7 +163,9 @@ async def wake_up(
 
     # Its metadata are either those of the new term, or old by its own word.
     with suppress(grpc.aio.AioRpcError):
-        async for message in old_stub.WatchMetadata(api.WatchMetadataRequest(), timeout=PATIENCE_S):
+        async for message in old_stub.WatchMetadata(
+            api.WatchMetadataRequest(feature_level=FEATURE_LEVEL), timeout=PATIENCE_S
+        ):
             if message.WhichOneof("event") != "keepalive":
                 continue
             said = message.keepalive

@@ -163,6 +163,18 @@ def _metadata_delta(data: bytes) -> None:
     expect(again == image, "an image is read back from its records")
 
 
+def _acl() -> metadata_pb2.AclRecord:
+    return metadata_pb2.AclRecord(
+        resource_type=2,
+        pattern_type=3,
+        resource_name="t",
+        principal="User:u",
+        host="*",
+        operation=3,
+        permission=3,
+    )
+
+
 def metadata_records() -> list[metadata_pb2.MetadataRecord]:
     """One record of each kind."""
     pb = metadata_pb2
@@ -179,6 +191,14 @@ def metadata_records() -> list[metadata_pb2.MetadataRecord]:
         record(feature=pb.FeatureRecord(name="f", level=1)),
         record(producer_ids=pb.ProducerIdsRecord(next_producer_id=1000)),
         record(controller=pb.ControllerRecord(controller_id=1, directory_id=b"d" * 16)),
+        record(user_credential=pb.UserCredentialRecord(user="u", mechanism=1, salt=b"s", iterations=4096)),
+        record(acl=_acl()),
+        record(quota=pb.QuotaRecord(user="", key="producer_byte_rate", value=1.5)),
+        record(quota=pb.QuotaRecord(user="", key="producer_byte_rate")),
+        record(cluster_secret=pb.ClusterSecretRecord(name="n", value=b"v")),
+        record(refused_certificate=pb.RefusedCertificateRecord(serial="0a", not_after_ms=5)),
+        record(acl_removed=pb.AclRemovedRecord(acl=_acl())),
+        record(user_credential_removed=pb.UserCredentialRemovedRecord(user="u", mechanism=1)),
         record(topic_removed=pb.TopicRemovedRecord(topic_id=topic_id)),
         record(node_removed=pb.NodeRemovedRecord(node_id=1)),
         record(gateway_removed=pb.GatewayRemovedRecord(gateway_id="gw")),

@@ -14,6 +14,7 @@ from penstock_controller.active.controller import Controller, CoreSettings
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent, QuorumMeters
 from penstock_controller.quorum.quorum import QuorumPorts
+from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.state.generation import Defaults
 from penstock_core.ids import NodeId
@@ -22,7 +23,7 @@ from simulation.checked import CheckedCommandQueue, CheckedMachine
 from simulation.ordered import OrderedSet
 from simulation.process import Process
 from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of
-from simulation.rpc import SimServer
+from simulation.rpc import SimChannelPool, SimServer
 from simulation.scheduler import Timer
 from simulation.settings import OFFSETS_PARTITIONS
 
@@ -123,7 +124,9 @@ class ControllerProcess(Process):
         self.core.connect(self.quorum, self.worker)
         self.core.watchers._queues = OrderedSet()  # type: ignore[assignment]
         addresses = {i: f"c{i}:{GRPC_PORT}" for i in world.controller_ids}
-        service = ControllerService(self.core, self.config.peers, addresses)
+        levels = PeerLevels(self.controller_id, addresses, addresses, SimChannelPool(self))  # type: ignore[arg-type]
+        process = self.lifecycle.process_info()
+        service = ControllerService(self.core, self.config.peers, addresses, levels, process)
         self.server = SimServer(self, addresses[self.controller_id])
         controller_pb2_grpc.add_ControllerServicer_to_server(service, self.server)  # type: ignore[arg-type]
         self.spawn(self.worker.run())

@@ -20,6 +20,7 @@ from penstock_controller.role import run
 from penstock_controller.settings import ControllerSettings
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.addresses import StartupError
@@ -159,6 +160,7 @@ class Process:
             node_id=node_id,
             directory_id=uuid.uuid4().bytes,
             grpc=common.Endpoint(host="127.0.0.1", port=port),
+            process=common.ProcessInfo(feature_level=FEATURE_LEVEL),
         )
         reply: api.RegisterNodeResponse = await self.client.call("RegisterNode", request)
         assert not reply.error.code, reply
@@ -303,7 +305,11 @@ async def test_gateway_leaves(process: Process) -> None:
     # However slow this machine is: it does not count as gone, nor is it looked for, between two beats.
     await process.stop()
     process.start(node_session_timeout_ms="600000", node_heartbeat_interval_ms="60000")
-    request = api.RegisterGatewayRequest(gateway_id="g", grpc=common.Endpoint(host="127.0.0.1", port=1))
+    request = api.RegisterGatewayRequest(
+        gateway_id="g",
+        grpc=common.Endpoint(host="127.0.0.1", port=1),
+        process=common.ProcessInfo(feature_level=FEATURE_LEVEL),
+    )
     reply = await process.client.call("RegisterGateway", request)
     stream = await process.client.session("GatewaySession")
 
@@ -388,7 +394,7 @@ async def test_garbage_on_the_raft_port_is_closed_and_counted(process: Process) 
 async def test_a_watcher_ahead_of_this_controller_is_sent_on(process: Process) -> None:
     await process.register()
     call = process.client.stub(f"127.0.0.1:{process.grpc_port}").WatchMetadata(
-        api.WatchMetadataRequest(from_version=10_000)
+        api.WatchMetadataRequest(from_version=10_000, feature_level=FEATURE_LEVEL)
     )
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await call.read()

@@ -19,6 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock_core.errors import InvariantBroken
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import ChannelPool, Probe, probe, serve
@@ -341,7 +342,7 @@ def test_readiness_and_ticks(run: Run) -> None:
         life.request_stop("test")
         assert life.ready_reason() == "stopping"
         info = life.process_info()
-        assert (len(info.boot_id), info.feature_level) == (16, 1)
+        assert (len(info.boot_id), info.feature_level) == (16, FEATURE_LEVEL)
         assert info.version
 
     run(main())

@@ -42,5 +42,5 @@ PRODUCER_BATCHES_KEPT_MAX = 5
 PARTITIONS_PER_REQUEST_MAX = 20_000
 """Partitions that one admin request may create."""
 
-FEATURE_LEVEL = 1
-"""Metadata feature level of this build."""
+FEATURE_LEVEL = 2
+"""Highest metadata level that this build understands (penstock_core.metadata.levels)."""

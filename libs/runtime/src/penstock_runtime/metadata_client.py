@@ -31,6 +31,7 @@ import grpc
 import grpc.aio
 
 from penstock_core.errors import InvariantBroken
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.image import ImageBuilder, MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
@@ -148,7 +149,9 @@ class MetadataClient:
 
     async def _watch(self, address: str) -> str:
         """Follow one controller until the stream ends; why it did."""
-        request = pb.WatchMetadataRequest(from_version=self.image.version, subscriber=self._subscriber)
+        request = pb.WatchMetadataRequest(
+            from_version=self.image.version, subscriber=self._subscriber, feature_level=FEATURE_LEVEL
+        )
         call = self._controllers.stub(address).WatchMetadata(request)
         self._incoming = None
         started_ms = self._clock_ms()

@@ -439,21 +439,25 @@ class WatchMetadataRequest(_message.Message):
 
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     SUBSCRIBER_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     from_version: _builtins.int
     """Version that the subscriber holds; 0 for none. A controller that is behind
     it fails the call with FAILED_PRECONDITION.
     """
     subscriber: _builtins.str
     """Who asks, for logs: "node-1", "gateway-1"."""
+    feature_level: _builtins.int
+    """Highest metadata level that the subscriber understands; 0 is the first."""
     def __init__(
         self,
         *,
         from_version: _builtins.int = ...,
         subscriber: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_version", b"from_version", "subscriber", b"subscriber"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_level", b"feature_level", "from_version", b"from_version", "subscriber", b"subscriber"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1427,6 +1431,7 @@ class DescribeQuorumResponse(_message.Message):
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     VOTER_FIELD_NUMBER: _builtins.int
     NOT_VOTING_REASON_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     controller_id: _builtins.int
     """This controller."""
     active_controller_id: _builtins.int
@@ -1449,6 +1454,10 @@ class DescribeQuorumResponse(_message.Message):
     not_voting_reason: _builtins.str
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumMember]: ...
+    @_builtins.property
+    def process(self) -> _common_pb2.ProcessInfo:
+        """This controller's process; builds of the first metadata level leave it out."""
+
     def __init__(
         self,
         *,
@@ -1465,10 +1474,11 @@ class DescribeQuorumResponse(_message.Message):
         directory_id: _builtins.bytes = ...,
         voter: _builtins.bool = ...,
         not_voting_reason: _builtins.str = ...,
+        process: _common_pb2.ProcessInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_address", b"active_address", "active_controller_id", b"active_controller_id", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "controller_id", b"controller_id", "directory_id", b"directory_id", "last_log_index", b"last_log_index", "members", b"members", "not_voting_reason", b"not_voting_reason", "term", b"term", "version", b"version", "voter", b"voter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_address", b"active_address", "active_controller_id", b"active_controller_id", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "controller_id", b"controller_id", "directory_id", b"directory_id", "last_log_index", b"last_log_index", "members", b"members", "not_voting_reason", b"not_voting_reason", "process", b"process", "term", b"term", "version", b"version", "voter", b"voter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1568,3 +1578,91 @@ class ReplaceControllerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplaceControllerResponse: _TypeAlias = ReplaceControllerResponse  # noqa: Y015
+
+@_typing.final
+class UpdateFeaturesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATES_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Check only, change nothing."""
+    principal: _builtins.str
+    """Who asks, e.g. "User:ANONYMOUS"."""
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureUpdate]: ...
+    def __init__(
+        self,
+        *,
+        updates: _abc.Iterable[Global___FeatureUpdate] | None = ...,
+        validate_only: _builtins.bool = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "updates", b"updates", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeaturesRequest: _TypeAlias = UpdateFeaturesRequest  # noqa: Y015
+
+@_typing.final
+class FeatureUpdate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ALLOW_DOWNGRADE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name, e.g. "metadata.level"."""
+    level: _builtins.int
+    """Wanted level."""
+    allow_downgrade: _builtins.bool
+    """A lower level than today's is meant."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        level: _builtins.int = ...,
+        allow_downgrade: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_downgrade", b"allow_downgrade", "level", b"level", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureUpdate: _TypeAlias = FeatureUpdate  # noqa: Y015
+
+@_typing.final
+class UpdateFeaturesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Version that holds the change; answer clients once it is applied."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """One bad update fails them all."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Error]:
+        """In the order of the updates."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        results: _abc.Iterable[_common_pb2.Error] | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "results", b"results", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeaturesResponse: _TypeAlias = UpdateFeaturesResponse  # noqa: Y015

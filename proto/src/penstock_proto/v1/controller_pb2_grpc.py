@@ -114,6 +114,11 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.FromString,
                 _registered_method=True)
+        self.UpdateFeatures = channel.unary_unary(
+                '/penstock.v1.Controller/UpdateFeatures',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -231,6 +236,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateFeatures(self, request, context):
+        """Raises the levels of features (KIP-584) once every process understands them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -313,6 +325,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.ReplaceController,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.SerializeToString,
+            ),
+            'UpdateFeatures': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFeatures,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -747,6 +764,33 @@ class Controller:
             '/penstock.v1.Controller/ReplaceController',
             penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.ReplaceControllerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFeatures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/UpdateFeatures',
+            penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,8 @@ class ControllerStub:
     """The Raft quorum as this controller sees it; any controller answers."""
     ReplaceController: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]
     """Lets a controller that has a new data directory become a voter again."""
+    UpdateFeatures: _grpc.UnaryUnaryMultiCallable[_controller_pb2.UpdateFeaturesRequest, _controller_pb2.UpdateFeaturesResponse]
+    """Raises the levels of features (KIP-584) once every process understands them."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -109,6 +111,8 @@ class ControllerAsyncStub(ControllerStub):
     """The Raft quorum as this controller sees it; any controller answers."""
     ReplaceController: _aio.UnaryUnaryMultiCallable[_controller_pb2.ReplaceControllerRequest, _controller_pb2.ReplaceControllerResponse]  # type: ignore[assignment]
     """Lets a controller that has a new data directory become a voter again."""
+    UpdateFeatures: _aio.UnaryUnaryMultiCallable[_controller_pb2.UpdateFeaturesRequest, _controller_pb2.UpdateFeaturesResponse]  # type: ignore[assignment]
+    """Raises the levels of features (KIP-584) once every process understands them."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -240,5 +244,13 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.ReplaceControllerResponse, _abc.Awaitable[_controller_pb2.ReplaceControllerResponse]]:
         """Lets a controller that has a new data directory become a voter again."""
+
+    @_abc_1.abstractmethod
+    def UpdateFeatures(
+        self,
+        request: _controller_pb2.UpdateFeaturesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.UpdateFeaturesResponse, _abc.Awaitable[_controller_pb2.UpdateFeaturesResponse]]:
+        """Raises the levels of features (KIP-584) once every process understands them."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -43,6 +43,13 @@ class MetadataRecord(_message.Message):
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     FEATURE_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
+    USER_CREDENTIAL_FIELD_NUMBER: _builtins.int
+    USER_CREDENTIAL_REMOVED_FIELD_NUMBER: _builtins.int
+    ACL_FIELD_NUMBER: _builtins.int
+    ACL_REMOVED_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    CLUSTER_SECRET_FIELD_NUMBER: _builtins.int
+    REFUSED_CERTIFICATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cluster(self) -> Global___ClusterRecord: ...
     @_builtins.property
@@ -67,6 +74,20 @@ class MetadataRecord(_message.Message):
     def feature(self) -> Global___FeatureRecord: ...
     @_builtins.property
     def controller(self) -> Global___ControllerRecord: ...
+    @_builtins.property
+    def user_credential(self) -> Global___UserCredentialRecord: ...
+    @_builtins.property
+    def user_credential_removed(self) -> Global___UserCredentialRemovedRecord: ...
+    @_builtins.property
+    def acl(self) -> Global___AclRecord: ...
+    @_builtins.property
+    def acl_removed(self) -> Global___AclRemovedRecord: ...
+    @_builtins.property
+    def quota(self) -> Global___QuotaRecord: ...
+    @_builtins.property
+    def cluster_secret(self) -> Global___ClusterSecretRecord: ...
+    @_builtins.property
+    def refused_certificate(self) -> Global___RefusedCertificateRecord: ...
     def __init__(
         self,
         *,
@@ -82,12 +103,19 @@ class MetadataRecord(_message.Message):
         producer_ids: Global___ProducerIdsRecord | None = ...,
         feature: Global___FeatureRecord | None = ...,
         controller: Global___ControllerRecord | None = ...,
+        user_credential: Global___UserCredentialRecord | None = ...,
+        user_credential_removed: Global___UserCredentialRemovedRecord | None = ...,
+        acl: Global___AclRecord | None = ...,
+        acl_removed: Global___AclRemovedRecord | None = ...,
+        quota: Global___QuotaRecord | None = ...,
+        cluster_secret: Global___ClusterSecretRecord | None = ...,
+        refused_certificate: Global___RefusedCertificateRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "record", b"record", "topic", b"topic", "topic_removed", b"topic_removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller", "user_credential", "user_credential_removed", "acl", "acl_removed", "quota", "cluster_secret", "refused_certificate"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -580,18 +608,22 @@ class FeatureRecord(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, e.g. "metadata.level"."""
     level: _builtins.int
+    version: _builtins.int
+    """Metadata version that set it; 0 before metadata.level 2."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         level: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,6 +656,253 @@ class ControllerRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControllerRecord: _TypeAlias = ControllerRecord  # noqa: Y015
+
+@_typing.final
+class UserCredentialRecord(_message.Message):
+    """What a user proves itself by with one SCRAM mechanism (RFC 5802). Neither the password nor
+    the salted password is kept. Since metadata.level 2, as all that follow here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    STORED_KEY_FIELD_NUMBER: _builtins.int
+    SERVER_KEY_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    """Name without "User:", after SASLprep."""
+    mechanism: _builtins.int
+    """Kafka's code: 1 SCRAM-SHA-256, 2 SCRAM-SHA-512."""
+    salt: _builtins.bytes
+    stored_key: _builtins.bytes
+    """Hash of the client key, and the server key: 32 or 64 bytes."""
+    server_key: _builtins.bytes
+    iterations: _builtins.int
+    version: _builtins.int
+    """Metadata version that wrote it: what was proved by an older one counts no more."""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        mechanism: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
+        stored_key: _builtins.bytes = ...,
+        server_key: _builtins.bytes = ...,
+        iterations: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iterations", b"iterations", "mechanism", b"mechanism", "salt", b"salt", "server_key", b"server_key", "stored_key", b"stored_key", "user", b"user", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserCredentialRecord: _TypeAlias = UserCredentialRecord  # noqa: Y015
+
+@_typing.final
+class UserCredentialRemovedRecord(_message.Message):
+    """A credential that was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    mechanism: _builtins.int
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        mechanism: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mechanism", b"mechanism", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserCredentialRemovedRecord: _TypeAlias = UserCredentialRemovedRecord  # noqa: Y015
+
+@_typing.final
+class AclRecord(_message.Message):
+    """One rule of who may do what. It has no other identity than what it says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_TYPE_FIELD_NUMBER: _builtins.int
+    PATTERN_TYPE_FIELD_NUMBER: _builtins.int
+    RESOURCE_NAME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PERMISSION_FIELD_NUMBER: _builtins.int
+    resource_type: _builtins.int
+    """Kafka's codes: 2 topic, 3 group, 4 cluster, 5 transactional id, 7 user."""
+    pattern_type: _builtins.int
+    """3 literal, 4 prefixed."""
+    resource_name: _builtins.str
+    principal: _builtins.str
+    """"User:alice"; "User:*" is everybody."""
+    host: _builtins.str
+    """The client's address, or "*"."""
+    operation: _builtins.int
+    """Kafka's code of the operation, 2 (all) to 15."""
+    permission: _builtins.int
+    """2 deny, 3 allow."""
+    def __init__(
+        self,
+        *,
+        resource_type: _builtins.int = ...,
+        pattern_type: _builtins.int = ...,
+        resource_name: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        host: _builtins.str = ...,
+        operation: _builtins.int = ...,
+        permission: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "operation", b"operation", "pattern_type", b"pattern_type", "permission", b"permission", "principal", b"principal", "resource_name", b"resource_name", "resource_type", b"resource_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclRecord: _TypeAlias = AclRecord  # noqa: Y015
+
+@_typing.final
+class AclRemovedRecord(_message.Message):
+    """A rule that is no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def acl(self) -> Global___AclRecord: ...
+    def __init__(
+        self,
+        *,
+        acl: Global___AclRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclRemovedRecord: _TypeAlias = AclRemovedRecord  # noqa: Y015
+
+@_typing.final
+class QuotaRecord(_message.Message):
+    """One limit of one entity. A record without a value removes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    IP_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    """Whom it is for; at least one is set. An empty name is the default of its kind."""
+    client_id: _builtins.str
+    ip: _builtins.str
+    key: _builtins.str
+    """Kafka's name, e.g. "producer_byte_rate"."""
+    value: _builtins.float
+    def __init__(
+        self,
+        *,
+        user: _builtins.str | None = ...,
+        client_id: _builtins.str | None = ...,
+        ip: _builtins.str | None = ...,
+        key: _builtins.str = ...,
+        value: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_client_id", b"_client_id", "_ip", b"_ip", "_user", b"_user", "_value", b"_value", "client_id", b"client_id", "ip", b"ip", "user", b"user", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_client_id", b"_client_id", "_ip", b"_ip", "_user", b"_user", "_value", b"_value", "client_id", b"client_id", "ip", b"ip", "key", b"key", "user", b"user", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__client_id: _TypeAlias = _typing.Literal["client_id"]  # noqa: Y015
+    _WhichOneofArgType__client_id: _TypeAlias = _typing.Literal["_client_id", b"_client_id"]  # noqa: Y015
+    _WhichOneofReturnType__ip: _TypeAlias = _typing.Literal["ip"]  # noqa: Y015
+    _WhichOneofArgType__ip: _TypeAlias = _typing.Literal["_ip", b"_ip"]  # noqa: Y015
+    _WhichOneofReturnType__user: _TypeAlias = _typing.Literal["user"]  # noqa: Y015
+    _WhichOneofArgType__user: _TypeAlias = _typing.Literal["_user", b"_user"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__client_id) -> _WhichOneofReturnType__client_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ip) -> _WhichOneofReturnType__ip | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__user) -> _WhichOneofReturnType__user | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___QuotaRecord: _TypeAlias = QuotaRecord  # noqa: Y015
+
+@_typing.final
+class ClusterSecretRecord(_message.Message):
+    """Random bytes that all processes of a role need and no client may know. A record without a
+    value removes it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What it is for, e.g. "scram-salt"."""
+    value: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterSecretRecord: _TypeAlias = ClusterSecretRecord  # noqa: Y015
+
+@_typing.final
+class RefusedCertificateRecord(_message.Message):
+    """A certificate that is let in no more, though it is not expired."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    NOT_AFTER_MS_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    serial: _builtins.str
+    """Serial number in lower-case hex, of the cluster's own CA."""
+    reason: _builtins.str
+    """Who said so, and why, for people."""
+    not_after_ms: _builtins.int
+    """End of its validity, ms since 1970: after it the record may go."""
+    removed: _builtins.bool
+    """True takes it back."""
+    def __init__(
+        self,
+        *,
+        serial: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        not_after_ms: _builtins.int = ...,
+        removed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_after_ms", b"not_after_ms", "reason", b"reason", "removed", b"removed", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedCertificateRecord: _TypeAlias = RefusedCertificateRecord  # noqa: Y015
 
 @_typing.final
 class MetadataCommand(_message.Message):

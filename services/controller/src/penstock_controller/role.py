@@ -14,6 +14,7 @@ from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
+from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults
@@ -21,7 +22,7 @@ from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
-from penstock_runtime.grpc_tools import serve
+from penstock_runtime.grpc_tools import ChannelPool, serve
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.roles import Role
@@ -76,7 +77,9 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
     )
     core.connect(quorum, worker)
     http = HttpServer(settings.http_bind, lifecycle)
-    service = ControllerService(core, config.peers, settings.grpc_addresses())
+    addresses = settings.grpc_addresses()
+    levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ChannelPool())
+    service = ControllerService(core, config.peers, addresses, levels, lifecycle.process_info())
     server = None
     try:
         server, endpoint = await serve(

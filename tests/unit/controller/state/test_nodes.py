@@ -25,11 +25,11 @@ TOPIC = TopicId(b"t" * 16)
 class Cluster:
     """An image and the commands that move it, as the worker would."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, *, level: int = 1) -> None:
         self.image = MetadataImage()
         self.rng = random.Random(seed)
         self.alive: set[NodeId] = set()
-        self.do(cluster_state.found_cluster(self.context, 1))
+        self.do(cluster_state.found_cluster(self.context, level))
 
     @property
     def context(self) -> Context:

@@ -9,6 +9,7 @@ import pytest
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata import ImageBuilder, MetadataImage
+from penstock_core.metadata.security import QuotaEntity
 from penstock_proto.v1 import common_pb2, metadata_pb2
 
 Record = metadata_pb2.MetadataRecord
@@ -85,6 +86,46 @@ def controller(controller_id: int) -> Record:
     )
 
 
+def security() -> list[Record]:
+    """Users, rights, quotas and secrets, one or two of each."""
+    pb = metadata_pb2
+    return [
+        Record(
+            user_credential=pb.UserCredentialRecord(
+                user="alice",
+                mechanism=2,
+                salt=b"s",
+                stored_key=b"k" * 64,
+                server_key=b"v" * 64,
+                iterations=4096,
+                version=1,
+            )
+        ),
+        acl("alice"),
+        acl("bob"),
+        Record(quota=pb.QuotaRecord(user="alice", key="producer_byte_rate", value=1024)),
+        Record(quota=pb.QuotaRecord(user="", client_id="c", key="consumer_byte_rate", value=0.5)),
+        Record(cluster_secret=pb.ClusterSecretRecord(name="scram-salt", value=b"x" * 32)),
+        Record(
+            refused_certificate=pb.RefusedCertificateRecord(serial="0a", reason="lost", not_after_ms=9_000)
+        ),
+    ]
+
+
+def acl(user: str) -> Record:
+    return Record(
+        acl=metadata_pb2.AclRecord(
+            resource_type=2,
+            pattern_type=3,
+            resource_name="t",
+            principal=f"User:{user}",
+            host="*",
+            operation=3,
+            permission=3,
+        )
+    )
+
+
 def full() -> MetadataImage:
     return MetadataImage().apply(
         [
@@ -99,9 +140,10 @@ def full() -> MetadataImage:
             partition(B, 0),
             config("a", "retention.ms", "5"),
             config("a", "segment.bytes", "2048"),
-            feature("metadata", 1),
+            Record(feature=metadata_pb2.FeatureRecord(name="metadata.level", level=2, version=1)),
             producer_ids(1000),
             controller(1),
+            *security(),
         ],
         1,
     )
@@ -169,6 +211,40 @@ def test_apply_leaves_the_old_image_and_shares_the_rest() -> None:
     assert old.config("topic", "a")["retention.ms"] == "5"
 
 
+def test_what_security_records_remove_is_gone_and_nothing_else() -> None:
+    pb = metadata_pb2
+    old = full()
+    new = old.apply(
+        [
+            Record(acl_removed=pb.AclRemovedRecord(acl=acl("alice").acl)),
+            Record(user_credential_removed=pb.UserCredentialRemovedRecord(user="alice", mechanism=2)),
+            Record(quota=pb.QuotaRecord(user="alice", key="producer_byte_rate")),
+            Record(cluster_secret=pb.ClusterSecretRecord(name="scram-salt")),
+            Record(refused_certificate=pb.RefusedCertificateRecord(serial="0a", removed=True)),
+        ],
+        2,
+    )
+    assert [row.principal for row in new.security.acls] == ["User:bob"]
+    assert not new.security.credentials
+    assert list(new.security.quotas) == [QuotaEntity(user="", client_id="c")]
+    assert not new.security.secrets
+    assert not new.security.refused_certificates
+    assert new.topics is old.topics
+    assert len(old.security.acls) == 2
+
+
+def test_a_change_of_a_topic_leaves_the_security_part_as_it_is() -> None:
+    old = full()
+    assert old.apply([partition(A, 0, leader=2, epoch=1)], 2).security is old.security
+
+
+def test_secrets_do_not_stand_in_what_is_printed() -> None:
+    shown = repr(full().security)
+    assert "alice" in shown
+    assert "kkkk" not in shown
+    assert "xxxx" not in shown
+
+
 def test_an_image_is_frozen() -> None:
     image = full()
     with pytest.raises(FrozenInstanceError):
@@ -192,6 +268,8 @@ def test_a_version_gap_breaks_the_invariant(version: int) -> None:
         cluster(b"d" * 16),
         producer_ids(999),
         topic(b"y" * 16, "a"),
+        Record(acl_removed=metadata_pb2.AclRemovedRecord(acl=acl("nobody").acl)),
+        Record(user_credential_removed=metadata_pb2.UserCredentialRemovedRecord(user="alice", mechanism=1)),
     ],
     ids=[
         "unknown kind",
@@ -200,6 +278,8 @@ def test_a_version_gap_breaks_the_invariant(version: int) -> None:
         "another cluster",
         "ids going back",
         "a name that is taken",
+        "removal of no ACL",
+        "removal of no credential",
     ],
 )
 def test_records_that_cannot_follow(record: Record) -> None:

@@ -31,7 +31,13 @@ class Script:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[Any] = []
         self.codes: list[int] = []
-        for name in ("AlterConfigs", "AlterReassignments", "ElectLeaders", "UnregisterNode"):
+        for name in (
+            "AlterConfigs",
+            "AlterReassignments",
+            "ElectLeaders",
+            "UnregisterNode",
+            "UpdateFeatures",
+        ):
             monkeypatch.setattr(FakeController, name, self._answering(name), raising=False)
 
     def _errors(self, count: int) -> list[common_pb2.Error]:
@@ -54,6 +60,11 @@ class Script:
                     for p, e in zip(request.partitions, script._errors(len(request.partitions)), strict=True)
                 ]
                 return pb.ElectLeadersResponse(results=results)
+            if name == "UpdateFeatures":
+                results = script._errors(len(request.updates))
+                return pb.UpdateFeaturesResponse(
+                    results=results, error=next((e for e in results if e.code), None)
+                )
             (error,) = script._errors(1)
             return pb.UnregisterNodeResponse(error=error)
 
@@ -301,7 +312,46 @@ def test_elections_and_farewells(run: Run, script: Script) -> None:
     run(main())
 
 
-def test_quorum_features_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_updated_all_together(run: Run, script: Script) -> None:
+    async def main() -> None:
+        async with serving() as (client, *_):
+            for version in versions(ApiKey.UPDATE_FEATURES):
+                key = (ApiKey.UPDATE_FEATURES, version)
+                updates = tuple(
+                    of(
+                        *key,
+                        "FeatureUpdateKey",
+                        feature=name,
+                        max_version_level=level,
+                        allow_downgrade=False,
+                        upgrade_type=1,
+                    )
+                    for name, level in (("metadata.level", 2), ("metadata.version", 9))
+                )
+                script.codes = [0, ErrorCode.INVALID_UPDATE_VERSION]
+                found = await client.call(
+                    *key, timeout=60_000, feature_updates=updates, validate_only=version > 0
+                )
+                code = ErrorCode.INVALID_UPDATE_VERSION
+                if version < 2:
+                    assert (found.error_code, [r.error_code for r in found.results]) == (0, [0, code])
+                else:
+                    assert (found.error_code, found.error_message) == (code, "the mend")
+                asked = script.asked.pop()
+                assert [(u.name, u.level, u.allow_downgrade) for u in asked.updates] == [
+                    ("metadata.level", 2, False),
+                    ("metadata.version", 9, False),
+                ]
+                assert (asked.validate_only, asked.principal) == (version > 0, "User:ANONYMOUS")
+                found = await client.call(
+                    *key, timeout=60_000, feature_updates=updates[:1], validate_only=False
+                )
+                assert found.error_code == 0
+
+    run(main())
+
+
+def test_quorum_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # A controller that is merely slow, on a busy machine, is not given up.
     monkeypatch.setattr(cluster_quorum, "_ASK_TIMEOUT_S", 60.0)
 
@@ -318,21 +368,6 @@ def test_quorum_features_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -
                 codes = [int(t.partitions[0].error_code) for t in found.topics]
                 assert (int(found.error_code), codes) == (0, [0, 3])
                 assert found.topics[0].partitions[0].leader_id == 1
-            for version in versions(ApiKey.UPDATE_FEATURES):
-                key = (ApiKey.UPDATE_FEATURES, version)
-                update = of(
-                    *key,
-                    "FeatureUpdateKey",
-                    feature="metadata.version",
-                    max_version_level=9,
-                    allow_downgrade=False,
-                    upgrade_type=1,
-                )
-                found = await client.call(
-                    *key, timeout=60_000, feature_updates=(update,), validate_only=False
-                )
-                code = int(found.error_code) if version >= 2 else int(found.results[0].error_code)
-                assert code == ErrorCode.INVALID_UPDATE_VERSION
             for version in versions(ApiKey.DESCRIBE_LOG_DIRS):
                 found = await client.call(ApiKey.DESCRIBE_LOG_DIRS, version, topics=None)
                 (directory,) = found.results

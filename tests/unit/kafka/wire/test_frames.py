@@ -7,7 +7,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Met
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_kafka.wire import apis, codec
-from penstock_kafka.wire.api_versions import decode_api_versions, encode_api_versions_response
+from penstock_kafka.wire.api_versions import Features, decode_api_versions, encode_api_versions_response
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, ROUTES, SUPPORTED, ApiKey, intersect, is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header, response_header
 from penstock_kafka.wire.metadata import decode_metadata
@@ -133,3 +133,23 @@ def test_intersect() -> None:
 def test_kio_and_the_table_know_the_same_versions() -> None:
     for key, (_, high) in apis.SUPPORTED.items():
         codec.request_type(key, high)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_features_stand_in_the_tags_of_api_versions(version: int) -> None:
+    features = Features({"metadata.level": (1, 2)}, {"metadata.level": 2}, epoch=7)
+    header = RequestHeader(ApiKey.API_VERSIONS, version, 3, None, 0)
+    data = encode_api_versions_response(header, SUPPORTED, features=features)
+    _, entity = codec.decode_response(ApiKey.API_VERSIONS, version, data)
+    if version < 3:
+        return
+    assert [(f.name, f.min_version, f.max_version) for f in entity.supported_features] == [
+        ("metadata.level", 1, 2)
+    ]
+    assert entity.finalized_features_epoch == 7
+    assert [(f.name, f.min_version_level, f.max_version_level) for f in entity.finalized_features] == [
+        ("metadata.level", 2, 2)
+    ]
+    # kafka-python reads the same, and what follows the tags is nothing.
+    response = ApiVersionsResponse.decode(data, version=version, header=True)
+    assert {k.api_key for k in response.api_keys} == set(SUPPORTED)

@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.metadata.security import SecurityBuilder, SecurityImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -223,6 +224,9 @@ class MetadataImage:
     next_producer_id: int = 0
     # Data directory with which each controller is a voter; see ControllerRecord.
     controllers: Mapping[int, bytes] = field(default_factory=dict)
+    # Metadata version that set each feature, where it is known (since metadata.level 2).
+    feature_versions: Mapping[str, int] = field(default_factory=dict)
+    security: SecurityImage = field(default_factory=SecurityImage)
 
     def topic(self, name: str) -> TopicImage | None:
         """The topic of that name, or None."""
@@ -273,9 +277,12 @@ class MetadataImage:
                     config=pb.ConfigRecord(resource_type=kind, resource_name=name, key=key, value=value)
                 )
         for name, level in self.features.items():
-            yield pb.MetadataRecord(feature=pb.FeatureRecord(name=name, level=level))
+            yield pb.MetadataRecord(
+                feature=pb.FeatureRecord(name=name, level=level, version=self.feature_versions.get(name, 0))
+            )
         if self.next_producer_id:
             yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=self.next_producer_id))
+        yield from self.security.to_records()
 
     @classmethod
     def from_records(cls, records: Iterable[pb.MetadataRecord], version: int) -> MetadataImage:
@@ -301,7 +308,9 @@ class ImageBuilder:
         self._topic_ids: dict[str, TopicId] | None = None
         self._configs: dict[tuple[str, str], Mapping[str, str]] | None = None
         self._features: dict[str, int] | None = None
+        self._feature_versions: dict[str, int] | None = None
         self._controllers: dict[int, bytes] | None = None
+        self._security: SecurityBuilder | None = None
         self._next_producer_id = base.next_producer_id
         self.leader_changes = 0
         """How many partitions of the base image got another leader, for metrics."""
@@ -327,6 +336,10 @@ class ImageBuilder:
             features=base.features if self._features is None else self._features,
             next_producer_id=self._next_producer_id,
             controllers=base.controllers if self._controllers is None else self._controllers,
+            feature_versions=(
+                base.feature_versions if self._feature_versions is None else self._feature_versions
+            ),
+            security=base.security if self._security is None else self._security.finish(),
         )
 
     def _own_topics(self) -> dict[TopicId, TopicImage]:
@@ -429,3 +442,34 @@ class ImageBuilder:
         if self._features is None:
             self._features = dict(self._base.features)
         self._features[r.name] = r.level
+        if self._feature_versions is None:
+            self._feature_versions = dict(self._base.feature_versions)
+        self._feature_versions.pop(r.name, None)
+        if r.version:
+            self._feature_versions[r.name] = r.version
+
+    def _own_security(self) -> SecurityBuilder:
+        if self._security is None:
+            self._security = SecurityBuilder(self._base.security)
+        return self._security
+
+    def _replay_user_credential(self, r: pb.UserCredentialRecord) -> None:
+        self._own_security().credential(r)
+
+    def _replay_user_credential_removed(self, r: pb.UserCredentialRemovedRecord) -> None:
+        self._own_security().credential_removed(r)
+
+    def _replay_acl(self, r: pb.AclRecord) -> None:
+        self._own_security().acl(r)
+
+    def _replay_acl_removed(self, r: pb.AclRemovedRecord) -> None:
+        self._own_security().acl_removed(r)
+
+    def _replay_quota(self, r: pb.QuotaRecord) -> None:
+        self._own_security().quota(r)
+
+    def _replay_cluster_secret(self, r: pb.ClusterSecretRecord) -> None:
+        self._own_security().secret(r)
+
+    def _replay_refused_certificate(self, r: pb.RefusedCertificateRecord) -> None:
+        self._own_security().refused_certificate(r)

@@ -25,7 +25,7 @@ from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.find_coordinator import Coordinators
-from penstock_frontend.cluster.quorum import QuorumApis
+from penstock_frontend.cluster.quorum import QuorumApis, features_of
 from penstock_frontend.cluster.reassignments import Reassignments
 from penstock_frontend.listener.connection import CLOSE, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
@@ -198,7 +198,8 @@ class ClusterApis:
                 self._metrics.count_error(header.api_key, ErrorCode.INVALID_REQUEST)
                 return encode_api_versions_response(header, {}, ErrorCode.INVALID_REQUEST)
             connection.state["client_software"] = f"{software} {version}"[:200]
-        return encode_api_versions_response(header, self._addresses.apis(self._metadata.image))
+        image = self._metadata.image
+        return encode_api_versions_response(header, self._addresses.apis(image), features=features_of(image))
 
     def _metadata_request(
         self, connection: Connection, header: RequestHeader, frame: bytearray

@@ -3,9 +3,9 @@
 The metadata quorum is the controllers'. Kafka's tools want to know how far each voter's log
 reaches, so each controller is asked for itself; one that does not answer in time has -1.
 
-There are no features that clients could change: UpdateFeatures is answered so that
-`kafka-features` says why. DescribeClientQuotas finds nothing, as in a Kafka cluster where
-nobody set any; AlterClientQuotas refuses rather than take what nothing would act on.
+UpdateFeatures raises `metadata.level` (penstock_core.metadata.levels). DescribeClientQuotas finds
+nothing, as in a Kafka cluster where nobody set any; AlterClientQuotas refuses rather than take
+what nothing would act on.
 
 Sources: KIP-595, KIP-853, KIP-584, KIP-546.
 """
@@ -16,19 +16,26 @@ import time
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.levels import LEVEL_MIN, METADATA_LEVEL, level_of
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
-from penstock_frontend.cluster.controller_calls import ControllerCalls
+from penstock_frontend.cluster.controller_calls import ControllerCalls, error_code
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
+from penstock_kafka.wire.api_versions import Features
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 _ASK_TIMEOUT_S: Final = 1.0
 _LISTENER: Final = "CONTROLLER"
+_APPLY_TIMEOUT_MS: Final = 5_000
+_UPGRADE: Final = 1
+"""UpgradeType of UpdateFeatures 1 and later; 2 and 3 are downgrades (KIP-778)."""
 _NO_QUOTAS: Final = "client quotas are not supported: nothing would act on them"
 
 
@@ -140,29 +147,35 @@ class QuorumApis:
 
     # UpdateFeatures
 
-    def update_features(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        """The response to UpdateFeatures: there is no feature that a client could change."""
+    async def update_features(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to UpdateFeatures: all of it is done, or nothing."""
         request = codec.decode_request(header, frame)
         require_cluster(self._authorizer, connection.principal, Operation.ALTER)
         updates = items(request.feature_updates)
-        names = ", ".join(u.feature for u in updates)
-        message = f"the controller does not support the given feature: {names}"
+        response = await self._calls.controllers.call(
+            "UpdateFeatures",
+            pb.UpdateFeaturesRequest(
+                updates=[_update(header, u) for u in updates],
+                validate_only=header.api_version >= 1 and request.validate_only,
+                principal=str(connection.principal),
+            ),
+        )
+        code = error_code(response.error.code)
+        if code:
+            self._metrics.count_error(header.api_key, code)
+        elif response.version:
+            await self._calls.metadata.wait_for_version(response.version, _APPLY_TIMEOUT_MS)
         results: tuple[Any, ...] = ()
         if header.api_version < 2:
             item_type = codec.entity_type(header.api_key, header.api_version, "UpdatableFeatureResult")
             results = tuple(
-                codec.build(
-                    item_type,
-                    feature=u.feature,
-                    error_code=ErrorCode.INVALID_UPDATE_VERSION,
-                    error_message=message,
-                )
-                for u in updates
+                codec.build(item_type, feature=u.feature, error_code=r.code, error_message=r.message or None)
+                for u, r in zip(updates, response.results, strict=True)
             )
-        code = ErrorCode.INVALID_UPDATE_VERSION if updates and header.api_version >= 2 else ErrorCode.NONE
-        self._metrics.count_error(header.api_key, ErrorCode.INVALID_UPDATE_VERSION if updates else code)
+            # As Kafka has it: what is wrong with one feature stands with it, not above.
+            return codec.respond(header, error_code=0, error_message=None, results=results)
         return codec.respond(
-            header, error_code=code, error_message=message if code else None, results=results
+            header, error_code=code, error_message=response.error.message or None, results=results
         )
 
     # Client quotas
@@ -181,3 +194,19 @@ class QuorumApis:
         if refusal is None:
             raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
         return refusal
+
+
+def _update(header: RequestHeader, update: Any) -> pb.FeatureUpdate:
+    downgrade = update.allow_downgrade if header.api_version == 0 else update.upgrade_type != _UPGRADE
+    return pb.FeatureUpdate(
+        name=update.feature, level=max(update.max_version_level, 0), allow_downgrade=bool(downgrade)
+    )
+
+
+def features_of(image: MetadataImage) -> Features:
+    """What ApiVersions says of features: `metadata.level` alone."""
+    return Features(
+        supported={METADATA_LEVEL: (LEVEL_MIN, FEATURE_LEVEL)},
+        finalized={METADATA_LEVEL: level_of(image)} if image.cluster_id else {},
+        epoch=max(image.feature_versions.values(), default=0),
+    )

@@ -2,8 +2,8 @@
 
 A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the
 range of ApiVersions alone (KIP-511); the response header never has tagged fields.
-No features are named: without `transaction.version` clients keep to the transactions
-of before KIP-890.
+Features (KIP-584) stand in tagged fields since version 3. Without `transaction.version` among
+them clients keep to the transactions of before KIP-890.
 """
 
 from __future__ import annotations
@@ -11,16 +11,33 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock_core.errors import ErrorCode
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, response_header
-from penstock_kafka.wire.primitives import INT16, INT32, Buffer, Reader, put_count
+from penstock_kafka.wire.primitives import INT16, INT32, INT64, Buffer, Reader, put_count, put_string, uvarint
 
 _RANGE: Final = struct.Struct(">hhh")
 _SOFTWARE_WORD: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_LEVELS: Final = struct.Struct(">hhb")
 _TAGGED_RANGE: Final = struct.Struct(">hhhb")
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a process understands, and what the cluster has agreed on (KIP-584)."""
+
+    supported: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Lowest and highest level by name."""
+    finalized: Mapping[str, int] = field(default_factory=dict)
+    """The level by name."""
+    epoch: int = 0
+    """Rises with every change of what is finalized, and is the same at every process."""
+
+
+NO_FEATURES: Final = Features()
 
 
 def decode_api_versions(frame: Buffer, header: RequestHeader) -> tuple[str, str]:
@@ -40,7 +57,10 @@ def is_software_word(word: str) -> bool:
 
 
 def encode_api_versions_response(
-    header: RequestHeader, ranges: Mapping[int, tuple[int, int]], error: int = ErrorCode.NONE
+    header: RequestHeader,
+    ranges: Mapping[int, tuple[int, int]],
+    error: int = ErrorCode.NONE,
+    features: Features = NO_FEATURES,
 ) -> bytes:
     """The response that advertises `ranges`, without length prefix.
 
@@ -65,5 +85,26 @@ def encode_api_versions_response(
     if version >= 1:
         out.append(INT32.pack(0))
     if flexible:
-        out.append(b"\x00")
+        out.append(_feature_tags(features))
     return b"".join(out)
+
+
+def _feature_tags(features: Features) -> bytes:
+    """Tag 0 supported, 1 the epoch, 2 finalized; nothing at all where there are none."""
+    if not features.supported:
+        return b"\x00"
+    supported = b"".join(
+        put_string(name, True) + _LEVELS.pack(low, high, 0)
+        for name, (low, high) in features.supported.items()
+    )
+    # A finalized level is given as a range, the upper end first (finalizedFeatures in ApiVersionsResponse.json).
+    finalized = b"".join(
+        put_string(name, True) + _LEVELS.pack(level, level, 0) for name, level in features.finalized.items()
+    )
+    fields = (
+        put_count(len(features.supported), True) + supported,
+        INT64.pack(features.epoch),
+        put_count(len(features.finalized), True) + finalized,
+    )
+    tags = b"".join(bytes((tag,)) + uvarint(len(data)) + data for tag, data in enumerate(fields))
+    return uvarint(len(fields)) + tags

@@ -29,6 +29,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.levels import require_records
 from penstock_proto.v1 import metadata_pb2 as pb
 
 R = TypeVar("R")
@@ -256,6 +257,7 @@ class CommandQueue:
                 context, made = context.after(made), []
                 generated = waiting.generate(context)
                 more, further = _look_ahead(generated.further)
+                require_records(image, generated.records)
                 made = [*generated.records, *more]
             except NextCommand:
                 self._queue.appendleft(waiting)

@@ -1,4 +1,5 @@
 """The controller's gRPC service.
 
-`service`  the gRPC service of a controller
+`peer_levels`  asks the other controllers which feature level they understand
+`service`      the gRPC service of a controller
 """

@@ -18,11 +18,13 @@ from penstock_controller.active.command_queue import NotActive
 from penstock_controller.active.controller import Controller
 from penstock_controller.active.metadata_stream import CutOff
 from penstock_controller.quorum import RaftPeer
+from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.state import (
     cluster,
     configs,
     controllers,
     elections,
+    features,
     gateways,
     isr,
     nodes,
@@ -34,6 +36,8 @@ from penstock_controller.state.sessions import RequestedTransition
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
+from penstock_core.metadata.levels import too_old
+from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
 
@@ -47,10 +51,19 @@ LEADER_SILENCE_MAX_MS = 5_000
 class ControllerService(controller_pb2_grpc.ControllerServicer):
     """Answers nodes, gateways and tools."""
 
-    def __init__(self, core: Controller, peers: tuple[RaftPeer, ...], addresses: dict[int, str]) -> None:
+    def __init__(
+        self,
+        core: Controller,
+        peers: tuple[RaftPeer, ...],
+        addresses: dict[int, str],
+        levels: PeerLevels,
+        process: common.ProcessInfo,
+    ) -> None:
         self._core = core
         self._peers = peers
         self._addresses = addresses
+        self._levels = levels
+        self._process = process
 
     # --- helpers ------------------------------------------------------------------------
 
@@ -261,12 +274,22 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             core.log_replaced(request, reply)
         return reply
 
+    async def UpdateFeatures(
+        self, request: api.UpdateFeaturesRequest, context: ServicerContext
+    ) -> api.UpdateFeaturesResponse:
+        # Asked of those alone that would decide: another controller's answer is thrown away.
+        levels = await self._levels.ask() if self._core.active else {}
+        return await self._do(context, lambda ctx: features.update_features(ctx, request, levels))
+
     # --- answered by every controller --------------------------------------------------------------
 
     async def WatchMetadata(
         self, request: api.WatchMetadataRequest, context: ServicerContext
     ) -> AsyncIterator[api.WatchMetadataResponse]:
         core = self._core
+        old = too_old(core.image, request.feature_level)
+        if old is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, old.message)
         if request.from_version > core.image.version:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -319,6 +342,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             directory_id=said.get(me, b""),
             voter=not status.not_voting_reason,
             not_voting_reason=status.not_voting_reason,
+            process=self._process,
         )
 
 

@@ -5,6 +5,7 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `configs`        dynamic settings of topics, nodes, the cluster and groups
 `controllers`    which data directory makes each controller a voter
 `elections`      leadership that moves though its leader lives
+`features`       feature levels: raised once every process understands them
 `gateways`       gateways; founding the cluster; blocks of producer ids
 `generation`     the frame in which requests generate records
 `isr`            ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)

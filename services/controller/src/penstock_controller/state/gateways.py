@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_controller.state.features import refusal
 from penstock_controller.state.generation import Context, Generated, NextCommand, make_error
 from penstock_core.errors import ErrorCode
 from penstock_proto.v1 import controller_pb2 as api
@@ -26,6 +27,8 @@ def register_gateway(
         error = make_error(
             ErrorCode.INVALID_REQUEST, f"gateway_id needs 1 to {GATEWAY_ID_LENGTH_MAX} characters"
         )
+    else:
+        error = refusal(image, request.process)
     if error is not None:
         return Generated(api.RegisterGatewayResponse(error=error))
     old = image.gateways.get(request.gateway_id)

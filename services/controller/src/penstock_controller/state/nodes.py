@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from penstock_controller.state.features import refusal
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -115,6 +116,8 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         node_id = _grant_id(ctx, request)
     except PenstockError as error:
         return Generated(api.RegisterNodeResponse(error=make_error(error.code, error.message)))
+    if (old_build := refusal(image, request.process)) is not None:
+        return Generated(api.RegisterNodeResponse(error=old_build))
     old = image.nodes.get(node_id)
     if old is not None and old.node_epoch == ctx.version:
         raise NextCommand

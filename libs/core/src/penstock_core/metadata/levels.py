@@ -1,0 +1,103 @@
+"""Feature levels: what a cluster may write into its metadata, and say to its processes.
+
+The cluster has one number, the feature `metadata.level`. Every process says at registration which level
+it understands at most. A record, or a field of one, that came with a level is written only once the
+cluster has that level, and the level rises only when no process is below it (UpdateFeatures, `penstock
+cluster upgrade`): so during a rolling upgrade no older process meets what it cannot read, and none that
+rewrites a record drops a field that it does not know.
+
+A cluster is founded at the level of its controllers. A level never falls: what it brought is in the log.
+
+Level 1: everything up to the record of a controller's directory.
+Level 2: users, ACLs, quotas, secrets and refused certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.image import MetadataImage
+from penstock_proto.v1 import metadata_pb2 as pb
+
+METADATA_LEVEL: Final = "metadata.level"
+"""The name of the feature; Kafka's `metadata.version` is another thing and has another name."""
+
+LEVEL_MIN: Final = 1
+"""Of a cluster whose log names none, and of a process that says none."""
+
+KIND_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "cluster": 1,
+        "node": 1,
+        "node_removed": 1,
+        "gateway": 1,
+        "gateway_removed": 1,
+        "topic": 1,
+        "topic_removed": 1,
+        "partition": 1,
+        "config": 1,
+        "producer_ids": 1,
+        "feature": 1,
+        "controller": 1,
+        "user_credential": 2,
+        "user_credential_removed": 2,
+        "acl": 2,
+        "acl_removed": 2,
+        "quota": 2,
+        "cluster_secret": 2,
+        "refused_certificate": 2,
+    }
+)
+"""Level of each kind of record, by its name in `MetadataRecord`. A test holds it against the contract."""
+
+FIELD_LEVELS: Final[Mapping[str, int]] = MappingProxyType({"FeatureRecord.version": 2})
+"""Fields that came after their record, `Message.field`; all others came with it."""
+
+
+def level_of(image: MetadataImage) -> int:
+    """The level that the cluster has."""
+    return image.features.get(METADATA_LEVEL, LEVEL_MIN)
+
+
+def understood(feature_level: int) -> int:
+    """The level that a process said; builds that say none understand the first."""
+    return feature_level or LEVEL_MIN
+
+
+def require_level(image: MetadataImage, level: int, what: str) -> None:
+    """Raises UNSUPPORTED_VERSION, with the mend, unless the cluster has `level`."""
+    if (now := level_of(image)) < level:
+        raise PenstockError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"{what} need {METADATA_LEVEL} {level}, the cluster has {now}; once every process is of a build "
+            "that knows it, run `penstock cluster upgrade`",
+        )
+
+
+def require_records(image: MetadataImage, records: list[pb.MetadataRecord]) -> None:
+    """Raises UNSUPPORTED_VERSION when one of `records` is of a kind above the cluster's level.
+
+    The one place that cannot be forgotten: whoever proposes asks it. Costs nothing at this build's level.
+    """
+    level = level_of(image)
+    if level >= FEATURE_LEVEL:
+        return
+    for record in records:
+        kind = record.WhichOneof("record")
+        if kind is not None and KIND_LEVELS[kind] > level:
+            require_level(image, KIND_LEVELS[kind], f"records of the kind {kind}")
+
+
+def too_old(image: MetadataImage, feature_level: int) -> PenstockError | None:
+    """What a process is told that does not understand the cluster's level; None for one that does."""
+    level, knows = level_of(image), understood(feature_level)
+    if knows >= level:
+        return None
+    return PenstockError(
+        ErrorCode.UNSUPPORTED_VERSION,
+        f"this build understands {METADATA_LEVEL} {knows}, the cluster has {level}; install a newer build",
+    )

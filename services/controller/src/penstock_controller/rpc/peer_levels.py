@@ -1,0 +1,52 @@
+"""Asks the other controllers which feature level they understand.
+
+Nodes and gateways say it when they register. Controllers do not register, and the Raft hello of older
+builds is compared byte for byte: so they are asked by gRPC, when somebody needs to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import grpc.aio
+
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.levels import understood
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import controller_pb2_grpc
+from penstock_runtime.grpc_tools import ChannelPool
+
+_TIMEOUT_S = 2.0
+
+
+class PeerLevels:
+    """What the controllers of the quorum understand."""
+
+    def __init__(
+        self,
+        controller_id: int,
+        member_ids: Iterable[int],
+        addresses: Mapping[int, str],
+        channels: ChannelPool,
+    ) -> None:
+        self._controller_id = controller_id
+        self._others = sorted(set(member_ids) - {controller_id})
+        self._addresses = addresses
+        self._channels = channels
+
+    async def ask(self) -> dict[int, int | None]:
+        """Level by controller id, this one's too; None for one that does not answer in 2 s."""
+        levels = await asyncio.gather(*(self._ask(i) for i in self._others))
+        return {self._controller_id: FEATURE_LEVEL, **dict(zip(self._others, levels, strict=True))}
+
+    async def _ask(self, controller_id: int) -> int | None:
+        address = self._addresses.get(controller_id)
+        if address is None:
+            return None
+        stub = controller_pb2_grpc.ControllerStub(self._channels.get(address))
+        try:
+            answer = await stub.DescribeQuorum(api.DescribeQuorumRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return understood(answer.process.feature_level) if answer.controller_id == controller_id else None

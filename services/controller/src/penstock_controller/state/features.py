@@ -1,0 +1,102 @@
+"""Feature levels: raised once every process understands them, and asked of everyone who registers.
+
+Source: KIP-584, FeatureControlManager of Apache Kafka 4.3. What levels mean is said in
+penstock_core.metadata.levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock_controller.state.generation import Context, Generated, error_pb
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.levels import METADATA_LEVEL, level_of, too_old, understood
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+
+ControllerLevels = Mapping[int, int | None]
+"""Level that each controller understands, by its id; None for one that did not answer."""
+
+_NAMED_MAX = 5
+
+
+def update_features(
+    ctx: Context, request: api.UpdateFeaturesRequest, controllers: ControllerLevels
+) -> Generated[api.UpdateFeaturesResponse]:
+    """Raise levels. All updates count or none; the response names what is in the way of each."""
+    reply = api.UpdateFeaturesResponse()
+    records: list[pb.MetadataRecord] = []
+    for update in request.updates:
+        result = reply.results.add()
+        try:
+            _check(ctx.image, update, controllers)
+        except PenstockError as error:
+            result.CopyFrom(error_pb(error))
+            if not reply.error.code:
+                reply.error.CopyFrom(error_pb(error))
+            continue
+        if level_of(ctx.image) != update.level:
+            records.append(feature_record(update.name, update.level, ctx.version))
+    if reply.error.code or request.validate_only:
+        records = []
+    return Generated(reply, records)
+
+
+def feature_record(name: str, level: int, version: int) -> pb.MetadataRecord:
+    """The record that sets a feature; `version` is that of the command, kept from level 2 on."""
+    return pb.MetadataRecord(
+        feature=pb.FeatureRecord(name=name, level=level, version=version if level >= 2 else 0)
+    )
+
+
+def refusal(image: MetadataImage, process: common.ProcessInfo) -> common.Error | None:
+    """What a process gets that wants to register and does not understand the cluster's level."""
+    error = too_old(image, process.feature_level)
+    return None if error is None else error_pb(error)
+
+
+def _check(image: MetadataImage, update: api.FeatureUpdate, controllers: ControllerLevels) -> None:
+    if update.name != METADATA_LEVEL:
+        raise PenstockError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"the controller does not support the given feature: {update.name}; it has {METADATA_LEVEL}",
+        )
+    now = level_of(image)
+    if update.level < now:
+        raise PenstockError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"{METADATA_LEVEL} cannot go back from {now} to {update.level}: what it brought may be in the log",
+        )
+    if update.level > FEATURE_LEVEL:
+        raise PenstockError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"this build understands {METADATA_LEVEL} up to {FEATURE_LEVEL}, not {update.level}; "
+            "upgrade the controllers first",
+        )
+    behind = list(_behind(image, update.level, controllers))
+    if behind:
+        more = f" and {len(behind) - _NAMED_MAX} more" if len(behind) > _NAMED_MAX else ""
+        raise PenstockError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"{METADATA_LEVEL} {update.level} has to wait for {', '.join(behind[:_NAMED_MAX])}{more}; "
+            "upgrade or unregister them first",
+        )
+
+
+def _behind(image: MetadataImage, level: int, controllers: ControllerLevels) -> Iterator[str]:
+    """Processes that would not understand `level`, in words."""
+    for controller_id, knows in sorted(controllers.items()):
+        if knows is None:
+            yield f"controller {controller_id} (it does not answer)"
+        elif knows < level:
+            yield f"controller {controller_id} (it understands {knows})"
+    for node_id, node in sorted(image.nodes.items()):
+        if understood(node.feature_level) < level:
+            yield f"storage node {node_id} (it understands {understood(node.feature_level)})"
+    for gateway_id, gateway in sorted(image.gateways.items()):
+        knows = understood(gateway.record.process.feature_level)
+        if knows < level:
+            yield f"gateway {gateway_id} (it understands {knows})"

@@ -1,0 +1,107 @@
+"""Levels rise once everybody understands them, and keep older builds out from then on."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_controller.state import features, gateways, nodes
+from penstock_controller.state.generation import Context
+from penstock_core.errors import ErrorCode
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.levels import level_of
+from penstock_proto.v1 import common_pb2 as common
+from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
+from unit.controller.state.test_nodes import Cluster
+
+ALL = {1: 2, 2: 2, 3: 2}
+
+
+def old_cluster() -> Cluster:
+    """A cluster that was founded by a build of the first level."""
+    return Cluster(level=1)
+
+
+def wanted(
+    level: int, *, name: str = "metadata.level", validate_only: bool = False
+) -> api.UpdateFeaturesRequest:
+    return api.UpdateFeaturesRequest(
+        updates=[api.FeatureUpdate(name=name, level=level)], validate_only=validate_only
+    )
+
+
+def raise_to(
+    context: Context, request: api.UpdateFeaturesRequest, controllers: features.ControllerLevels = ALL
+) -> tuple[common.Error, list[pb.MetadataRecord]]:
+    made = features.update_features(context, request, controllers)
+    assert not (made.reply.error.code and made.records)
+    return made.reply.error, made.records
+
+
+def register(cluster: Cluster, level: int) -> api.RegisterNodeResponse:
+    request = api.RegisterNodeRequest(
+        node_id=-1, directory_id=b"x" * 16, process=common.ProcessInfo(feature_level=level)
+    )
+    made = nodes.register_node(cluster.context, request)
+    cluster.do(made)
+    return made.reply
+
+
+def test_the_level_rises_and_the_record_says_with_which_version() -> None:
+    cluster = old_cluster()
+    error, records = raise_to(cluster.context, wanted(FEATURE_LEVEL))
+    assert not error.code
+    assert [r.feature.version for r in records] == [cluster.context.version]
+    image = cluster.image.apply(records, cluster.image.version + 1)
+    assert level_of(image) == FEATURE_LEVEL
+    assert image.feature_versions == {"metadata.level": image.version}
+
+
+def test_the_level_that_is_there_is_no_change() -> None:
+    error, records = raise_to(Cluster(level=FEATURE_LEVEL).context, wanted(FEATURE_LEVEL))
+    assert (error.code, records) == (0, [])
+
+
+def test_a_check_changes_nothing() -> None:
+    error, records = raise_to(old_cluster().context, wanted(2, validate_only=True))
+    assert (error.code, records) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "controllers", "says"),
+    [
+        (wanted(2, name="metadata.version"), ALL, "does not support the given feature: metadata.version"),
+        (wanted(0), ALL, "cannot go back from 1 to 0"),
+        (wanted(FEATURE_LEVEL + 1), ALL, "upgrade the controllers first"),
+        (
+            wanted(2),
+            {1: 2, 2: None, 3: 1},
+            r"controller 2 \(it does not answer\), controller 3 \(it understands 1\)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    request_: api.UpdateFeaturesRequest, controllers: features.ControllerLevels, says: str
+) -> None:
+    error, _ = raise_to(old_cluster().context, request_, controllers)
+    assert error.code == ErrorCode.INVALID_UPDATE_VERSION
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(error.message)
+
+
+def test_nodes_and_gateways_of_an_older_build_hold_the_level_back() -> None:
+    cluster = old_cluster()
+    node = register(cluster, 1)
+    gateway = api.RegisterGatewayRequest(gateway_id="gw", process=common.ProcessInfo(feature_level=0))
+    cluster.do(gateways.register_gateway(cluster.context, gateway))
+    error, _ = raise_to(cluster.context, wanted(2))
+    assert f"storage node {node.node_id} (it understands 1), gateway gw (it understands 1)" in error.message
+    assert "upgrade or unregister them" in error.message
+
+
+def test_an_older_build_does_not_register_any_more() -> None:
+    cluster = Cluster(level=2)
+    assert "install a newer build" in register(cluster, 1).error.message
+    gateway = api.RegisterGatewayRequest(gateway_id="gw", process=common.ProcessInfo(feature_level=1))
+    assert "install a newer build" in gateways.register_gateway(cluster.context, gateway).reply.error.message
+    assert not register(cluster, FEATURE_LEVEL).error.code
