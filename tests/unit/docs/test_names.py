@@ -20,6 +20,7 @@ from penstock.cli.main import cli
 from penstock_controller.settings import ControllerSettings
 from penstock_core.config import catalog
 from penstock_core.failpoints import FAILPOINTS
+from penstock_core.metadata.levels import METADATA_LEVEL
 from penstock_gateway.settings import GatewaySettings
 from penstock_storage_node.settings import StorageNodeSettings
 from unit.docs.repository import DOCS, ROOT, TESTS, headings, module_exists, pages, texts
@@ -38,6 +39,7 @@ CONFIGS = (
     | catalog.NODE_STATIC.keys()
     | catalog.NODE_DYNAMIC.keys()
     | catalog.GROUP_SETTINGS.keys()
+    | {METADATA_LEVEL}
 )
 CLIENT_CONFIGS = frozenset(
     [
