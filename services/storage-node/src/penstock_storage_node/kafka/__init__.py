@@ -10,6 +10,7 @@
 `list_offsets`       ListOffsets and OffsetForLeaderEpoch
 `preferred_replica`  Fetch from the nearest replica (KIP-392)
 `produce`            produce: check, append, answer when the acks are there
+`produce_outcomes`   what becomes of each partition of a Produce request, and the one response that they make
 `request_context`    who a Kafka request comes from, and what the way back needs to know of its answer
 `retry_gate`         batches of idempotent producers that were refused here a moment ago, and what they
                      explain

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock_core.config.topic import TopicConfig
@@ -49,21 +49,23 @@ _CODECS: Final = {
 }
 
 
-@dataclass(slots=True)
-class _Work:
-    item: ProducePartition
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    index: int
+    """Of the batch in its request."""
+    records: memoryview
     codec: int
     level: int | None
     max_bytes: int
 
-    def run(self) -> None:
-        records = self.item.records
-        if len(records) > self.max_bytes:
-            return
+    def run(self) -> memoryview:
+        """The batch in that codec; as it came, when it is too big or damaged."""
+        if len(self.records) > self.max_bytes:
+            return self.records
         try:
-            self.item.records = memoryview(recompress(records, self.codec, self.level))
+            return memoryview(recompress(self.records, self.codec, self.level))
         except PenstockError:
-            return
+            return self.records
 
 
 class DeferredAppend:
@@ -72,13 +74,16 @@ class DeferredAppend:
     def __init__(
         self,
         turns: DeferredAppends,
+        items: Sequence[ProducePartition],
         keys: Sequence[_Key],
-        work: list[_Work],
-        opening: Sequence[tuple[ProducePartition, asyncio.Future[None]]],
+        conversions: Sequence[_Conversion],
+        opening: Sequence[tuple[int, asyncio.Future[None]]],
     ) -> None:
+        """`opening`: by index into `items`, when its partition can be appended to."""
         self._turns = turns
+        self._items = items
         self._keys = keys
-        self._work = work
+        self._conversions = conversions
         self._opening = opening
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tails = turns.tails
@@ -86,21 +91,25 @@ class DeferredAppend:
         for key in keys:
             tails[key] = self._over
 
-    async def come(self) -> None:
-        """Wait for partitions that are being made, convert, and wait until those before have appended."""
-        for item, opened in self._opening:
+    async def come(self) -> Sequence[ProducePartition]:
+        """Wait for partitions that are being made, convert, and wait until those before have appended.
+
+        What is then to be appended, in the request's order.
+        """
+        items, conversions = list(self._items), list(self._conversions)
+        for index, opened in self._opening:
             await asyncio.shield(opened)
-            partition = self._turns.find(item)
+            partition = self._turns.find(items[index])
             if partition is not None:
-                self._work += self._turns.work(item, partition)
-        if self._work:
-            await asyncio.get_running_loop().run_in_executor(self._turns.executor, self._convert)
+                conversions += self._turns.conversion(index, items[index], partition)
+        if conversions:
+            loop = asyncio.get_running_loop()
+            converted = await loop.run_in_executor(self._turns.executor, _convert, conversions)
+            for each, records in zip(conversions, converted, strict=True):
+                items[each.index] = replace(items[each.index], records=records)
         for before in self._before:
             await asyncio.shield(before)
-
-    def _convert(self) -> None:
-        for each in self._work:
-            each.run()
+        return items
 
     def end(self) -> None:
         """This request has appended, or its client is gone: the next one's turn. Idempotent.
@@ -137,22 +146,22 @@ class DeferredAppends:
 
     def take_turn(self, items: Sequence[ProducePartition]) -> DeferredAppend | None:
         """None when the request may be appended at once."""
-        work: list[_Work] = []
-        opening: list[tuple[ProducePartition, asyncio.Future[None]]] = []
-        for item in items:
+        conversions: list[_Conversion] = []
+        opening: list[tuple[int, asyncio.Future[None]]] = []
+        for index, item in enumerate(items):
             partition = self.find(item)
             if partition is None:
                 opened = self._registry.opening(item.topic, item.topic_id, item.partition)
                 if opened is not None:
-                    opening.append((item, opened))
+                    opening.append((index, opened))
             elif partition.replica.settings.compression_type != "producer":
-                work += self.work(item, partition)
-        if not work and not opening and not self.tails:
+                conversions += self.conversion(index, item, partition)
+        if not conversions and not opening and not self.tails:
             return None
         keys: list[_Key] = [(item.topic, item.topic_id, item.partition) for item in items]
-        if not work and not opening and not any(key in self.tails for key in keys):
+        if not conversions and not opening and not any(key in self.tails for key in keys):
             return None
-        return DeferredAppend(self, keys, work, opening)
+        return DeferredAppend(self, items, keys, conversions, opening)
 
     def find(self, item: ProducePartition) -> Partition | None:
         """The partition, when this node has it."""
@@ -161,15 +170,20 @@ class DeferredAppends:
         except PenstockError:
             return None
 
-    def work(self, item: ProducePartition, partition: Partition) -> list[_Work]:
-        """What there is to convert."""
+    def conversion(self, index: int, item: ProducePartition, partition: Partition) -> list[_Conversion]:
+        """How that batch gets into its topic's codec; empty when it stays as it is."""
         settings, records = partition.replica.settings, item.records
         if settings.compression_type == "producer" or len(records) <= HEADER_BYTES:
             return []
         codec = _CODECS[settings.compression_type]
         if records[_CODEC_BYTE] & COMPRESSION_MASK == codec:
             return []
-        return [_Work(item, codec, _level(settings, codec), settings.max_message_bytes)]
+        return [_Conversion(index, records, codec, _level(settings, codec), settings.max_message_bytes)]
+
+
+def _convert(conversions: Sequence[_Conversion]) -> list[memoryview]:
+    """In a thread."""
+    return [each.run() for each in conversions]
 
 
 def _level(settings: TopicConfig, codec: int) -> int | None:
