@@ -13,7 +13,6 @@ from penstock_core.metadata import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_gateway.kafka.handler import RELAYED
 from penstock_gateway.relay import queries
-from penstock_gateway.relay.session import _part
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.api_versions import decode_api_versions, encode_api_versions_response
@@ -288,7 +287,7 @@ def _relayed(data: bytes) -> None:
     if (flight := later.start(_IMAGE)) is not None:
         # Seconds later, in a timer: nobody is there to take a Malformed.
         try:
-            later.failed(_part(flight), ErrorCode.REQUEST_TIMED_OUT)
+            later.failed(flight.payload, ErrorCode.REQUEST_TIMED_OUT)
         except Malformed as error:
             raise AssertionError(f"a request that was taken could not be failed: {error}") from error
     expect(len(outcomes) == 1, "failed once")

@@ -14,14 +14,14 @@ from typing import Any
 from penstock_core.errors import PenstockError
 from penstock_frontend.authorizer import ANONYMOUS
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE
-from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce
+from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
 from penstock_gateway.relay.session import ClientInfo, RelaySession
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import parse_request_header
 from penstock_storage_node.kafka.request_context import RequestContext
 from simulation.process import Process
 
-_REQUESTS = {int(ApiKey.PRODUCE): Produce, int(ApiKey.FETCH): Fetch}
+_REQUESTS: dict[int, type[Relayed[Any]]] = {int(ApiKey.PRODUCE): Produce, int(ApiKey.FETCH): Fetch}
 
 
 class KafkaConnection:

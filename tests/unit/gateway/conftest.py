@@ -277,7 +277,9 @@ class RelayRig:
         )
         assert not self.metadata._take(controller_pb2.WatchMetadataResponse(snapshot=chunk))
 
-    def submit(self, session: RelaySession, kind: type[Relayed], frame: bytes) -> asyncio.Future[Outcome]:
+    def submit(
+        self, session: RelaySession, kind: type[Relayed[Any]], frame: bytes
+    ) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         session.submit(kind(parse_request_header(frame), frame, future.set_result))
         return future

@@ -93,7 +93,7 @@ def test_parts_and_joined_answers_are_what_kafka_schemas_say(
     response = read(cls, data[len(head) :])
     codes = [int(p.error_code) for t in response.topics for p in t.partitions]
     assert codes == [6, 6, 6]
-    assert [(t, p, code) for _, t, p, code, _ in query.decode(data)] == [
+    assert [(a.named.topic, a.named.partition, a.error) for a in query.decode(data)] == [
         ("a", 0, 6),
         ("a", 1, 6),
         ("b", 5, 6),

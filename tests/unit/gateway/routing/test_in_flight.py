@@ -10,8 +10,9 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
-from penstock_gateway.routing.in_flight import GRACE_MS, RETRY_MS, InFlight, InFlightTable, Kind, State
+from penstock_gateway.routing.in_flight import GRACE_MS, RETRY_MS, InFlight, InFlightTable, State
 from penstock_kafka.producer_retries import EXPIRY_MS, PIPELINE_MAX, ProducerSequence
+from penstock_kafka.wire.apis import OnLoss
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -30,7 +31,7 @@ class World:
         self.node_epochs = {1: 1, 2: 1, 3: 1}
         self.fenced: set[int] = set()
         self.version = 1
-        self.table = InFlightTable(self.image(), lambda: self.now_ms)
+        self.table: InFlightTable[str] = InFlightTable(self.image(), lambda: self.now_ms)
 
     def image(self) -> MetadataImage:
         records = [
@@ -75,23 +76,28 @@ class World:
         return found
 
 
-def flight(name: str, *partitions: int, kind: Kind = Kind.PRODUCE, at: int | None = None) -> InFlight:
+def flight(
+    name: str, *partitions: int, on_loss: OnLoss = OnLoss.MAYBE_WRITTEN, at: int | None = None
+) -> InFlight[str]:
     """`at`: the base sequence of an idempotent producer's batches."""
     keys = [TopicPartition(T, p) for p in partitions]
     place = None if at is None else ProducerSequence(7, 0, at)
 
-    def split(groups: Sequence[Sequence[int]]) -> list[InFlight]:
+    def split(groups: Sequence[Sequence[int]]) -> list[InFlight[str]]:
         return [
             flight(
-                f"{name}/{''.join(str(keys[i][1]) for i in g)}", *(keys[i][1] for i in g), kind=kind, at=at
+                f"{name}/{''.join(str(keys[i][1]) for i in g)}",
+                *(keys[i][1] for i in g),
+                on_loss=on_loss,
+                at=at,
             )
             for g in groups
         ]
 
-    return InFlight(kind, keys, name, 100, HOLD_MS, ANSWER_MS, split, lambda _: place)
+    return InFlight(on_loss, keys, name, 100, HOLD_MS, ANSWER_MS, split, lambda _: place)
 
 
-def up(world: World, *flights: InFlight) -> list[InFlight]:
+def up(world: World, *flights: InFlight[str]) -> list[InFlight[str]]:
     for f in flights:
         world.table.submit(f)
     return list(flights)
@@ -156,7 +162,7 @@ def test_a_lost_node_answers_7_for_sent_6_for_those_behind_and_routes_the_rest_a
 
 def test_a_fenced_node_is_lost_even_when_its_stream_is_not() -> None:
     w = World(1)
-    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    up(w, flight("a", 0), flight("f", 0, on_loss=OnLoss.ASK_CLIENT))
     w.connect(N1)
     w.send(N1)
     w.fenced.add(1)
@@ -235,7 +241,7 @@ def test_refused_again_and_again_ends_with_6() -> None:
 
 def test_no_leader_holds_produce_and_fails_fetch() -> None:
     w = World(-1)
-    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    up(w, flight("a", 0), flight("f", 0, on_loss=OnLoss.ASK_CLIENT))
     assert w.answers() == [("f", 6)]
     w.now_ms += HOLD_MS - 1
     w.table.tick()
@@ -249,7 +255,7 @@ def test_no_leader_holds_produce_and_fails_fetch() -> None:
 
 def test_queries_are_asked_again() -> None:
     w = World(1)
-    up(w, flight("q", 0, kind=Kind.QUERY))
+    up(w, flight("q", 0, on_loss=OnLoss.ASK_AGAIN))
     w.connect(N1)
     w.send(N1)
     w.table.broken(N1)
@@ -262,7 +268,7 @@ def test_queries_are_asked_again() -> None:
 
 def test_an_unreachable_node_fails_held_fetches_when_its_leadership_moves() -> None:
     w = World(1)
-    up(w, flight("f", 0, kind=Kind.FETCH))
+    up(w, flight("f", 0, on_loss=OnLoss.ASK_CLIENT))
     assert w.answers() == []
     w.move(0, 2)
     w.change()
@@ -271,7 +277,7 @@ def test_an_unreachable_node_fails_held_fetches_when_its_leadership_moves() -> N
 
 def test_no_answer_at_all_ends_too() -> None:
     w = World(1)
-    up(w, flight("a", 0), flight("f", 0, kind=Kind.FETCH))
+    up(w, flight("a", 0), flight("f", 0, on_loss=OnLoss.ASK_CLIENT))
     w.connect(N1)
     w.send(N1)
     w.now_ms += ANSWER_MS
@@ -288,10 +294,10 @@ class Storm:
         self.world = World(*(rng.choice((1, 2, 3)) for _ in range(4)))
         self.submitted = 0
         self.settled: dict[tuple[str, int], str] = {}
-        self.out: list[InFlight] = []
+        self.out: list[InFlight[str]] = []
         self.newest_sent = [0, 0, 0, 0]
 
-    def settle(self, f: InFlight, what: str, indices: Sequence[int] | None = None) -> None:
+    def settle(self, f: InFlight[str], what: str, indices: Sequence[int] | None = None) -> None:
         base = str(f.payload).split("/")[0]
         for i in range(len(f.partitions)) if indices is None else indices:
             key = (base, f.partitions[i].partition)
@@ -310,16 +316,18 @@ class Storm:
                 table.ready(n)
 
     def submit(self) -> None:
-        kind = self.rng.choice((Kind.PRODUCE, Kind.PRODUCE, Kind.FETCH, Kind.QUERY))
+        on_loss = self.rng.choice(
+            (OnLoss.MAYBE_WRITTEN, OnLoss.MAYBE_WRITTEN, OnLoss.ASK_CLIENT, OnLoss.ASK_AGAIN)
+        )
         parts = self.rng.sample(range(4), self.rng.randint(1, 4))
-        self.world.table.submit(flight(f"{kind.name}{self.submitted}", *parts, kind=kind))
+        self.world.table.submit(flight(f"{on_loss.name}{self.submitted}", *parts, on_loss=on_loss))
         self.submitted += len(parts)
 
     def take(self) -> None:
         table = self.world.table
         for f in table.take(NodeId(self.rng.choice((1, 2, 3))), self.rng.randint(1, 1000)):
             self.out.append(f)
-            if f.kind is not Kind.PRODUCE:
+            if f.on_loss is not OnLoss.MAYBE_WRITTEN:
                 continue
             for key in f.partitions:
                 assert table._lines[key].node_id == f.node_id, "one partition at two nodes"
@@ -396,7 +404,7 @@ def lost_leader() -> World:
     w.table.broken(N1)
     w.change()
     assert w.answers() == [("r1", ErrorCode.REQUEST_TIMED_OUT)]
-    up(w, flight("q", 0, kind=Kind.QUERY))
+    up(w, flight("q", 0, on_loss=OnLoss.ASK_AGAIN))
     w.connect(N2)
     assert w.send(N2) == ["q"]
     return w

@@ -10,11 +10,13 @@ from penstock_kafka.error_responses.data import ERROR_FORMS
 from penstock_kafka.wire import apis, codec
 from penstock_kafka.wire.apis import (
     LOCAL_ROUTES,
+    ON_LOSS,
     PRODUCE_VERSION_MIN,
     RELAYED_ROUTES,
     SPECS,
     SUPPORTED,
     ApiKey,
+    OnLoss,
     Route,
     answered,
     is_supported,
@@ -33,6 +35,11 @@ def test_each_api_has_one_row() -> None:
 def test_each_route_has_one_who_answers_it() -> None:
     assert {*LOCAL_ROUTES, *RELAYED_ROUTES, Route.NODE} == set(Route)
     assert not LOCAL_ROUTES & RELAYED_ROUTES
+
+
+def test_each_relayed_api_says_what_a_lost_node_means_and_no_other() -> None:
+    require_entries("on_loss", ON_LOSS, RELAYED_ROUTES)
+    assert [key for key, on_loss in ON_LOSS.items() if on_loss is OnLoss.MAYBE_WRITTEN] == [ApiKey.PRODUCE]
 
 
 def test_names_are_kafkas() -> None:

@@ -110,6 +110,22 @@ RELAYED_ROUTES: Final = frozenset(
 """What storage nodes answer, and gateways relay to them."""
 
 
+class OnLoss(Enum):
+    """What a gateway does with a relayed request when its node is lost, or leads no more, before it has answered.
+
+    It follows from what the request would do if it came twice (rule "Maybe written, never 6").
+    """
+
+    MAYBE_WRITTEN = "maybe_written"
+    """Once sent, it is answered REQUEST_TIMED_OUT: it may be written, and twice would be a duplicate. For the
+    same reason those of one partition keep their order."""
+    ASK_CLIENT = "ask_client"
+    """It is answered at once, sent or not, with the code at which clients look for the leader or coordinator
+    and ask again."""
+    ASK_AGAIN = "ask_again"
+    """It is sent to the next leader: twice, it changes nothing more than once."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiSpec:
     """What there is to know of one Kafka API before any handler of it.
@@ -126,6 +142,8 @@ class ApiSpec:
     route: Route
     refused_below: int = 0
     """Lower versions are advertised and refused all the same."""
+    on_loss: OnLoss | None = None
+    """What a lost node means: for every answered API whose route is one of `RELAYED_ROUTES`, and for no other."""
 
     @property
     def readable(self) -> range:
@@ -148,27 +166,34 @@ PRODUCE_VERSION_MIN = 3
 """Lowest Produce version that is really answered: older ones carry no RecordBatch v2."""
 
 _ROWS: Final = (
-    ApiSpec(ApiKey.PRODUCE, (0, 11), 9, Route.PARTITION_LEADER, refused_below=PRODUCE_VERSION_MIN),
-    ApiSpec(ApiKey.FETCH, (4, 16), 12, Route.PARTITION_LEADER),
-    ApiSpec(ApiKey.LIST_OFFSETS, (1, 11), 6, Route.PARTITION_LEADER),
+    ApiSpec(
+        ApiKey.PRODUCE,
+        (0, 11),
+        9,
+        Route.PARTITION_LEADER,
+        refused_below=PRODUCE_VERSION_MIN,
+        on_loss=OnLoss.MAYBE_WRITTEN,
+    ),
+    ApiSpec(ApiKey.FETCH, (4, 16), 12, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.LIST_OFFSETS, (1, 11), 6, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
     ApiSpec(ApiKey.METADATA, (0, 13), 9, Route.GATEWAY),
-    ApiSpec(ApiKey.OFFSET_COMMIT, (2, 10), 8, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.OFFSET_FETCH, (1, 10), 6, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.OFFSET_COMMIT, (2, 10), 8, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.OFFSET_FETCH, (1, 10), 6, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.FIND_COORDINATOR, (0, 6), 3, Route.GATEWAY),
-    ApiSpec(ApiKey.JOIN_GROUP, (0, 9), 6, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.HEARTBEAT, (0, 4), 4, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.LEAVE_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.SYNC_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.DESCRIBE_GROUPS, (0, 6), 5, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.LIST_GROUPS, (0, 5), 3, Route.SCATTER),
+    ApiSpec(ApiKey.JOIN_GROUP, (0, 9), 6, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.HEARTBEAT, (0, 4), 4, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.LEAVE_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.SYNC_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.DESCRIBE_GROUPS, (0, 6), 5, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.LIST_GROUPS, (0, 5), 3, Route.SCATTER, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.SASL_HANDSHAKE, None, _NEVER, Route.GATEWAY),
     ApiSpec(ApiKey.API_VERSIONS, (0, 4), 3, Route.GATEWAY),
     ApiSpec(ApiKey.CREATE_TOPICS, (2, 7), 5, Route.CONTROLLER),
     ApiSpec(ApiKey.DELETE_TOPICS, (1, 6), 4, Route.CONTROLLER),
-    ApiSpec(ApiKey.DELETE_RECORDS, (0, 2), 2, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.DELETE_RECORDS, (0, 2), 2, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
     # Without a transactional id any process answers from its own block of ids.
     ApiSpec(ApiKey.INIT_PRODUCER_ID, (0, 5), 2, Route.GATEWAY),
-    ApiSpec(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), 4, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), 4, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
     ApiSpec(ApiKey.ADD_PARTITIONS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
     ApiSpec(ApiKey.ADD_OFFSETS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
     ApiSpec(ApiKey.END_TXN, None, 3, Route.TRANSACTION_COORDINATOR),
@@ -184,12 +209,12 @@ _ROWS: Final = (
     ApiSpec(ApiKey.DESCRIBE_LOG_DIRS, (1, 5), 2, Route.GATEWAY),
     ApiSpec(ApiKey.SASL_AUTHENTICATE, None, 2, Route.GATEWAY),
     ApiSpec(ApiKey.CREATE_PARTITIONS, (0, 3), 2, Route.CONTROLLER),
-    ApiSpec(ApiKey.DELETE_GROUPS, (0, 2), 2, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.DELETE_GROUPS, (0, 2), 2, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.ELECT_LEADERS, (0, 2), 2, Route.CONTROLLER),
     ApiSpec(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), 1, Route.CONTROLLER),
     ApiSpec(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), 0, Route.CONTROLLER),
     ApiSpec(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), 0, Route.GATEWAY),
-    ApiSpec(ApiKey.OFFSET_DELETE, (0, 0), _NEVER, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.OFFSET_DELETE, (0, 0), _NEVER, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.DESCRIBE_CLIENT_QUOTAS, (0, 1), 1, Route.GATEWAY),
     ApiSpec(ApiKey.ALTER_CLIENT_QUOTAS, (0, 1), 1, Route.CONTROLLER),
     ApiSpec(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, None, 0, Route.GATEWAY),
@@ -197,12 +222,12 @@ _ROWS: Final = (
     ApiSpec(ApiKey.DESCRIBE_QUORUM, (0, 2), 0, Route.CONTROLLER),
     ApiSpec(ApiKey.UPDATE_FEATURES, (0, 2), 0, Route.CONTROLLER),
     ApiSpec(ApiKey.DESCRIBE_CLUSTER, (0, 2), 0, Route.GATEWAY),
-    ApiSpec(ApiKey.DESCRIBE_PRODUCERS, (0, 0), 0, Route.PARTITION_LEADER),
+    ApiSpec(ApiKey.DESCRIBE_PRODUCERS, (0, 0), 0, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
     ApiSpec(ApiKey.UNREGISTER_BROKER, (0, 0), 0, Route.CONTROLLER),
     ApiSpec(ApiKey.DESCRIBE_TRANSACTIONS, None, 0, Route.TRANSACTION_COORDINATOR),
     ApiSpec(ApiKey.LIST_TRANSACTIONS, None, 0, Route.SCATTER),
-    ApiSpec(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), 0, Route.GROUP_COORDINATOR),
-    ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), 0, Route.GROUP_COORDINATOR),
+    ApiSpec(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), 0, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), 0, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.LIST_CONFIG_RESOURCES, (0, 1), 0, Route.GATEWAY),
     ApiSpec(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0), 0, Route.GATEWAY),
 )
@@ -217,6 +242,11 @@ SUPPORTED: Mapping[int, tuple[int, int]] = MappingProxyType(
 
 ROUTES: Mapping[int, Route] = MappingProxyType({key: spec.route for key, spec in SPECS.items()})
 """Route of every API in `ApiKey`, built or not."""
+
+ON_LOSS: Mapping[int, OnLoss] = MappingProxyType(
+    {key: spec.on_loss for key, spec in SPECS.items() if spec.on_loss is not None}
+)
+"""What becomes of each relayed API's requests when their node is lost."""
 
 FLEXIBLE_SINCE: Mapping[int, int] = MappingProxyType(
     {key: spec.flexible_since for key, spec in SPECS.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
@@ -25,12 +25,12 @@ from penstock_gateway.relay.queries import (
 from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
 from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_gateway.routing.address_aliases import needs_distinct_names
-from penstock_kafka.wire.apis import RELAYED_ROUTES, ApiKey, require_entries
+from penstock_kafka.wire.apis import ON_LOSS, RELAYED_ROUTES, ApiKey, require_entries
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import decode_metadata
 from penstock_kafka.wire.primitives import Malformed
 
-_RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed]
+_RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed[Any]]
 
 RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.PRODUCE: Produce,
@@ -55,9 +55,11 @@ class GatewayHandler:
     def __init__(self, relay: Relay, cluster: ClusterApis, cluster_apart: ClusterApis) -> None:
         """`cluster_apart` gives every node an address of its own (see `routing.address_aliases`).
 
-        Raises InvariantBroken when an API whose route leads to storage nodes is not in `RELAYED`.
+        Raises InvariantBroken when an API whose route leads to storage nodes is not in `RELAYED`, or
+        nothing says what becomes of it when its node is lost.
         """
         require_entries("requests that the gateway relays", RELAYED, RELAYED_ROUTES)
+        require_entries("what a lost node means (ApiSpec.on_loss)", ON_LOSS, RELAYED_ROUTES)
         self._relay = relay
         self._cluster = cluster
         self._cluster_apart = cluster_apart

@@ -5,7 +5,7 @@ A request for one group is passed on as the bytes that it came in. Those for sev
 coordinators differ; ListGroups goes to every node that coordinates anything.
 
 Rule "Maybe written, never 6": whatever is under way when the coordinator moves or is lost is answered
-NOT_COORDINATOR, and the client asks again: group calls may be repeated. So they fly like Fetch.
+NOT_COORDINATOR, and the client asks again: group calls may be repeated.
 Who may do what is the coordinator's to say.
 """
 
@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from penstock_core.errors import FIND_LEADER, ErrorCode
-from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Operation
-from penstock_gateway.relay.requests import SLACK_MS, Outcome, Part, Relayed, Veto
-from penstock_gateway.routing.in_flight import InFlight, Kind
+from penstock_gateway.relay.requests import SLACK_MS, ItemAnswer, Named, Outcome, Part, Relayed, Veto
+from penstock_gateway.routing.in_flight import InFlight
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
 from penstock_kafka.wire import codec
@@ -41,25 +41,25 @@ _GONE: Final = "the coordinator moved or was lost: look for it again"
 _MISSING: Final = f"topic {OFFSETS_TOPIC} is not there yet: ask FindCoordinator"
 
 
-class GroupCall(Relayed):
-    """A request about one group, whose id is the first field of its body."""
+class CoordinatorCall(Relayed[Any]):
+    """A request that goes to the coordinators of `groups`. Results are what the codec makes of them, or a code."""
 
-    kind = Kind.FETCH
     operation = Operation.READ
 
-    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        header: RequestHeader,
+        frame: Buffer,
+        finish: Callable[[Outcome], None],
+        groups: Sequence[str],
+    ) -> None:
         super().__init__(header, frame, finish)
-        self._reader = Reader(frame, header.body_offset, header.flexible)
-        self.groups: Sequence[str] = self.read_groups()
+        self.groups = groups
 
-    def read_groups(self) -> Sequence[str]:
-        """The groups that are asked about; raises Malformed."""
-        return (self._reader.string(),)
+    def names(self) -> Sequence[Named]:
+        return [Named(OFFSETS_TOPIC, None, key.partition) for key in self.keys]
 
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
-        return [(OFFSETS_TOPIC, None, key.partition) for key in self.keys]
-
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
         topic = image.topic(OFFSETS_TOPIC)
         self._left = len(self.groups)
         if topic is None or not self.groups:
@@ -83,10 +83,18 @@ class GroupCall(Relayed):
     def failure(self, index: int, code: ErrorCode) -> Any:
         return code
 
+
+class GroupCall(CoordinatorCall):
+    """A request about one group, whose id is the first field of its body."""
+
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        self._reader = Reader(frame, header.body_offset, header.flexible)
+        super().__init__(header, frame, finish, (self._reader.string(),))
+
     def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
         return [self.frame]
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+    def decode(self, data: Buffer) -> list[ItemAnswer[Any]]:
         raise Malformed("a request for one group is never split")
 
     def join(self, results: list[Any]) -> list[Buffer]:
@@ -104,12 +112,11 @@ def reason(code: ErrorCode) -> str:
 class JoinCall(GroupCall):
     """JoinGroup: takes as long as the group's rebalance."""
 
-    def read_groups(self) -> Sequence[str]:
-        groups = (self._reader.string(),)
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(header, frame, finish)
         session_ms = self._reader.int32()
-        rebalance_ms = self._reader.int32() if self.header.api_version >= 1 else session_ms
+        rebalance_ms = self._reader.int32() if header.api_version >= 1 else session_ms
         self.answer_ms = min(max(rebalance_ms, 0), REBALANCE_MS_MAX) + SLACK_MS
-        return groups
 
 
 class SyncCall(GroupCall):
@@ -118,18 +125,19 @@ class SyncCall(GroupCall):
     answer_ms = SYNC_MS
 
 
-class BatchCall(GroupCall):
+class BatchCall(CoordinatorCall):
     """A request about several groups: an array in the request, one in the response."""
 
     request_field: ClassVar[str]
     response_field: ClassVar[str]
 
-    def read_groups(self) -> Sequence[str]:
-        self._request = codec.decode_request(self.header, self.frame)
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        self._request = codec.decode_request(header, frame)
         self._asked = getattr(self._request, self.request_field) or ()
-        return [self.group_of(item) for item in self._asked]
+        super().__init__(header, frame, finish, [self.group_of(item) for item in self._asked])
 
-    def group_of(self, item: Any) -> str:
+    @staticmethod
+    def group_of(item: Any) -> str:
         """Group id of an item of the request."""
         return str(item)
 
@@ -146,10 +154,10 @@ class BatchCall(GroupCall):
         head = request_header(header.api_key, header.api_version, header.correlation_id, header.client_id)
         return [head + codec.encode_body(part)]
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+    def decode(self, data: Buffer) -> list[ItemAnswer[Any]]:
         _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
         items = getattr(response, self.response_field) or ()
-        return [(None, item.group_id, 0, int(item.error_code), item) for item in items]
+        return [ItemAnswer(Named(item.group_id, None, 0), int(item.error_code), item) for item in items]
 
     def join(self, results: list[Any]) -> list[Buffer]:
         schema = codec.response_type(self.header.api_key, self.header.api_version)
@@ -181,7 +189,8 @@ class FetchOffsetsCall(BatchCall):
 
     request_field = response_field = "groups"
 
-    def group_of(self, item: Any) -> str:
+    @staticmethod
+    def group_of(item: Any) -> str:
         return str(item.group_id)
 
     def failed_item(self, index: int, code: ErrorCode) -> Any:
@@ -199,23 +208,24 @@ class ConsumerDescribeCall(BatchCall):
         return consumer_describe_failure(self.header, self.groups[index], code, reason(code))
 
 
-def offset_fetch(header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> GroupCall:
+def offset_fetch(header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> CoordinatorCall:
     """OffsetFetch of any version."""
-    kind = FetchOffsetsCall if header.api_version >= 8 else GroupCall
-    return kind(header, frame, finish)
+    if header.api_version >= 8:
+        return FetchOffsetsCall(header, frame, finish)
+    return GroupCall(header, frame, finish)
 
 
-class ListCall(GroupCall):
+class ListCall(CoordinatorCall):
     """ListGroups: asked of the leaders of all partitions, the answers joined.
 
     Clients ask every node, and each by its own address; behind a gateway each is answered with
     the whole list.
     """
 
-    def read_groups(self) -> Sequence[str]:
-        return ()
+    def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(header, frame, finish, ())
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
         topic = image.topic(OFFSETS_TOPIC)
         if topic is None:
             self._complete()
@@ -232,6 +242,12 @@ class ListCall(GroupCall):
         _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
         self.settle((response,), len(part.indices))
 
+    def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
+        return [self.frame]
+
+    def decode(self, data: Buffer) -> list[ItemAnswer[Any]]:
+        raise Malformed("nodes answer with groups, not with partitions")
+
     def join(self, results: list[Any]) -> list[Buffer]:
         error = 0
         groups: list[Any] = []
@@ -246,7 +262,7 @@ class ListCall(GroupCall):
         return [codec.encode_response(self.header, response)]
 
 
-GROUP_CALLS: Final[dict[int, Callable[[RequestHeader, Buffer, Callable[[Outcome], None]], Relayed]]] = {
+GROUP_CALLS: Final[dict[int, Callable[[RequestHeader, Buffer, Callable[[Outcome], None]], Relayed[Any]]]] = {
     ApiKey.JOIN_GROUP: JoinCall,
     ApiKey.SYNC_GROUP: SyncCall,
     ApiKey.HEARTBEAT: GroupCall,

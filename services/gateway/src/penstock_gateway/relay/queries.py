@@ -12,13 +12,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import TopicId
 from penstock_frontend.authorizer import Operation
-from penstock_gateway.relay.requests import SLACK_MS, Outcome, Relayed
-from penstock_gateway.routing.in_flight import Kind
+from penstock_gateway.relay.requests import SLACK_MS, ItemAnswer, Named, Outcome, Relayed
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader, request_header, response_header, skip_response_header
@@ -27,7 +25,7 @@ from penstock_kafka.wire.primitives import INT32, Buffer, Reader, check_decoded_
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Fixed parts of one version; `answer` items begin as `error_first` says."""
+    """Fixed parts of one version."""
 
     head_bytes: int
     """Request: bytes before the topics."""
@@ -37,24 +35,32 @@ class Layout:
     """Request: bytes after the topics."""
     answer: struct.Struct
     """Response: one partition."""
+    partition_at: int
+    """Which of an answer's integers is its partition."""
+    error_at: int
+    """Which of them is its error code."""
     has_throttle: bool
 
 
-@dataclass(slots=True)
-class Answer:
+class Question(NamedTuple):
+    """One partition of a request: the integers of its layout."""
+
+    topic: str
+    values: tuple[int, ...]
+
+
+class Answer(NamedTuple):
     """One partition of a response: the integers of its layout."""
 
     topic: str
     values: tuple[int, ...]
 
 
-class Query(Relayed):
+class Query(Relayed[Answer]):
     """A question about partitions."""
 
-    kind = Kind.QUERY
     operation = Operation.DESCRIBE
     api_key: ClassVar[ApiKey]
-    error_first: ClassVar[bool]
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)
@@ -62,15 +68,15 @@ class Query(Relayed):
         self.layout = layout = self.layout_of(header.api_version)
         reader = Reader(frame, header.body_offset, header.flexible)
         self._head = _bytes(reader, layout.head_bytes)
-        self._items: list[tuple[str, tuple[int, ...]]] = []
+        self._items: list[Question] = []
         for _ in range(reader.array(3)):
             topic = reader.string()
             for _ in range(reader.array(layout.question.size)):
-                self._items.append((topic, reader.unpack(layout.question)))
+                self._items.append(Question(topic, reader.unpack(layout.question)))
                 reader.skip_tags()
             reader.skip_tags()
         self._tail = _bytes(reader, layout.tail_bytes)
-        self._names = [(topic, None, values[0]) for topic, values in self._items]
+        self._names = [Named(topic, None, values[0]) for topic, values in self._items]
 
     @classmethod
     def layout_of(cls, version: int) -> Layout:
@@ -81,7 +87,7 @@ class Query(Relayed):
         """A response's integers for a partition that failed."""
         raise NotImplementedError
 
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+    def names(self) -> Sequence[Named]:
         return self._names
 
     def failure(self, index: int, code: ErrorCode) -> Answer:
@@ -95,18 +101,20 @@ class Query(Relayed):
         body = _put_topics(items, self.layout.question, header.flexible)
         return [head + self._head + body + self._tail + (b"\x00" if header.flexible else b"")]
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
-        answers = read_answers(data, self.header.flexible, self.layout)
-        partition, error = (1, 0) if self.error_first else (0, 1)
-        return [(None, a.topic, a.values[partition], a.values[error], a) for a in answers]
+    def decode(self, data: Buffer) -> list[ItemAnswer[Answer]]:
+        layout = self.layout
+        answers = read_answers(data, self.header.flexible, layout)
+        return [
+            ItemAnswer(Named(a.topic, None, a.values[layout.partition_at]), a.values[layout.error_at], a)
+            for a in answers
+        ]
 
-    def join(self, results: list[Any]) -> list[Buffer]:
+    def join(self, results: list[Answer]) -> list[Buffer]:
         header = self.header
         out = [response_header(header.api_key, header.api_version, header.correlation_id)]
         if self.layout.has_throttle:
             out.append(INT32.pack(0))
-        items = [(a.topic, a.values) for a in results]
-        out.append(_put_topics(items, self.layout.answer, header.flexible))
+        out.append(_put_topics(results, self.layout.answer, header.flexible))
         if header.flexible:
             out.append(b"\x00")
         return [b"".join(out)]
@@ -117,7 +125,7 @@ def _bytes(reader: Reader, count: int) -> bytes:
     return bytes(reader.view[start : start + count])
 
 
-def _put_topics(items: Sequence[tuple[str, tuple[int, ...]]], one: struct.Struct, flexible: bool) -> bytes:
+def _put_topics(items: Sequence[Question | Answer], one: struct.Struct, flexible: bool) -> bytes:
     tags = b"\x00" if flexible else b""
     topics: dict[str, list[tuple[int, ...]]] = {}
     for topic, values in items:
@@ -154,7 +162,6 @@ class ListOffsetsQuery(Query):
     offset, [leader epoch]."""
 
     api_key = ApiKey.LIST_OFFSETS
-    error_first = False
 
     @classmethod
     def layout_of(cls, version: int) -> Layout:
@@ -164,6 +171,8 @@ class ListOffsetsQuery(Query):
             question=struct.Struct(">iiq" if epochs else ">iq"),
             tail_bytes=4 if version >= 10 else 0,
             answer=struct.Struct(">ihqqi" if epochs else ">ihqq"),
+            partition_at=0,
+            error_at=1,
             has_throttle=version >= 2,
         )
 
@@ -175,7 +184,6 @@ class LeaderEpochQuery(Query):
     """OffsetForLeaderEpoch 2-4: partition, current epoch, epoch; answers error, partition, epoch, end."""
 
     api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
-    error_first = True
 
     @classmethod
     def layout_of(cls, version: int) -> Layout:
@@ -184,6 +192,8 @@ class LeaderEpochQuery(Query):
             question=struct.Struct(">iii"),
             tail_bytes=0,
             answer=struct.Struct(">hiiq"),
+            partition_at=1,
+            error_at=0,
             has_throttle=True,
         )
 
@@ -194,11 +204,10 @@ class LeaderEpochQuery(Query):
 class DeleteRecordsQuery(Query):
     """DeleteRecords 0-2: partition, offset; answers partition, low watermark, error.
 
-    It changes something, but asked again it changes nothing more: a question all the same.
+    It changes something, but asked again it changes nothing more.
     """
 
     api_key = ApiKey.DELETE_RECORDS
-    error_first = False
     operation = Operation.DELETE
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
@@ -214,39 +223,44 @@ class DeleteRecordsQuery(Query):
             question=struct.Struct(">iq"),
             tail_bytes=4,
             answer=struct.Struct(">iqh"),
+            partition_at=0,
+            error_at=2,
             has_throttle=True,
         )
 
     def failed_values(self, partition: int, code: ErrorCode) -> tuple[int, ...]:
         return (partition, -1, code)
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
-        answers = read_answers(data, self.header.flexible, self.layout)
-        return [(None, a.topic, a.values[0], a.values[2], a) for a in answers]
+
+class ProducersAnswer(NamedTuple):
+    """One partition of a DescribeProducers response."""
+
+    topic: str
+    partition: Any
+    """The codec's entity."""
 
 
-class ProducersQuery(Relayed):
+class ProducersQuery(Relayed[ProducersAnswer]):
     """DescribeProducers: through the codec, because its answers have arrays of their own."""
 
-    kind = Kind.QUERY
     operation = Operation.READ
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)
         self._request = codec.decode_request(header, frame)
         self._names = [
-            (topic.name, None, index)
+            Named(topic.name, None, index)
             for topic in self._request.topics or ()
             for index in topic.partition_indexes or ()
         ]
 
-    def names(self) -> Sequence[tuple[str, TopicId | None, int]]:
+    def names(self) -> Sequence[Named]:
         return self._names
 
     def _type(self, name: str, *, request: bool = False) -> Any:
         return codec.entity_type(self.header.api_key, self.header.api_version, name, request=request)
 
-    def failure(self, index: int, code: ErrorCode) -> tuple[str, Any]:
+    def failure(self, index: int, code: ErrorCode) -> ProducersAnswer:
         topic, _, partition = self._names[index]
         failed = codec.build(
             self._type("PartitionResponse"),
@@ -255,7 +269,7 @@ class ProducersQuery(Relayed):
             error_message=None,
             active_producers=(),
         )
-        return topic, failed
+        return ProducersAnswer(topic, failed)
 
     def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:
         header = self.header
@@ -270,15 +284,17 @@ class ProducersQuery(Relayed):
         head = request_header(header.api_key, header.api_version, header.correlation_id, header.client_id)
         return [head + codec.encode_body(part)]
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+    def decode(self, data: Buffer) -> list[ItemAnswer[ProducersAnswer]]:
         _, response = codec.decode_response(self.header.api_key, self.header.api_version, data)
         return [
-            (None, topic.name, p.partition_index, int(p.error_code), (topic.name, p))
+            ItemAnswer(
+                Named(topic.name, None, p.partition_index), int(p.error_code), ProducersAnswer(topic.name, p)
+            )
             for topic in response.topics
             for p in topic.partitions
         ]
 
-    def join(self, results: list[Any]) -> list[Buffer]:
+    def join(self, results: list[ProducersAnswer]) -> list[Buffer]:
         by_topic: dict[str, list[Any]] = {}
         for topic, partition in results:
             by_topic.setdefault(topic, []).append(partition)
@@ -296,6 +312,6 @@ NATIVE_VERSION: Final = 7
 def encode_list_offsets(items: Sequence[tuple[str, int, int]]) -> bytes:
     """A ListOffsets frame for (topic, partition, timestamp)s, of version NATIVE_VERSION."""
     layout = ListOffsetsQuery.layout_of(NATIVE_VERSION)
-    values = [(topic, (partition, -1, timestamp)) for topic, partition, timestamp in items]
+    values = [Question(topic, (partition, -1, timestamp)) for topic, partition, timestamp in items]
     head = request_header(ApiKey.LIST_OFFSETS, NATIVE_VERSION, 0, None)
     return head + struct.pack(">ib", -1, 0) + _put_topics(values, layout.question, True) + b"\x00"

@@ -14,15 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Operation
-from penstock_gateway.routing.in_flight import InFlight, Kind
+from penstock_gateway.routing.in_flight import InFlight
 from penstock_gateway.routing.retry_gate import RetryGate
 from penstock_kafka.producer_retries import SENT_AGAIN, ProducerSequence
+from penstock_kafka.wire.apis import ON_LOSS
 from penstock_kafka.wire.fetch import (
     FetchResult,
     decode_fetch,
@@ -78,7 +79,7 @@ Outcome = list[Buffer] | Ending
 class Part:
     """Payload of a flight: some of a request's partitions, by index; `share` = 1/n of its limits."""
 
-    request: Relayed
+    request: Relayed[Any]
     indices: Sequence[int]
     share: int
     whole: bool
@@ -93,8 +94,39 @@ class Part:
 Veto = Callable[[TopicPartition, MetadataImage], ErrorCode]
 """Why a partition that is known is refused all the same; NONE lets it through."""
 
-Named = tuple[str, TopicId | None, int]
-"""How a request names a partition: topic name, topic id (from the versions that use it), partition."""
+
+class Named(NamedTuple):
+    """How a request names a partition."""
+
+    topic: str
+    topic_id: TopicId | None
+    """From the versions that use it; the name is "" then."""
+    partition: int
+
+
+R = TypeVar("R")
+"""What an API's response says of one item."""
+
+
+class ItemAnswer(NamedTuple, Generic[R]):
+    """A node's answer for one item of a request."""
+
+    named: Named
+    error: int
+    """Kafka's code."""
+    result: R
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Generic[R]):
+    """An answer in which a node refused some items of a part. Positions are those in the part."""
+
+    refused: Sequence[int]
+    """Nothing was done for these, and another node is to be asked."""
+    sent_again: Sequence[int]
+    """These failed, and the client will send them again itself."""
+    results: Sequence[R]
+    """Of all but the refused ones."""
 
 
 class Unknown:
@@ -104,7 +136,7 @@ class Unknown:
         self._retry_gate: RetryGate[Named] = RetryGate()
         self._clock_ms = clock_ms
 
-    def check(self, request: Relayed, index: int, code: ErrorCode) -> ErrorCode:
+    def check(self, request: Relayed[Any], index: int, code: ErrorCode) -> ErrorCode:
         """The code of an item that metadata give `code`: what is behind an unknown one waits for it."""
         named = request.names()[index]
         if code in CHECK_PARTITION:
@@ -116,10 +148,12 @@ class Unknown:
         return code
 
 
-class Relayed(ABC):
-    """A request in flight. `finish` is called once, with the outcome."""
+class Relayed(ABC, Generic[R]):
+    """A request in flight. `finish` is called once, with the outcome.
 
-    kind: Kind
+    What becomes of it when its node is lost stands with its API in `penstock_kafka.wire.apis`.
+    """
+
     operation: Operation
     """What the client needs to be allowed on each topic."""
     hold_ms = HOLD_MS
@@ -128,15 +162,18 @@ class Relayed(ABC):
     """Told to the node: time that the client gives it; 0 for none."""
     unknown: Unknown | None = None
     """Keeps batches in order whose partition becomes known between them."""
+    leader_change_hint = False
+    """The client is made to look for a leader that has moved, though this gateway knows it."""
     silent = False
     """The client waits for no answer, and may be gone before the request is."""
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         self.header = header
         self.frame = frame
+        self.on_loss = ON_LOSS[header.api_key]
         self._finish = finish
         self._left = 0
-        self._results: list[Any] = []
+        self._results: list[R] = []
         self.keys: list[TopicPartition] = []
         self.finished = False
         self.error_codes: list[ErrorCode] = []
@@ -149,7 +186,7 @@ class Relayed(ABC):
         """The partition of each item."""
 
     @abstractmethod
-    def failure(self, index: int, code: ErrorCode) -> Any:
+    def failure(self, index: int, code: ErrorCode) -> R:
         """The result of one item that failed here."""
 
     @abstractmethod
@@ -157,11 +194,11 @@ class Relayed(ABC):
         """A request for these items alone."""
 
     @abstractmethod
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
-        """(topic id, topic, partition, error code, result) of each item in a response."""
+    def decode(self, data: Buffer) -> list[ItemAnswer[R]]:
+        """Each item of a node's response."""
 
     @abstractmethod
-    def join(self, results: list[Any]) -> list[Buffer]:
+    def join(self, results: list[R]) -> list[Buffer]:
         """The client's response."""
 
     def part_bytes(self, indices: Sequence[int]) -> int:
@@ -170,7 +207,7 @@ class Relayed(ABC):
 
     # -- the life of a request -----------------------------------------------------------
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
         """Resolve topics; the flight for what can be routed, None when all is answered already.
 
         `veto` may refuse a partition that is known, with its code. A partition that is
@@ -203,8 +240,8 @@ class Relayed(ABC):
             return None
         return self._flight(routable, 1, whole=not failures)
 
-    def _flight(self, indices: Sequence[int], share: int, *, whole: bool) -> InFlight:
-        def split(groups: Sequence[Sequence[int]]) -> list[InFlight]:
+    def _flight(self, indices: Sequence[int], share: int, *, whole: bool) -> InFlight[Part]:
+        def split(groups: Sequence[Sequence[int]]) -> list[InFlight[Part]]:
             parts = share * len(groups)
             return [self._flight([indices[i] for i in group], parts, whole=False) for group in groups]
 
@@ -212,7 +249,7 @@ class Relayed(ABC):
         size = len(self.frame) if whole else self.part_bytes(indices)
         part = Part(self, indices, share, whole)
         return InFlight(
-            self.kind,
+            self.on_loss,
             keys,
             part,
             size,
@@ -231,34 +268,33 @@ class Relayed(ABC):
         for index in part.indices:
             self._fail_item(index, code)
 
-    def refused(self, part: Part, chunks: Sequence[Buffer]) -> tuple[list[int], list[int], list[Any]]:
-        """Which of a part's items a node refused, which the client will send again itself (positions in
-        the part), and the results of all but the refused ones."""
-        items = self.decode(_whole(chunks))
-        codes = {(topic_id, topic, p): (code, result) for topic_id, topic, p, code, result in items}
+    def refused(self, part: Part, chunks: Sequence[Buffer]) -> Refusal[R]:
+        """What a node refused of a part, and the rest of its answer."""
+        answers = {answer.named: answer for answer in self.decode(_whole(chunks))}
         names = self.names()
-        refused, failed, results = [], [], []
+        refused: list[int] = []
+        sent_again: list[int] = []
+        results: list[R] = []
         for position, index in enumerate(part.indices):
-            topic, topic_id, partition = names[index]
-            code, result = codes.get((topic_id, topic, partition), (ErrorCode.UNKNOWN_SERVER_ERROR, None))
-            if code in FIND_LEADER:  # the client is not told: another node is asked
+            answer = answers.get(names[index])
+            if answer is None:
+                results.append(self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR))
+            elif answer.error in FIND_LEADER:  # the client is not told: another node is asked
                 refused.append(position)
             else:
-                if code in SENT_AGAIN:
-                    failed.append(position)
-                results.append(
-                    self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR) if result is None else result
-                )
-        return refused, failed, results
+                if answer.error in SENT_AGAIN:
+                    sent_again.append(position)
+                results.append(answer.result)
+        return Refusal(refused, sent_again, results)
 
     def answered(self, part: Part, chunks: list[Buffer]) -> None:
         """A node's answer to a part, as it is."""
         if part.whole:
             self._end(chunks)
         else:
-            self.settle([item[4] for item in self.decode(_whole(chunks))], len(part.indices))
+            self.settle([answer.result for answer in self.decode(_whole(chunks))], len(part.indices))
 
-    def settle(self, results: Sequence[Any], count: int) -> None:
+    def settle(self, results: Sequence[R], count: int) -> None:
         """Results for `count` items."""
         self._results.extend(results)
         self._left -= count
@@ -308,10 +344,9 @@ def resolve(
     )
 
 
-class Produce(Relayed):
+class Produce(Relayed[ProduceResult]):
     """Produce: parts are written anew around views of the client's records."""
 
-    kind = Kind.PRODUCE
     operation = Operation.WRITE
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
@@ -320,7 +355,7 @@ class Produce(Relayed):
         self.silent = self.skim.acks == 0
         self.deadline_ms = max(0, self.skim.timeout_ms)
         self.answer_ms = self.deadline_ms + SLACK_MS
-        self._names = [(p.topic, p.topic_id, p.partition) for p in self.skim.partitions]
+        self._names = [Named(p.topic, p.topic_id, p.partition) for p in self.skim.partitions]
 
     def names(self) -> Sequence[Named]:
         return self._names
@@ -349,14 +384,14 @@ class Produce(Relayed):
         )
         return encode_produce_request(header.api_version, header.correlation_id, header.client_id, some)
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+    def decode(self, data: Buffer) -> list[ItemAnswer[ProduceResult]]:
         response = decode_produce_response(data, self.header.api_version)
-        return [(r.topic_id, r.topic, r.partition, r.error, r) for r in response.results]
+        return [ItemAnswer(Named(r.topic, r.topic_id, r.partition), r.error, r) for r in response.results]
 
-    def join(self, results: list[Any]) -> list[Buffer]:
+    def join(self, results: list[ProduceResult]) -> list[Buffer]:
         return [encode_produce_response(self.header, results)]
 
-    def settle(self, results: Sequence[Any], count: int) -> None:
+    def settle(self, results: Sequence[ProduceResult], count: int) -> None:
         if self.silent and any(result.error for result in results):
             self.close()  # as in `failure`
         else:
@@ -375,11 +410,11 @@ _REASONS: Final = {
 }
 
 
-class Fetch(Relayed):
+class Fetch(Relayed[FetchResult]):
     """Fetch: parts share `max_bytes`, and don't wait long for one another."""
 
-    kind = Kind.FETCH
     operation = Operation.READ
+    leader_change_hint = True
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)
@@ -387,12 +422,12 @@ class Fetch(Relayed):
         wait_ms = max(0, self.fetch.max_wait_ms)
         self.hold_ms = min(wait_ms, 1_000)
         self.answer_ms = wait_ms + FETCH_SLACK_MS
-        self._names = [(p.topic, p.topic_id, p.partition) for p in self.fetch.partitions]
+        self._names = [Named(p.topic, p.topic_id, p.partition) for p in self.fetch.partitions]
 
     def names(self) -> Sequence[Named]:
         return self._names
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight | None:
+    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
         if self.fetch.is_incremental:
             self._end(encode_fetch_response(self.header, [], error=FETCH_SESSION_ID_NOT_FOUND))
             return None
@@ -414,11 +449,11 @@ class Fetch(Relayed):
         )
         return [encode_fetch_request(header.api_version, header.correlation_id, header.client_id, part)]
 
-    def decode(self, data: Buffer) -> list[tuple[TopicId | None, str, int, int, Any]]:
+    def decode(self, data: Buffer) -> list[ItemAnswer[FetchResult]]:
         response = decode_fetch_response(data, self.header.api_version)
-        return [(r.topic_id, r.topic, r.partition, r.error, r) for r in response.results]
+        return [ItemAnswer(Named(r.topic, r.topic_id, r.partition), r.error, r) for r in response.results]
 
-    def join(self, results: list[Any]) -> list[Buffer]:
+    def join(self, results: list[FetchResult]) -> list[Buffer]:
         return encode_fetch_response(self.header, results)
 
 

@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -26,7 +26,8 @@ from penstock_frontend.authorizer import AllowAll, Authorizer, Principal, Resour
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.node_stream import NodeStream
 from penstock_gateway.relay.requests import LeaderChangeHint, Part, Relayed, Unknown, Veto
-from penstock_gateway.routing.in_flight import InFlight, InFlightTable, Kind
+from penstock_gateway.routing.in_flight import InFlight, InFlightTable
+from penstock_kafka.wire.apis import OnLoss
 from penstock_kafka.wire.primitives import Buffer
 from penstock_proto.fast.forward import InFrame, OutFrame
 from penstock_proto.v1 import storage_pb2 as pb
@@ -134,13 +135,13 @@ class RelaySession:
         self._relay = relay
         self._client = client
         self._metrics = relay.metrics
-        self._table = InFlightTable(relay.metadata.image, relay.clock_ms)
+        self._table: InFlightTable[Part] = InFlightTable(relay.metadata.image, relay.clock_ms)
         self._leader_hint = LeaderChangeHint(self._table.leader)
         self._unknown = Unknown(relay.clock_ms)
         self._streams: dict[NodeId, _Link] = {}
         self._failures: dict[NodeId, int] = {}
         self._closed = False
-        self._silent: deque[Relayed] = deque()
+        self._silent: deque[Relayed[Any]] = deque()
         """Requests that nobody waits for, in order of arrival; those at the front may be over."""
         self._leaving_until_ms = 0
         self.waiting_count = 0
@@ -148,9 +149,9 @@ class RelaySession:
 
     # -- from the client ------------------------------------------------------------------
 
-    def submit(self, request: Relayed) -> None:
+    def submit(self, request: Relayed[Any]) -> None:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
-        if request.kind is Kind.PRODUCE:
+        if request.on_loss is OnLoss.MAYBE_WRITTEN:
             request.unknown = self._unknown
         self._relay.busy.add(self)
         flight = request.start(self._relay.metadata.image, self._veto(request))
@@ -167,24 +168,24 @@ class RelaySession:
         while self._silent and self._silent[0].finished:
             self._silent.popleft()
 
-    def _count_errors(self, request: Relayed) -> None:
+    def _count_errors(self, request: Relayed[Any]) -> None:
         for code in request.error_codes:
             self._metrics.kafka.count_error(request.header.api_key, code)
         request.error_codes.clear()
 
-    def _veto(self, request: Relayed) -> Veto | None:
+    def _veto(self, request: Relayed[Any]) -> Veto | None:
         """Who may not, or had better look for the leader again."""
-        nudge = self._leader_hint if request.kind is Kind.FETCH else None
+        hint = self._leader_hint if request.leader_change_hint else None
         authorizer = self._relay.authorizer
         if isinstance(authorizer, AllowAll):
-            return nudge
+            return hint
 
         def veto(key: TopicPartition, image: MetadataImage) -> ErrorCode:
             topic = image.topics[key.topic_id].name
             who = self._client.principal
             if not authorizer.authorize(who, request.operation, ResourceType.TOPIC, topic):
                 return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return ErrorCode.NONE if nudge is None else nudge(key, image)
+            return ErrorCode.NONE if hint is None else hint(key, image)
 
         return veto
 
@@ -265,7 +266,7 @@ class RelaySession:
         version = self._relay.metadata.image.version
         frames = []
         for flight in self._table.take(node_id, TAKE_BYTES_MAX):
-            part = _part(flight)
+            part = flight.payload
             buffers = part.buffers()
             size = sum(map(len, buffers))
             self._metrics.to_nodes_bytes += size
@@ -294,17 +295,17 @@ class RelaySession:
         hit("gateway.answer.after")
         self._carry_out()
 
-    def _answered(self, flight: InFlight, frame: InFrame, chunks: list[Buffer]) -> None:
-        part = _part(flight)
+    def _answered(self, flight: InFlight[Part], frame: InFrame, chunks: list[Buffer]) -> None:
+        part = flight.payload
         request = part.request
         try:
             has_body = not (frame.none or frame.close_connection)
-            if frame.concerns_router and flight.kind is not Kind.FETCH and has_body:
-                refused, failed, results = request.refused(part, chunks)
-                if refused or failed:
-                    if self._table.refused(flight, refused, failed):
-                        self._metrics.reroutes += len(refused)
-                        request.settle(results, len(results))
+            if frame.concerns_router and flight.on_loss is not OnLoss.ASK_CLIENT and has_body:
+                answer = request.refused(part, chunks)
+                if answer.refused or answer.sent_again:
+                    if self._table.refused(flight, answer.refused, answer.sent_again):
+                        self._metrics.reroutes += len(answer.refused)
+                        request.settle(answer.results, len(answer.results))
                     return
             if not self._table.answered(flight):
                 return  # answered here already: it came too late
@@ -327,7 +328,7 @@ class RelaySession:
         if table.answers:
             answers, table.answers = table.answers, []
             for flight, code in answers:
-                part = _part(flight)
+                part = flight.payload
                 self._metrics.moved[part.request.header.api_key] += 1
                 part.request.failed(part, code)
                 self._count_errors(part.request)
@@ -374,13 +375,6 @@ class _Link:
     """A stream with what is out on it: flights and the chunks of unfinished responses by request id."""
 
     stream: NodeStream
-    flights: dict[int, InFlight]
+    flights: dict[int, InFlight[Part]]
     chunks: dict[int, list[Buffer]]
     last_id: int = 0
-
-
-def _part(flight: InFlight) -> Part:
-    part = flight.payload
-    if not isinstance(part, Part):
-        raise TypeError("a flight of this session carries a Part")
-    return part

@@ -27,12 +27,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Generic, TypeVar
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage
 from penstock_gateway.routing.retry_gate import RetryGate
 from penstock_kafka.producer_retries import ProducerSequence
+from penstock_kafka.wire.apis import OnLoss
+
+P = TypeVar("P")
 
 GRACE_MS = 300
 """How long a live node that lost leadership may take to answer what it was sent."""
@@ -42,14 +46,6 @@ SWEEP_MS = 1_000
 
 RETRY_MS = 100
 """How long a refused flight waits before it is tried at the same leader again."""
-
-
-class Kind(Enum):
-    """What a lost node means for a flight."""
-
-    PRODUCE = auto()
-    FETCH = auto()
-    QUERY = auto()
 
 
 class State(Enum):
@@ -62,18 +58,18 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
+class InFlight(Generic[P]):
     """One request, or part of one. `payload` belongs to the shell."""
 
-    kind: Kind
+    on_loss: OnLoss
     partitions: Sequence[TopicPartition]
-    payload: object
+    payload: P
     size_bytes: int
     hold_ms: int
     """Longest time unsent."""
     answer_ms: int
     """Longest time that the node may take."""
-    split: Callable[[Sequence[Sequence[int]]], Sequence[InFlight]]
+    split: Callable[[Sequence[Sequence[int]]], Sequence[InFlight[P]]]
     """Parts of this flight by groups of indices into `partitions`."""
     sequence: Callable[[int], ProducerSequence | None] = lambda _: None
     """The idempotent producer's place of the batch for `partitions[i]`, if it has one."""
@@ -89,36 +85,36 @@ class InFlight:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _Stream(Generic[P]):
     node_epoch: int
     ready: bool = False
-    queue: deque[InFlight] = field(default_factory=deque)
-    sent: dict[InFlight, None] = field(default_factory=dict)
+    queue: deque[InFlight[P]] = field(default_factory=deque)
+    sent: dict[InFlight[P], None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Line:
+class _Line(Generic[P]):
     """Produce flights of one partition: how many are out at which node, and who waits."""
 
     node_id: NodeId = NO_NODE
     out: int = 0
-    held: list[InFlight] = field(default_factory=list)
+    held: list[InFlight[P]] = field(default_factory=list)
 
 
-class InFlightTable:
+class InFlightTable(Generic[P]):
     """Decides for one client connection; see the module's text."""
 
     def __init__(self, image: MetadataImage, clock_ms: Callable[[], int]) -> None:
         self._image = image
         self._clock_ms = clock_ms
-        self._streams: dict[NodeId, _Stream] = {}
-        self._held: dict[InFlight, None] = {}
-        self._lines: dict[TopicPartition, _Line] = {}
+        self._streams: dict[NodeId, _Stream[P]] = {}
+        self._held: dict[InFlight[P], None] = {}
+        self._lines: dict[TopicPartition, _Line[P]] = {}
         self._retry_gate: RetryGate[TopicPartition] = RetryGate()
         self._seq = 0
         self._grace = False
         self._sweep_ms = 0
-        self.answers: list[tuple[InFlight, ErrorCode]] = []
+        self.answers: list[tuple[InFlight[P], ErrorCode]] = []
         """Flights to answer with a failure, for each of their partitions."""
         self.wanted: set[NodeId] = set()
         """Nodes to open a stream to."""
@@ -129,11 +125,11 @@ class InFlightTable:
 
     # -- events ---------------------------------------------------------------------
 
-    def submit(self, flight: InFlight) -> None:
+    def submit(self, flight: InFlight[P]) -> None:
         """A client's request, in the order of arrival."""
         self._seq += 1
         flight.seq = self._seq
-        if self._retry_gate and flight.kind is Kind.PRODUCE:
+        if self._retry_gate and flight.on_loss is OnLoss.MAYBE_WRITTEN:
             self._enter_fenced(flight)
         else:
             self._enter(flight)
@@ -159,7 +155,7 @@ class InFlightTable:
         for flight in unsent:
             self._hold_or_answer(flight)
         for flight in sent:
-            if flight.kind is Kind.QUERY:
+            if flight.on_loss is OnLoss.ASK_AGAIN:
                 self._hold(flight)
             else:
                 self._fail(flight, _lost_code(flight))
@@ -176,18 +172,18 @@ class InFlightTable:
         now = self._clock_ms()
         for node_id, stream in self._streams.items():
             self._follow_leaders(node_id, stream, now)
-        for flight in [f for f in self._held if f.kind is Kind.FETCH and self._moved(f, f.node_id)]:
+        for flight in [f for f in self._held if f.on_loss is OnLoss.ASK_CLIENT and self._moved(f, f.node_id)]:
             self._release(flight)
             self._fail(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._retry_held()
 
-    def take(self, node_id: NodeId, most_bytes: int) -> list[InFlight]:
+    def take(self, node_id: NodeId, most_bytes: int) -> list[InFlight[P]]:
         """The next flights to send to that node, at least one when any waits.
 
         They count as sent from now on.
         """
         stream = self._streams.get(node_id)
-        taken: list[InFlight] = []
+        taken: list[InFlight[P]] = []
         if stream is None:
             return taken
         now = self._clock_ms()
@@ -203,7 +199,7 @@ class InFlightTable:
             self.awake.discard(node_id)
         return taken
 
-    def answered(self, flight: InFlight) -> bool:
+    def answered(self, flight: InFlight[P]) -> bool:
         """The node answered; False when it came too late to matter."""
         if flight.state is not State.SENT:
             return False
@@ -211,7 +207,7 @@ class InFlightTable:
         self._release_lines(flight)
         return True
 
-    def refused(self, flight: InFlight, indices: Sequence[int], failed: Sequence[int] = ()) -> bool:
+    def refused(self, flight: InFlight[P], indices: Sequence[int], failed: Sequence[int] = ()) -> bool:
         """The node answered, but refused these partitions before it did anything.
 
         They are routed again, but not past a batch that the node, in this flight or an earlier
@@ -236,7 +232,11 @@ class InFlightTable:
             part.retry_ms = now + RETRY_MS
             self._hold(part)
         refused = {flight.partitions[i] for i in indices}
-        behind = {f for f in stream.queue if f.kind is Kind.PRODUCE and not refused.isdisjoint(f.partitions)}
+        behind = {
+            f
+            for f in stream.queue
+            if f.on_loss is OnLoss.MAYBE_WRITTEN and not refused.isdisjoint(f.partitions)
+        }
         if behind:
             self._pull_back(stream, behind)
         self._release_lines(flight)
@@ -301,10 +301,10 @@ class InFlightTable:
             return NO_NODE
         return partition.leader
 
-    def _moved(self, flight: InFlight, node_id: NodeId) -> bool:
+    def _moved(self, flight: InFlight[P], node_id: NodeId) -> bool:
         return any(self.leader(key) != node_id for key in flight.partitions)
 
-    def _enter(self, flight: InFlight) -> None:
+    def _enter(self, flight: InFlight[P]) -> None:
         """Queue a flight that is in no line, or hold it; splits it when leaders differ."""
         groups: dict[NodeId, list[int]] = {}
         for i, key in enumerate(flight.partitions):
@@ -317,7 +317,7 @@ class InFlightTable:
         else:
             self._enter_one(flight, next(iter(groups), NO_NODE))
 
-    def _enter_fenced(self, flight: InFlight) -> None:
+    def _enter_fenced(self, flight: InFlight[P]) -> None:
         """As `_enter`, but what is behind a failed batch of its producer fails too."""
         now = self._clock_ms()
         ways: tuple[list[int], list[int]] = [], []
@@ -330,8 +330,8 @@ class InFlightTable:
                 self._enter(part)
 
     def _parted(
-        self, flight: InFlight, ways: tuple[Sequence[int], Sequence[int]]
-    ) -> list[tuple[InFlight, bool]]:
+        self, flight: InFlight[P], ways: tuple[Sequence[int], Sequence[int]]
+    ) -> list[tuple[InFlight[P], bool]]:
         """What of a flight goes the first way and what the second, by indices into its partitions."""
         if not (ways[0] and ways[1]):
             return [(flight, bool(ways[1]))]
@@ -341,16 +341,16 @@ class InFlightTable:
             part.seq, part.expires_ms = flight.seq, flight.expires_ms
         return list(zip(parts, (False, True), strict=True))
 
-    def _enter_one(self, flight: InFlight, leader: NodeId) -> None:
+    def _enter_one(self, flight: InFlight[P], leader: NodeId) -> None:
         flight.node_id = leader
-        if leader == NO_NODE and flight.kind is Kind.FETCH:
+        if leader == NO_NODE and flight.on_loss is OnLoss.ASK_CLIENT:
             self._fail(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif self._may_go(flight, leader):
             self._queue(flight, leader)
         else:
             self._hold(flight)
 
-    def _may_go(self, flight: InFlight, leader: NodeId) -> bool:
+    def _may_go(self, flight: InFlight[P], leader: NodeId) -> bool:
         if leader == NO_NODE:
             return False
         stream = self._streams.get(leader)
@@ -365,7 +365,7 @@ class InFlightTable:
             partition = self._partition(flight.partitions[0])
             if partition is None or flight.refused_by == (leader, partition.leader_epoch):
                 return False
-        if flight.kind is not Kind.PRODUCE:
+        if flight.on_loss is not OnLoss.MAYBE_WRITTEN:
             return True
         for key in flight.partitions:
             line = self._lines.get(key)
@@ -375,10 +375,10 @@ class InFlightTable:
                 return False
         return True
 
-    def _queue(self, flight: InFlight, leader: NodeId) -> None:
+    def _queue(self, flight: InFlight[P], leader: NodeId) -> None:
         flight.state = State.QUEUED
         flight.node_id = leader
-        if flight.kind is Kind.PRODUCE:
+        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
             for key in flight.partitions:
                 line = self._lines.get(key)
                 if line is None:
@@ -388,17 +388,17 @@ class InFlightTable:
         self._streams[leader].queue.append(flight)
         self.awake.add(leader)
 
-    def _follow_leaders(self, node_id: NodeId, stream: _Stream, now: int) -> None:
+    def _follow_leaders(self, node_id: NodeId, stream: _Stream[P], now: int) -> None:
         """A live node lost leadership of some partitions."""
         for flight in stream.sent:
-            if flight.kind is not Kind.QUERY and self._moved(flight, node_id):
+            if flight.on_loss is not OnLoss.ASK_AGAIN and self._moved(flight, node_id):
                 flight.until_ms = min(flight.until_ms, now + GRACE_MS)
                 self._grace = True
         moved = {f for f in stream.queue if self._moved(f, node_id)}
         if moved:
             self._pull_back(stream, moved)
 
-    def _pull_back(self, stream: _Stream, wrong: set[InFlight]) -> None:
+    def _pull_back(self, stream: _Stream[P], wrong: set[InFlight[P]]) -> None:
         """Take unsent flights off a queue that are not to go there, to be routed again.
 
         Those behind them come along, Fetch apart: they may share a partition with one that
@@ -407,8 +407,8 @@ class InFlightTable:
         queue, stream.queue = stream.queue, deque()
         pulling = False
         for flight in queue:
-            pulling = pulling or (flight in wrong and flight.kind is not Kind.FETCH)
-            if flight in wrong or (pulling and flight.kind is not Kind.FETCH):
+            pulling = pulling or (flight in wrong and flight.on_loss is not OnLoss.ASK_CLIENT)
+            if flight in wrong or (pulling and flight.on_loss is not OnLoss.ASK_CLIENT):
                 self._leave_lines(flight)
                 self._hold_or_answer(flight)
             else:
@@ -416,9 +416,9 @@ class InFlightTable:
 
     # -- holding, landing, failing ----------------------------------------------------
 
-    def _hold_or_answer(self, flight: InFlight) -> None:
+    def _hold_or_answer(self, flight: InFlight[P]) -> None:
         """An unsent flight whose node is no longer the one to send it to."""
-        if flight.kind is Kind.FETCH:
+        if flight.on_loss is OnLoss.ASK_CLIENT:
             self._fail(flight, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         ways: tuple[list[int], list[int]] = [], []
@@ -431,21 +431,21 @@ class InFlightTable:
             else:
                 self._hold(part)
 
-    def _hold(self, flight: InFlight) -> None:
+    def _hold(self, flight: InFlight[P]) -> None:
         flight.state = State.HELD
         if not flight.expires_ms:
             flight.expires_ms = self._clock_ms() + flight.hold_ms
         flight.until_ms = flight.expires_ms
         self._held[flight] = None
-        if flight.kind is Kind.PRODUCE:
+        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
             for key in flight.partitions:
                 line = self._lines.setdefault(key, _Line())
                 insort(line.held, flight, key=_seq)
 
-    def _release(self, flight: InFlight) -> None:
+    def _release(self, flight: InFlight[P]) -> None:
         """Take a held flight out of its lines."""
         del self._held[flight]
-        if flight.kind is Kind.PRODUCE:
+        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
             for key in flight.partitions:
                 line = self._lines[key]
                 line.held.remove(flight)
@@ -455,7 +455,7 @@ class InFlightTable:
         for flight in sorted(self._held, key=_seq):
             self._retry(flight)
 
-    def _retry(self, flight: InFlight) -> None:
+    def _retry(self, flight: InFlight[P]) -> None:
         if flight.state is not State.HELD:
             return
         leaders = {self.leader(key) for key in flight.partitions}
@@ -468,27 +468,27 @@ class InFlightTable:
             self._release(flight)
             self._queue(flight, leader)
 
-    def _leave_lines(self, flight: InFlight) -> None:
-        if flight.kind is Kind.PRODUCE:
+    def _leave_lines(self, flight: InFlight[P]) -> None:
+        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
             for key in flight.partitions:
                 line = self._lines[key]
                 line.out -= 1
                 self._tidy(key, line)
 
-    def _tidy(self, key: TopicPartition, line: _Line) -> None:
+    def _tidy(self, key: TopicPartition, line: _Line[P]) -> None:
         if not line.out and not line.held:
             self._lines.pop(key, None)
 
-    def _land(self, flight: InFlight) -> None:
+    def _land(self, flight: InFlight[P]) -> None:
         """A sent flight is out no more."""
         stream = self._streams[flight.node_id]
         del stream.sent[flight]
         flight.state = State.DONE
         self._leave_lines(flight)
 
-    def _release_lines(self, flight: InFlight) -> None:
+    def _release_lines(self, flight: InFlight[P]) -> None:
         """Let those go that waited behind a flight."""
-        if flight.kind is not Kind.PRODUCE:
+        if flight.on_loss is not OnLoss.MAYBE_WRITTEN:
             return
         for key in flight.partitions:
             line = self._lines.get(key)
@@ -496,18 +496,18 @@ class InFlightTable:
                 for waiting in list(line.held):
                     self._retry(waiting)
 
-    def _answer(self, flight: InFlight, code: ErrorCode) -> None:
+    def _answer(self, flight: InFlight[P], code: ErrorCode) -> None:
         flight.state = State.DONE
         self.answers.append((flight, code))
 
-    def _fail(self, flight: InFlight, code: ErrorCode) -> None:
+    def _fail(self, flight: InFlight[P], code: ErrorCode) -> None:
         """Answer a flight that is in no line, and fail those behind it."""
         self._answer(flight, code)
-        if flight.kind is Kind.PRODUCE:
+        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
             for i in range(len(flight.partitions)):
                 self._fail_behind(flight, i)
 
-    def _fail_behind(self, flight: InFlight, index: int) -> None:
+    def _fail_behind(self, flight: InFlight[P], index: int) -> None:
         """A partition's batch failed: so must those behind it, held here or still to come."""
         now = self._clock_ms()
         work = [(flight, index)]
@@ -522,12 +522,12 @@ class InFlightTable:
                 work += [(behind, j) for j in range(len(behind.partitions))]
 
 
-def _seq(flight: InFlight) -> int:
+def _seq(flight: InFlight[Any]) -> int:
     return flight.seq
 
 
-def _lost_code(flight: InFlight) -> ErrorCode:
+def _lost_code(flight: InFlight[Any]) -> ErrorCode:
     """What a sent flight is answered when no answer will come."""
-    if flight.kind is Kind.PRODUCE:
+    if flight.on_loss is OnLoss.MAYBE_WRITTEN:
         return ErrorCode.REQUEST_TIMED_OUT
     return ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_EPOCH
@@ -45,7 +45,7 @@ class OffsetAnswer:
     leader_epoch: int
 
 
-def submit(session: RelaySession, kind: type[Relayed], frame: Buffer) -> asyncio.Future[Buffer]:
+def submit(session: RelaySession, kind: type[Relayed[Any]], frame: Buffer) -> asyncio.Future[Buffer]:
     """Relay a frame; the future has the whole response, or raises PenstockError."""
     future: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
 
