@@ -14,7 +14,9 @@ from typing import Any
 from penstock_core.errors import PenstockError
 from penstock_frontend.authorizer import ANONYMOUS
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE
-from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.relay.fetch import Fetch
+from penstock_gateway.relay.produce import Produce
+from penstock_gateway.relay.request import Ending, Outcome, Relayed
 from penstock_gateway.relay.session import ClientInfo, RelaySession
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import parse_request_header

@@ -18,7 +18,7 @@ from penstock_frontend.authorizer import ANONYMOUS, AllowAll
 from penstock_frontend.cluster.find_coordinator import Coordinators
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.relay.groups import GROUP_CALLS
-from penstock_gateway.relay.requests import Outcome
+from penstock_gateway.relay.request import Outcome
 from penstock_gateway.relay.session import ClientInfo
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey

@@ -20,7 +20,7 @@ from penstock_frontend.authorizer import ANONYMOUS, AllowAll
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.queries import ListOffsetsQuery
-from penstock_gateway.relay.requests import Outcome, Relayed
+from penstock_gateway.relay.request import Outcome, Relayed
 from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response

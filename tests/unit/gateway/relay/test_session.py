@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_gateway.relay.fetch import Fetch
+from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import ListOffsetsQuery, encode_list_offsets, read_answers
-from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.relay.request import Ending, Outcome, Relayed
 from penstock_gateway.routing import in_flight
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.wire.fetch import (

@@ -15,14 +15,12 @@ from typing import Any, Final
 
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
+from penstock_gateway.relay.describe_producers import ProducersQuery
+from penstock_gateway.relay.fetch import Fetch
 from penstock_gateway.relay.groups import GROUP_CALLS
-from penstock_gateway.relay.queries import (
-    DeleteRecordsQuery,
-    LeaderEpochQuery,
-    ListOffsetsQuery,
-    ProducersQuery,
-)
-from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.relay.produce import Produce
+from penstock_gateway.relay.queries import DeleteRecordsQuery, LeaderEpochQuery, ListOffsetsQuery
+from penstock_gateway.relay.request import Ending, Outcome, Relayed
 from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_gateway.routing.address_aliases import needs_distinct_names
 from penstock_kafka.wire.apis import ON_LOSS, RELAYED_ROUTES, ApiKey, require_entries

@@ -24,8 +24,11 @@ from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import AllowAll, Authorizer, Principal, ResourceType
 from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.relay.fetch import LeaderChangeHint
+from penstock_gateway.relay.items import Veto
 from penstock_gateway.relay.node_stream import NodeStream
-from penstock_gateway.relay.requests import LeaderChangeHint, Part, Relayed, Unknown, Veto
+from penstock_gateway.relay.produce import Produce, UnknownTopicGate
+from penstock_gateway.relay.request import Part, Relayed
 from penstock_gateway.routing.in_flight import InFlight, InFlightTable
 from penstock_kafka.wire.apis import OnLoss
 from penstock_kafka.wire.primitives import Buffer
@@ -137,7 +140,7 @@ class RelaySession:
         self._metrics = relay.metrics
         self._table: InFlightTable[Part] = InFlightTable(relay.metadata.image, relay.clock_ms)
         self._leader_hint = LeaderChangeHint(self._table.leader)
-        self._unknown = Unknown(relay.clock_ms)
+        self._unknown_topics = UnknownTopicGate(relay.clock_ms)
         self._streams: dict[NodeId, _Link] = {}
         self._failures: dict[NodeId, int] = {}
         self._closed = False
@@ -151,8 +154,8 @@ class RelaySession:
 
     def submit(self, request: Relayed[Any]) -> None:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
-        if request.on_loss is OnLoss.MAYBE_WRITTEN:
-            request.unknown = self._unknown
+        if isinstance(request, Produce):
+            request.unknown_topics = self._unknown_topics
         self._relay.busy.add(self)
         flight = request.start(self._relay.metadata.image, self._veto(request))
         if request.error_codes:

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_EPOCH
+from penstock_gateway.relay.fetch import Fetch
+from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import NATIVE_VERSION, ListOffsetsQuery, encode_list_offsets, read_answers
-from penstock_gateway.relay.requests import Ending, Fetch, Outcome, Produce, Relayed
+from penstock_gateway.relay.request import Ending, Outcome, Relayed
 from penstock_gateway.relay.session import RelaySession
 from penstock_kafka.wire.fetch import (
     FetchPartition,
