@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,17 @@ class Gateway:
                 part.frame_bytes = len(frame)
                 for name, value in first.items():
                     setattr(part, name, value)
-            request = storage_pb2.ForwardRequest(frames=[part])
-            if self.opened is not None:
-                request.open.CopyFrom(self.opened)
-                self.opened = None
-            await self.call.write(request)
+            await self._write(part)
+
+    async def send_part(self, request_id: int, chunk: bytes, *, last: bool = False, **first: int) -> None:
+        await self._write(storage_pb2.ForwardFrame(request_id=request_id, chunk=chunk, last=last, **first))
+
+    async def _write(self, part: storage_pb2.ForwardFrame) -> None:
+        request = storage_pb2.ForwardRequest(frames=[part])
+        if self.opened is not None:
+            request.open.CopyFrom(self.opened)
+            self.opened = None
+        await self.call.write(request)
 
     async def next(self) -> tuple[int, bytes, storage_pb2.ForwardResponseFrame]:
         """The next whole response."""
@@ -115,6 +122,24 @@ async def test_requests_are_appended_in_order_and_answered_with_their_ids(cluste
         answers[request_id] = decode_produce_response(body, 9).results[0].base_offset
     assert answers == {n: n - 1 for n in range(1, 21)}
     await gateway.close()
+
+
+async def test_an_announced_size_takes_no_memory(cluster: MiniCluster) -> None:
+    """Eight messages of 60 bytes took 800 MB: the buffer was made as large as the first part announced."""
+    gateways = [Gateway(cluster) for _ in range(8)]
+    tracemalloc.start()
+    try:
+        for gateway in gateways:
+            await gateway.send_part(1, b"0123456789", frame_bytes=100 << 20)
+            await gateway.send_part(2, b"0123456789", frame_bytes=100 << 20)
+        for gateway in gateways:  # the second part is of another request: what came before it was taken
+            with pytest.raises(grpc.aio.AioRpcError, match="parts of two requests"):
+                await asyncio.wait_for(gateway.call.read(), 60)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+        for gateway in gateways:
+            await gateway.close()
 
 
 async def test_large_requests_and_responses_travel_in_parts(cluster: MiniCluster) -> None:

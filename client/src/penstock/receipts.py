@@ -19,6 +19,8 @@ from penstock.errors import CommandError, ExitCode
 
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+"""A larger batch (of one large record) goes in several messages."""
 GRACE_S = 5.0
 """How much longer than the leader's own time an answer may take."""
 WATCH_INTERVAL_S = 0.25
@@ -77,14 +79,17 @@ def produce_with_receipts(
                 now_ms = time.time_ns() // 1_000_000
                 counts.append(len(batch))
                 patience.sent(time.monotonic())
-                yield gateway_pb2.ProduceRequest(
-                    request_id=number,
-                    topic=topic,
-                    partition=partition,
-                    records=build_batch([NewRecord(key=k, value=v, timestamp_ms=now_ms) for k, v in batch]),
-                    acks=acks,
-                    timeout_ms=timeout_ms,
-                )
+                data = build_batch([NewRecord(key=k, value=v, timestamp_ms=now_ms) for k, v in batch])
+                for start in range(0, len(data), MESSAGE_BYTES_MAX):
+                    yield gateway_pb2.ProduceRequest(
+                        request_id=number,
+                        topic=topic,
+                        partition=partition,
+                        records=data[start : start + MESSAGE_BYTES_MAX],
+                        acks=acks,
+                        timeout_ms=timeout_ms,
+                        more=start + MESSAGE_BYTES_MAX < len(data),
+                    )
         except GeneratorExit:
             raise  # the call is over, and gRPC wants no more: that is no failure of the source
         except BaseException as error:

@@ -97,6 +97,43 @@ async def test_produce_is_acknowledged_in_order(rig: Rig, stub: Stub) -> None:
     assert not any(r.HasField("receipt") for r in got[6:])
 
 
+async def test_a_large_batch_is_produced_in_several_messages(rig: Rig, stub: Stub) -> None:
+    large = bytes(range(256)) * 80_000
+
+    async def requests() -> AsyncIterator[pb.ProduceRequest]:
+        yield pb.ProduceRequest(request_id=1, topic="t", partition=1, records=b"before")
+        yield pb.ProduceRequest(request_id=2, topic="t", partition=1, records=large[:5_000_000], more=True)
+        for start in range(5_000_000, len(large), 5_000_000):
+            end = start + 5_000_000
+            yield pb.ProduceRequest(request_id=2, records=large[start:end], more=end < len(large))
+        yield pb.ProduceRequest(request_id=3, topic="t", partition=1, records=b"after")
+
+    got = await read(stub.Produce(requests()))
+    assert [(r.request_id, r.error.code, r.base_offset) for r in got] == [(1, 0, 0), (2, 0, 1), (3, 0, 2)]
+    assert rig.nodes[2].logs == {("t", 1): [b"before", large, b"after"]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([(1, b"abc", True), (2, b"def", False)], "request 2 begins before the end of request 1 came"),
+        ([(1, b"abc", True)], "the end of request 1 did not come"),
+        ([(1, bytes(6 << 20), True)] * 18, "above socket_request_max_bytes=104857600"),
+    ],
+)
+async def test_parts_of_a_batch_that_do_not_fit_end_the_stream(
+    rig: Rig, stub: Stub, parts: list[tuple[int, bytes, bool]], says: str
+) -> None:
+    async def requests() -> AsyncIterator[pb.ProduceRequest]:
+        for number, data, more in parts:
+            yield pb.ProduceRequest(request_id=number, topic="t", partition=1, records=data, more=more)
+
+    with pytest.raises(grpc.aio.AioRpcError, match=says) as failed:
+        await read(stub.Produce(requests()))
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rig.nodes[2].logs == {}
+
+
 async def test_a_range_passes_by_as_bytes(rig: Rig, stub: Stub) -> None:
     sent = [batch(4, b"abc"), batch(10, b"def" * 100_000, done=True)]
     rig.nodes[1].range_script = [sent]

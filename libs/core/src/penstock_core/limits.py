@@ -10,7 +10,10 @@ TOPIC_NAME_LENGTH_MAX = 249
 """Kafka's own bound: name, dash and partition must fit a file name of 255 bytes."""
 
 KAFKA_FRAME_BYTES_MAX = 100 * 1024 * 1024
-"""Largest Kafka request (Kafka: socket.request.max.bytes)."""
+"""Largest Kafka request unless a setting says otherwise (Kafka: socket.request.max.bytes)."""
+
+KAFKA_FRAME_BYTES_CEILING = 1024 * 1024 * 1024 + 1024 * 1024
+"""Most that the setting may say: the largest batch, and what a request has around it."""
 
 KAFKA_DECODED_BYTES_MAX = 2 * 1024 * 1024
 """Largest Kafka request but Produce: its parts become objects, tens of times its size."""
@@ -21,11 +24,18 @@ FORWARD_CHUNK_BYTES_MAX = 1024 * 1024
 GRPC_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Largest gRPC message. Above a chunk, because one batch may exceed every limit."""
 
-BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Largest record batch that a topic may allow (max.message.bytes is below it)."""
+BATCH_BYTES_MAX = 1024 * 1024 * 1024
+"""Largest record batch that a topic may allow (max.message.bytes is not above it)."""
+
+WHOLE_BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""Largest record batch that goes between processes in one gRPC message; a larger one goes in pieces."""
+
+PIECE_BYTES = 1024 * 1024
+"""Size of a piece of a larger batch; the last one is shorter."""
 
 DECOMPRESSED_BATCH_BYTES_MAX = 32 * 1024 * 1024
-"""Largest size that a produced batch may decompress to: it is checked in memory."""
+"""Largest size that a produced batch may decompress to, unless its topic's max.message.bytes is more:
+it is checked in memory."""
 
 DECOMPRESSION_RATIO_MAX = 1100
 """Largest growth of a batch above 1 MiB (gzip's own limit is 1032): a bomb stops here."""

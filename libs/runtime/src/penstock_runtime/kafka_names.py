@@ -58,6 +58,7 @@ KAFKA_NAMES: Final[Mapping[str, Ours]] = {
     "offsets.topic.num.partitions": Ours(("offsets_topic_num_partitions",)),
     "replica.high.watermark.checkpoint.interval.ms": Ours(("checkpoint_interval_ms",)),
     "replica.lag.time.max.ms": Ours(("replica_lag_time_max_ms",)),
+    "socket.request.max.bytes": Ours(("socket_request_max_bytes",)),
 }
 """Kafka's name to what a process is told here when it starts."""
 

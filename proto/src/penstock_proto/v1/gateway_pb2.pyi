@@ -312,6 +312,7 @@ class ProduceRequest(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the client, echoed in the response."""
     topic: _builtins.str
@@ -322,6 +323,10 @@ class ProduceRequest(_message.Message):
     """1 or -1 (all); 0 is taken as -1."""
     timeout_ms: _builtins.int
     """How long the leader may wait for its replicas, in ms; 0 means 30,000."""
+    more: _builtins.bool
+    """The rest of a large batch follows in the next messages, which need no more than request_id and
+    records; the last one has this false.
+    """
     def __init__(
         self,
         *,
@@ -331,10 +336,11 @@ class ProduceRequest(_message.Message):
         records: _builtins.bytes = ...,
         acks: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "partition", b"partition", "records", b"records", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "more", b"more", "partition", b"partition", "records", b"records", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

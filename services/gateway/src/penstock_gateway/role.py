@@ -27,7 +27,7 @@ from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
-from penstock_frontend.listener.listener import KafkaListener
+from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
@@ -162,7 +162,8 @@ class Gateway:
             for addresses in (self._addresses, apart)
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
-        self._listeners = [KafkaListener(s, handler, lifecycle) for s in settings.listeners]
+        limits = ListenerLimits(frame_bytes_max=settings.socket_request_max_bytes)
+        self._listeners = [KafkaListener(s, handler, lifecycle, limits) for s in settings.listeners]
         self._http = HttpServer(
             settings.http_bind,
             lifecycle,
@@ -191,7 +192,9 @@ class Gateway:
             for listener in self._listeners:
                 bound = self._bound[listener.name] = await listener.start()
                 self._own[listener.name] = _own_listener(listener.settings, bound.port)
-            service = GatewayService(self._relay, lambda: self._grpc_endpoint)
+            service = GatewayService(
+                self._relay, lambda: self._grpc_endpoint, settings.socket_request_max_bytes
+            )
             grpc_server, grpc_bound = await serve(
                 settings.grpc_bind, service.add_to, allow_insecure_bind=settings.allow_insecure_bind
             )

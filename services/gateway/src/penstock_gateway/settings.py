@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
 from penstock_runtime.settings import ListenerSettings, RoleSettings
 
 
@@ -43,6 +44,12 @@ class GatewaySettings(RoleSettings):
     auto_create_topics: bool = Field(
         False,
         description="make topics that a client asks for and that are not there, with the cluster's defaults",
+    )
+    socket_request_max_bytes: int = Field(
+        KAFKA_FRAME_BYTES_MAX,
+        ge=1024,
+        le=KAFKA_FRAME_BYTES_CEILING,
+        description="largest Kafka request that is taken, in bytes; a larger one closes its connection",
     )
     stale_after_ms: int = Field(
         10_000,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc.aio
@@ -255,13 +256,18 @@ class StorageNode:
             auto_create=settings.auto_create_topics,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
-        self._listeners = [KafkaListener(each, handler, lifecycle, LIMITS) for each in settings.listeners]
+        listener_limits = replace(LIMITS, frame_bytes_max=settings.socket_request_max_bytes)
+        self._listeners = [
+            KafkaListener(each, handler, lifecycle, listener_limits) for each in settings.listeners
+        ]
         self._register_metrics()
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
         settings, lifecycle = self._settings, self._lifecycle
         codec.preload()
-        forward = ForwardService(self._data, self._manager, self._metadata)
+        forward = ForwardService(
+            self._data, self._manager, self._metadata, self._settings.socket_request_max_bytes
+        )
         self._server, bound = await serve(
             settings.grpc_bind,
             lambda s: add_storage_service(

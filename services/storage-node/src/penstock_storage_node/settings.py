@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from pydantic import Field, field_validator
 
 from penstock_core.config.catalog import NODE_STATIC
+from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
 from penstock_runtime.settings import ListenerSettings, RoleSettings
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
@@ -91,6 +92,12 @@ class StorageNodeSettings(RoleSettings):
         description="how long directories of logs that no topic owns (-stray) are kept, in ms; -1 = for ever",
     )
 
+    socket_request_max_bytes: int = Field(
+        KAFKA_FRAME_BYTES_MAX,
+        ge=1024,
+        le=KAFKA_FRAME_BYTES_CEILING,
+        description="largest Kafka request that is taken, in bytes; a larger one closes its connection",
+    )
     auto_create_topics: bool = Field(
         False,
         description="make topics that a client asks for and that are not there, with the cluster's defaults",
@@ -143,6 +150,7 @@ class StorageNodeSettings(RoleSettings):
             "offsets.retention.check.interval.ms": self.offsets_retention_check_interval_ms,
             "offsets.retention.minutes": self.offsets_retention_minutes,
             "replica.lag.time.max.ms": self.replica_lag_time_max_ms,
+            "socket.request.max.bytes": self.socket_request_max_bytes,
         }
         return {name: str(v) for name, v in values.items() if NODE_STATIC[name].default != str(v)}
 

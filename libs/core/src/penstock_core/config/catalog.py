@@ -258,6 +258,11 @@ NODE_STATIC: Final[Mapping[str, Setting]] = {
     "replica.lag.time.max.ms": Setting(
         _LONG, "A follower that is behind for that long leaves the ISR, in ms.", "10000"
     ),
+    "socket.request.max.bytes": Setting(
+        _INT,
+        "Largest request that this node takes, in bytes; gateways have a setting of their own.",
+        "104857600",
+    ),
 }
 """Settings of a storage node's process: shown, and changed by a restart with another value."""
 

@@ -110,7 +110,7 @@ async def wait_for_records(session: RelaySession, at: Sequence[tuple[str, int, i
 
 
 def produce(
-    session: RelaySession, topic: str, partition: int, records: bytes, acks: int, timeout_ms: int
+    session: RelaySession, topic: str, partition: int, records: bytes | bytearray, acks: int, timeout_ms: int
 ) -> asyncio.Future[Buffer]:
     """Append a batch; the future has the raw response, with a receipt, for `produce_result`."""
     one = ProducePartition(topic, None, partition, memoryview(records))

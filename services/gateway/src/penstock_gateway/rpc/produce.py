@@ -1,6 +1,7 @@
 """One native Produce stream: batches in, acknowledgements out in the order of the requests.
 
-Unacknowledged batches are bounded by count and bytes; then the stream is read no
+A batch too large for one message comes in several, and takes memory as they come. Unacknowledged
+batches are bounded by count and bytes; then the stream is read no
 further, and gRPC's flow control holds the client.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_gateway.relay.session import RelaySession
 from penstock_gateway.rpc.offsets import produce, produce_result
 from penstock_kafka.wire.primitives import Buffer
@@ -23,13 +25,29 @@ TIMEOUT_DEFAULT_MS: Final = 30_000
 TIMEOUT_MAX_MS: Final = 600_000
 
 
+class _Waiting(NamedTuple):
+    """A request that is not answered yet."""
+
+    request: pb.ProduceRequest
+    size_bytes: int
+    answer: asyncio.Future[Buffer]
+
+
 class ProduceStream:
     """State of one stream; `read` and `responses` run side by side."""
 
-    def __init__(self, session: RelaySession, may_write: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        session: RelaySession,
+        may_write: Callable[[str], bool],
+        batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+    ) -> None:
+        self._batch_bytes_max = batch_bytes_max
+        self._begun: tuple[pb.ProduceRequest, bytearray] | None = None
+        """A request whose batch is not whole yet, and what came of it."""
         self._session = session
         self._may_write = may_write
-        self._waiting: deque[tuple[pb.ProduceRequest, asyncio.Future[Buffer]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._ended = False
         self._failure: PenstockError | None = None
@@ -42,11 +60,23 @@ class ProduceStream:
         try:
             async for request in requests:
                 await self._room.wait()
-                self._waiting.append((request, self._submit(request)))
-                self._bytes += len(request.records)
+                if request.more or self._begun is not None:
+                    whole = self._join(request)
+                    if whole is None:
+                        continue
+                    waiting = _Waiting(whole[0], len(whole[1]), self._submit(*whole))
+                else:
+                    records = request.records
+                    waiting = _Waiting(request, len(records), self._submit(request, records))
+                self._waiting.append(waiting)
+                self._bytes += waiting.size_bytes
                 if len(self._waiting) >= INFLIGHT_REQUESTS_MAX or self._bytes >= INFLIGHT_BYTES_MAX:
                     self._room.clear()
                 self._came.set()
+            if self._begun is not None:
+                raise PenstockError(
+                    ErrorCode.INVALID_REQUEST, f"the end of request {self._begun[0].request_id} did not come"
+                )
         except PenstockError as e:
             self._failure = e
         finally:
@@ -63,15 +93,38 @@ class ProduceStream:
                     return
                 self._came.clear()
                 await self._came.wait()
-            request, future = self._waiting[0]
+            request, size_bytes, future = self._waiting[0]
             response = await _response(request, future)
             self._waiting.popleft()
-            self._bytes -= len(request.records)
+            self._bytes -= size_bytes
             if len(self._waiting) < INFLIGHT_REQUESTS_MAX and self._bytes < INFLIGHT_BYTES_MAX:
                 self._room.set()
             yield response
 
-    def _submit(self, request: pb.ProduceRequest) -> asyncio.Future[Buffer]:
+    def _join(self, request: pb.ProduceRequest) -> tuple[pb.ProduceRequest, bytearray] | None:
+        """Take in a part of a request; the request and its batch with the last one. Raises PenstockError."""
+        if self._begun is None:
+            self._begun = request, bytearray()
+        first, records = self._begun
+        if request.request_id != first.request_id:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                f"request {request.request_id} begins before the end of request {first.request_id} came",
+            )
+        part = request.records
+        if len(records) + len(part) > self._batch_bytes_max:
+            raise PenstockError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"the batch of request {first.request_id} is above socket_request_max_bytes={self._batch_bytes_max}",
+            )
+        records += part
+        request.ClearField("records")
+        if request.more:
+            return None
+        self._begun = None
+        return first, records
+
+    def _submit(self, request: pb.ProduceRequest, records: bytes | bytearray) -> asyncio.Future[Buffer]:
         if not self._may_write(request.topic):
             return _failed(
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not allowed to write topic {request.topic}"
@@ -80,7 +133,7 @@ class ProduceStream:
             return _failed(ErrorCode.INVALID_REQUIRED_ACKS, f"acks {request.acks}: give 1, or -1 for all")
         acks = request.acks or -1
         timeout_ms = min(request.timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS)
-        return produce(self._session, request.topic, request.partition, request.records, acks, timeout_ms)
+        return produce(self._session, request.topic, request.partition, records, acks, timeout_ms)
 
 
 def _failed(code: ErrorCode, message: str) -> asyncio.Future[Buffer]:

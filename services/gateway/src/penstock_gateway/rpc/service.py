@@ -22,6 +22,7 @@ import grpc.aio
 from penstock_core.addresses import Address, parse_address
 from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode, PenstockError
 from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_frontend.authorizer import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
 from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
@@ -45,7 +46,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
     """Answers native clients."""
 
-    def __init__(self, relay: Relay, own_endpoint: Callable[[], Endpoint]) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        own_endpoint: Callable[[], Endpoint],
+        batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+    ) -> None:
+        """`batch_bytes_max`: of a batch that is produced in several messages."""
+        self._batch_bytes_max = batch_bytes_max
         self._relay = relay
         self._own_endpoint = own_endpoint
         self._queries: RelaySession | None = None
@@ -115,7 +123,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Appends batches; answers in the order of the requests."""
         await self._check_ready("Produce", context)
         session = self._open(context)
-        stream = ProduceStream(session, lambda topic: self._may(Operation.WRITE, topic))
+        stream = ProduceStream(
+            session, lambda topic: self._may(Operation.WRITE, topic), self._batch_bytes_max
+        )
         reader = asyncio.create_task(stream.read(requests), name="native produce requests")
         try:
             async for response in stream.responses():

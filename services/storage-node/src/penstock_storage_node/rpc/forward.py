@@ -3,6 +3,7 @@
 Requests are handled in the order of their arrival and answered as they get ready, tagged with
 their id; the gateway puts the order right again. Both directions are bounded: reading stops
 while too many request bytes are unanswered, and handling while too many response bytes wait.
+A request that comes in parts takes the memory of the bytes that came, whatever was announced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import grpc
 import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, KAFKA_FRAME_BYTES_MAX
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
 from penstock_frontend.authorizer import ANONYMOUS, Principal
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_kafka.error_responses.data import error_response
@@ -68,7 +69,9 @@ class ForwardStream:
         data: DataApis,
         manager: ReplicaManager,
         metadata: MetadataClient,
+        frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
     ) -> None:
+        self._frame_bytes_max = frame_bytes_max
         self._context = context
         self._data = data
         self._manager = manager
@@ -77,9 +80,9 @@ class ForwardStream:
         self._principal = Principal(kind, name) if name else ANONYMOUS
         self._peer = opened.client_host
         self._partial: bytearray | None = None
-        self._partial_id = 0
-        self._filled = 0
         self._first = ForwardedFrame()
+        self._skips = False
+        """The request that comes is too large: its parts are dropped."""
         self._request_bytes = 0
         self._request_count = 0
         self._response_bytes = 0
@@ -108,31 +111,44 @@ class ForwardStream:
             frames = decode_forward_request(message).frames
 
     async def _take(self, frame: ForwardedFrame) -> None:
-        whole: Buffer
         if self._partial is None:
             self._first = frame
             if frame.last:
                 await self._handle(frame, frame.chunk)
                 return
-            if not len(frame.chunk) <= frame.frame_bytes <= KAFKA_FRAME_BYTES_MAX:
+            if not len(frame.chunk) <= frame.frame_bytes <= KAFKA_FRAME_BYTES_CEILING:
                 raise PenstockError(
                     ErrorCode.INVALID_REQUEST, f"frame of {frame.frame_bytes} bytes announced"
                 )
-            self._partial = bytearray(frame.frame_bytes)
-            self._partial_id = frame.request_id
-            self._filled = 0
-        elif frame.request_id != self._partial_id:
+            self._partial = bytearray()
+            self._skips = frame.frame_bytes > self._frame_bytes_max
+        elif frame.request_id != self._first.request_id:
             raise PenstockError(ErrorCode.INVALID_REQUEST, "parts of two requests are mixed")
-        end = self._filled + len(frame.chunk)
-        if end > len(self._partial):
+        if self._skips:
+            if frame.last:
+                self._partial = None
+                self._refuse_size(self._first)
+            return
+        whole = self._partial
+        if len(whole) + len(frame.chunk) > self._first.frame_bytes:
             raise PenstockError(ErrorCode.INVALID_REQUEST, "more bytes than the first part announced")
-        self._partial[self._filled : end] = frame.chunk
-        self._filled = end
+        whole += frame.chunk  # what was announced is nobody's memory yet
         if frame.last:
-            if end != len(self._partial):
+            if len(whole) != self._first.frame_bytes:
                 raise PenstockError(ErrorCode.INVALID_REQUEST, "fewer bytes than the first part announced")
-            whole, self._partial = self._partial, None
+            self._partial = None
             await self._handle(self._first, whole)
+
+    def _refuse_size(self, first: ForwardedFrame) -> None:
+        """The gateway takes larger requests than this node: the client is told what a listener would tell it."""
+        self._manager.lifecycle.log.warning(
+            "relayed request refused",
+            peer=self._peer,
+            reason=f"it has {first.frame_bytes} bytes, socket_request_max_bytes of this node is"
+            f" {self._frame_bytes_max}",
+        )
+        self._request_count += 1
+        self._answer(first.request_id, 0, RequestContext(self._principal, None, self._peer), CLOSE)
 
     async def _handle(self, first: ForwardedFrame, frame: Buffer) -> None:
         """Answer one request. What comes after it on the stream waits until its part that must
@@ -279,7 +295,15 @@ def _cut(buffers: deque[Buffer], size: int) -> tuple[list[Buffer], int]:
 class ForwardService:
     """Handler of the call."""
 
-    def __init__(self, data: DataApis, manager: ReplicaManager, metadata: MetadataClient) -> None:
+    def __init__(
+        self,
+        data: DataApis,
+        manager: ReplicaManager,
+        metadata: MetadataClient,
+        frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+    ) -> None:
+        """`frame_bytes_max`: a larger request closes its client's connection, as at a listener."""
+        self._frame_bytes_max = frame_bytes_max
         self._data = data
         self._manager = manager
         self._metadata = metadata
@@ -303,7 +327,9 @@ class ForwardService:
                 f"this is node {self._manager.registry.node_id}, not {first.open.node_id}",
             )
         self._manager.metrics.forward_streams += 1
-        stream = ForwardStream(context, first.open, self._data, self._manager, self._metadata)
+        stream = ForwardStream(
+            context, first.open, self._data, self._manager, self._metadata, self._frame_bytes_max
+        )
         try:
             await run_both_ways(stream.read(first.frames), stream.write(), stream.stop_writing)
         except (MalformedMessage, PenstockError) as e:
