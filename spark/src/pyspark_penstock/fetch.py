@@ -22,8 +22,11 @@ from typing import Any
 
 import grpc
 
+from penstock_proto.fast.pieces import Assembly, Piece
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import data_pb2
 from pyspark_penstock.decode import Decoder
+from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
 from pyspark_penstock.errors import DataLossError, GatewayError
 from pyspark_penstock.gateway import (
     INCONSISTENT_TOPIC_ID,
@@ -83,7 +86,9 @@ class RangeReader:
         """Next offset to ask for."""
         self._decoded = wanted.start
         """Rows below this were handed on."""
-        self._pending: list[bytes] = []
+        self._assembly = Assembly(UNPACKED_BYTES_MAX, may_restart=True)
+        """Of a large batch; the gateway begins it anew when its leader is lost."""
+        self._pending: list[bytes | bytearray] = []
         self._pending_bytes = 0
 
     def batches(self) -> Iterator[Any]:
@@ -101,6 +106,7 @@ class RangeReader:
     def _one_stream(self) -> Generator[Any, None, bool]:
         """Reads one stream to its end; returns True when the range is complete."""
         address = self._gateways[self._at % len(self._gateways)]
+        self._assembly = Assembly(UNPACKED_BYTES_MAX, may_restart=True)
         call = stub(address).FetchRange(
             data_pb2.FetchRangeRequest(
                 topic=self._range.topic,
@@ -109,6 +115,7 @@ class RangeReader:
                 from_offset=self._received,
                 to_offset=self._range.end,
                 max_chunk_bytes=self._chunk_bytes,
+                takes_pieces=True,
             ),
             timeout=self._poll_timeout_ms / 1000,
         )
@@ -126,7 +133,19 @@ class RangeReader:
         return False
 
     def _take(self, response: data_pb2.FetchRangeResponse) -> Iterator[Any]:
-        records = response.records
+        records: bytes | bytearray = response.records
+        if response.HasField("piece"):
+            piece = response.piece
+            self._progress_s = time.monotonic()
+            try:
+                whole = self._assembly.add(
+                    Piece(piece.base_offset, piece.total_bytes, piece.position, piece.data)
+                )
+            except MalformedMessage as error:
+                raise GatewayError(f"{self._where}: the gateway's answer is broken: {error}") from None
+            if whole is None:
+                return
+            records = whole
         if records:
             self._check_start(records, response.log_start_offset)
             if response.next_offset <= self._received:
@@ -147,7 +166,7 @@ class RangeReader:
             # The time that Spark took over these rows is not the gateway's silence.
             self._progress_s = time.monotonic()
 
-    def _check_start(self, records: bytes, log_start_offset: int) -> None:
+    def _check_start(self, records: bytes | bytearray, log_start_offset: int) -> None:
         """Tells records that retention took since the last answer from a harmless gap."""
         if len(records) < 8:
             return

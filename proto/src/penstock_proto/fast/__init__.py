@@ -6,6 +6,7 @@ gRPC received. What is written is plain proto3 of `storage.proto` and `data.prot
 directions against the generated classes. Small messages use those classes. Unknown fields are skipped.
 
 `primitives`   Varints and fields; MalformedMessage
+`pieces`       Batches too large for one message
 `forward`      ForwardRequest and ForwardResponse, between gateways and nodes
 `replicate`    ReplicateResponse, from leaders to followers
 `fetch_range`  FetchRangeResponse, from nodes through gateways to readers

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock_proto.fast.pieces import piece_head
 from penstock_proto.fast.primitives import Buffer, MalformedMessage, fields, parse, signed, varint
 from penstock_proto.v1 import common_pb2
 
@@ -26,15 +27,21 @@ def encode_fetch_range_response(
     topic_id: bytes,
     leader_epoch: int,
     done: bool = False,
+    piece_of: tuple[int, int, int] | None = None,
 ) -> bytes:
-    """A FetchRangeResponse without an error."""
+    """A FetchRangeResponse without an error.
+
+    `piece_of`: the buffers are a piece of one batch: (its base offset, its bytes, how many of them came before).
+    """
     head = (
         b"\x18" + varint(next_offset) + b"\x20" + varint(log_start_offset) + b"\x28" + varint(high_watermark)
     )
     head += b"\x32" + varint(len(topic_id)) + topic_id + b"\x38" + varint(leader_epoch)
     if done:
         head += b"\x40\x01"
-    if size_bytes:
+    if piece_of is not None:
+        head += piece_head(b"\x4a", *piece_of, size_bytes)
+    elif size_bytes:
         head += b"\x12" + varint(size_bytes)
     return b"".join([head, *buffers])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from penstock_proto.fast.pieces import cut
 from penstock_proto.fast.primitives import (
     Buffer,
     MalformedMessage,
@@ -85,24 +86,6 @@ def _put(
     head += b"\x12" + varint(size)
     parts.append(b"\x12" + varint(len(head) + size) + head)
     parts.extend(buffers)
-
-
-def cut(buffers: Sequence[Buffer], most_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
-    """The bytes of all buffers in runs of `most_bytes` (the last may be shorter), uncopied."""
-    run: list[memoryview] = []
-    size = 0
-    for buffer in buffers:
-        view = memoryview(buffer)
-        while len(view):
-            piece = view[: most_bytes - size]
-            run.append(piece)
-            size += len(piece)
-            view = view[len(piece) :]
-            if size == most_bytes:
-                yield run, size
-                run, size = [], 0
-    if run:
-        yield run, size
 
 
 def unpack(message: bytes) -> list[InFrame]:

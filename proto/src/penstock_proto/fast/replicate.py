@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock_proto.fast.pieces import Piece, piece_head, read_piece
 from penstock_proto.fast.primitives import Buffer, fields, parse, signed, submessage, varint
 from penstock_proto.v1 import common_pb2, storage_pb2
 
@@ -40,6 +41,11 @@ class ReplicaFrame(Protocol):
         ...
 
     @property
+    def piece_of(self) -> tuple[int, int] | None:
+        """`buffers` are a piece of one batch: (its bytes, how many of them came before)."""
+        ...
+
+    @property
     def diverging(self) -> tuple[int, int] | None:
         """(leader epoch, its end offset)."""
         ...
@@ -62,7 +68,10 @@ def encode_replica_data(frames: Sequence[ReplicaFrame]) -> bytes:
     """A ReplicateResponse."""
     out: list[Buffer] = []
     for frame in frames:
-        if frame.buffers:
+        if frame.piece_of is not None:
+            total_bytes, position = frame.piece_of
+            event = piece_head(b"\x4a", frame.base_offset, total_bytes, position, frame.size_bytes)
+        elif frame.buffers:
             inner = b"\x08" + varint(frame.base_offset) + b"\x12" + varint(frame.size_bytes)
             event = b"\x12" + varint(len(inner) + frame.size_bytes) + inner
         elif frame.diverging is not None:
@@ -100,6 +109,7 @@ class ReceivedData:
     log_start_offset: int = 0
     base_offset: int = 0
     records: memoryview | None = None
+    piece: Piece | None = None
     diverging: tuple[int, int] | None = None
     out_of_range: tuple[int, int] | None = None
     error: tuple[int, str] | None = None
@@ -141,6 +151,8 @@ def _replica_data(message: bytes, view: memoryview, start: int, end: int) -> Rec
         elif field == 5:
             found = parse(storage_pb2.ReplicaOutOfRange, message[value:stop])
             data.out_of_range = (found.log_start_offset, found.log_end_offset)
+        elif field == 9:
+            data.piece = read_piece(message, view, value, stop)
         elif field == 8:
             data.move = parse(storage_pb2.ReplicaMove, message[value:stop]).lane
     return data

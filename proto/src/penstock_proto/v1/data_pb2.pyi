@@ -29,6 +29,7 @@ class FetchRangeRequest(_message.Message):
     FROM_OFFSET_FIELD_NUMBER: _builtins.int
     TO_OFFSET_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    TAKES_PIECES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     """When set (16 bytes), a topic of the same name with another id is an error."""
@@ -41,6 +42,10 @@ class FetchRangeRequest(_message.Message):
     """
     max_chunk_bytes: _builtins.int
     """Most bytes in one response; 0 means 1 MiB. One batch may exceed it."""
+    takes_pieces: _builtins.bool
+    """The caller puts pieces together. Without it a batch of more than 8 MiB ends the stream with
+    MESSAGE_TOO_LARGE (10).
+    """
     def __init__(
         self,
         *,
@@ -50,14 +55,51 @@ class FetchRangeRequest(_message.Message):
         from_offset: _builtins.int = ...,
         to_offset: _builtins.int = ...,
         max_chunk_bytes: _builtins.int = ...,
+        takes_pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "takes_pieces", b"takes_pieces", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchRangeRequest: _TypeAlias = FetchRangeRequest  # noqa: Y015
+
+@_typing.final
+class BatchPiece(_message.Message):
+    """A part of a record batch that is too large for one message. The parts of a batch follow one
+    another.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    base_offset: _builtins.int
+    """Offset at which the receiver stands: the batch begins there, or later after a gap."""
+    total_bytes: _builtins.int
+    """Of the whole batch, the same in all its pieces."""
+    position: _builtins.int
+    """How many of its bytes came before; 0 begins a batch."""
+    data: _builtins.bytes
+    """At least one byte."""
+    def __init__(
+        self,
+        *,
+        base_offset: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        position: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "data", b"data", "position", b"position", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchPiece: _TypeAlias = BatchPiece  # noqa: Y015
 
 @_typing.final
 class FetchRangeResponse(_message.Message):
@@ -75,6 +117,7 @@ class FetchRangeResponse(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     records: _builtins.bytes
     """RecordBatch v2, one after another, as stored."""
     next_offset: _builtins.int
@@ -91,6 +134,12 @@ class FetchRangeResponse(_message.Message):
     def error(self) -> _common_pb2.Error:
         """Set on the last message of a stream that could not go on."""
 
+    @_builtins.property
+    def piece(self) -> Global___BatchPiece:
+        """In the place of records. next_offset stands before the batch until its last piece; one with
+        position 0 drops what came of an unfinished batch (another leader answers now).
+        """
+
     def __init__(
         self,
         *,
@@ -102,10 +151,11 @@ class FetchRangeResponse(_message.Message):
         topic_id: _builtins.bytes = ...,
         leader_epoch: _builtins.int = ...,
         done: _builtins.bool = ...,
+        piece: Global___BatchPiece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "piece", b"piece", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__p
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/storage.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"<\n\x10PositionsRequest\x12(\n\tpositions\x18\x01 \x03(\x0b\x32\x15.penstock.v1.Position\"?\n\x08Position\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"A\n\x11PositionsResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.PositionAnswer\"q\n\x0ePositionAnswer\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x11\n\tnewest_ms\x18\x03 \x01(\x03\x12\x11\n\tbefore_ms\x18\x04 \x01(\x03\"\x9c\x01\n\x10ReplicateRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ReplicaHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ReplicaOpen\x12%\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.ReplicaAck\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xc3\x01\n\x0cReplicaHello\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x16\n\x0eleader_node_id\x18\x03 \x01(\x05\x12\x12\n\ncluster_id\x18\x04 \x01(\x0c\x12,\n\x04lane\x18\x05 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\"\x1e\n\x04Lane\x12\x08\n\x04LIVE\x10\x00\x12\x0c\n\x08\x43\x41TCH_UP\x10\x01\"\xbd\x01\n\x0bReplicaOpen\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x08 \x01(\x03\"g\n\nReplicaAck\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\";\n\x11ReplicateResponse\x12&\n\x04\x64\x61ta\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ReplicaData\"\xc4\x02\n\x0bReplicaData\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12.\n\x07\x62\x61tches\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.ReplicaBatchesH\x00\x12\x32\n\tdiverging\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ReplicaDivergingH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.ErrorH\x00\x12\x36\n\x0cout_of_range\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.ReplicaOutOfRangeH\x00\x12(\n\x04move\x18\x08 \x01(\x0b\x32\x18.penstock.v1.ReplicaMoveH\x00\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x42\x07\n\x05\x65vent\"6\n\x0eReplicaBatches\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x0f\n\x07records\x18\x02 \x01(\x0c\"5\n\x10ReplicaDiverging\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\";\n\x0bReplicaMove\x12,\n\x04lane\x18\x01 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\"E\n\x11ReplicaOutOfRange\x12\x18\n\x10log_start_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"c\n\x0e\x46orwardRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ForwardOpen\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.penstock.v1.ForwardFrame\"l\n\x0b\x46orwardOpen\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\x12\x10\n\x08listener\x18\x04 \x01(\t\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"\x83\x01\n\x0c\x46orwardFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x18\n\x10metadata_version\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\"D\n\x0f\x46orwardResponse\x12\x31\n\x06\x66rames\x18\x01 \x03(\x0b\x32!.penstock.v1.ForwardResponseFrame\"\x9d\x01\n\x14\x46orwardResponseFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x0c\n\x04none\x18\x05 \x01(\x08\x12\x18\n\x10\x63lose_connection\x18\x06 \x01(\x08\x12\x17\n\x0f\x63oncerns_router\x18\x07 \x01(\x08\x32\xc0\x02\n\x07Storage\x12N\n\tReplicate\x12\x1d.penstock.v1.ReplicateRequest\x1a\x1e.penstock.v1.ReplicateResponse(\x01\x30\x01\x12H\n\x07\x46orward\x12\x1b.penstock.v1.ForwardRequest\x1a\x1c.penstock.v1.ForwardResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x12J\n\tPositions\x12\x1d.penstock.v1.PositionsRequest\x1a\x1e.penstock.v1.PositionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/storage.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"<\n\x10PositionsRequest\x12(\n\tpositions\x18\x01 \x03(\x0b\x32\x15.penstock.v1.Position\"?\n\x08Position\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"A\n\x11PositionsResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.PositionAnswer\"q\n\x0ePositionAnswer\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x11\n\tnewest_ms\x18\x03 \x01(\x03\x12\x11\n\tbefore_ms\x18\x04 \x01(\x03\"\x9c\x01\n\x10ReplicateRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ReplicaHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ReplicaOpen\x12%\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.ReplicaAck\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xd9\x01\n\x0cReplicaHello\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x16\n\x0eleader_node_id\x18\x03 \x01(\x05\x12\x12\n\ncluster_id\x18\x04 \x01(\x0c\x12,\n\x04lane\x18\x05 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\x12\x14\n\x0ctakes_pieces\x18\x07 \x01(\x08\"\x1e\n\x04Lane\x12\x08\n\x04LIVE\x10\x00\x12\x0c\n\x08\x43\x41TCH_UP\x10\x01\"\xbd\x01\n\x0bReplicaOpen\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x08 \x01(\x03\"g\n\nReplicaAck\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\";\n\x11ReplicateResponse\x12&\n\x04\x64\x61ta\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ReplicaData\"\xee\x02\n\x0bReplicaData\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12.\n\x07\x62\x61tches\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.ReplicaBatchesH\x00\x12\x32\n\tdiverging\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ReplicaDivergingH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.ErrorH\x00\x12\x36\n\x0cout_of_range\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.ReplicaOutOfRangeH\x00\x12(\n\x04move\x18\x08 \x01(\x0b\x32\x18.penstock.v1.ReplicaMoveH\x00\x12(\n\x05piece\x18\t \x01(\x0b\x32\x17.penstock.v1.BatchPieceH\x00\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x42\x07\n\x05\x65vent\"6\n\x0eReplicaBatches\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x0f\n\x07records\x18\x02 \x01(\x0c\"5\n\x10ReplicaDiverging\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\";\n\x0bReplicaMove\x12,\n\x04lane\x18\x01 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\"E\n\x11ReplicaOutOfRange\x12\x18\n\x10log_start_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"c\n\x0e\x46orwardRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ForwardOpen\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.penstock.v1.ForwardFrame\"l\n\x0b\x46orwardOpen\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\x12\x10\n\x08listener\x18\x04 \x01(\t\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"\x83\x01\n\x0c\x46orwardFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x18\n\x10metadata_version\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\"D\n\x0f\x46orwardResponse\x12\x31\n\x06\x66rames\x18\x01 \x03(\x0b\x32!.penstock.v1.ForwardResponseFrame\"\x9d\x01\n\x14\x46orwardResponseFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x0c\n\x04none\x18\x05 \x01(\x08\x12\x18\n\x10\x63lose_connection\x18\x06 \x01(\x08\x12\x17\n\x0f\x63oncerns_router\x18\x07 \x01(\x08\x32\xc0\x02\n\x07Storage\x12N\n\tReplicate\x12\x1d.penstock.v1.ReplicateRequest\x1a\x1e.penstock.v1.ReplicateResponse(\x01\x30\x01\x12H\n\x07\x46orward\x12\x1b.penstock.v1.ForwardRequest\x1a\x1c.penstock.v1.ForwardResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x12J\n\tPositions\x12\x1d.penstock.v1.PositionsRequest\x1a\x1e.penstock.v1.PositionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICATEREQUEST']._serialized_start=420
   _globals['_REPLICATEREQUEST']._serialized_end=576
   _globals['_REPLICAHELLO']._serialized_start=579
-  _globals['_REPLICAHELLO']._serialized_end=774
-  _globals['_REPLICAHELLO_LANE']._serialized_start=744
-  _globals['_REPLICAHELLO_LANE']._serialized_end=774
-  _globals['_REPLICAOPEN']._serialized_start=777
-  _globals['_REPLICAOPEN']._serialized_end=966
-  _globals['_REPLICAACK']._serialized_start=968
-  _globals['_REPLICAACK']._serialized_end=1071
-  _globals['_REPLICATERESPONSE']._serialized_start=1073
-  _globals['_REPLICATERESPONSE']._serialized_end=1132
-  _globals['_REPLICADATA']._serialized_start=1135
-  _globals['_REPLICADATA']._serialized_end=1459
-  _globals['_REPLICABATCHES']._serialized_start=1461
-  _globals['_REPLICABATCHES']._serialized_end=1515
-  _globals['_REPLICADIVERGING']._serialized_start=1517
-  _globals['_REPLICADIVERGING']._serialized_end=1570
-  _globals['_REPLICAMOVE']._serialized_start=1572
-  _globals['_REPLICAMOVE']._serialized_end=1631
-  _globals['_REPLICAOUTOFRANGE']._serialized_start=1633
-  _globals['_REPLICAOUTOFRANGE']._serialized_end=1702
-  _globals['_FORWARDREQUEST']._serialized_start=1704
-  _globals['_FORWARDREQUEST']._serialized_end=1803
-  _globals['_FORWARDOPEN']._serialized_start=1805
-  _globals['_FORWARDOPEN']._serialized_end=1913
-  _globals['_FORWARDFRAME']._serialized_start=1916
-  _globals['_FORWARDFRAME']._serialized_end=2047
-  _globals['_FORWARDRESPONSE']._serialized_start=2049
-  _globals['_FORWARDRESPONSE']._serialized_end=2117
-  _globals['_FORWARDRESPONSEFRAME']._serialized_start=2120
-  _globals['_FORWARDRESPONSEFRAME']._serialized_end=2277
-  _globals['_STORAGE']._serialized_start=2280
-  _globals['_STORAGE']._serialized_end=2600
+  _globals['_REPLICAHELLO']._serialized_end=796
+  _globals['_REPLICAHELLO_LANE']._serialized_start=766
+  _globals['_REPLICAHELLO_LANE']._serialized_end=796
+  _globals['_REPLICAOPEN']._serialized_start=799
+  _globals['_REPLICAOPEN']._serialized_end=988
+  _globals['_REPLICAACK']._serialized_start=990
+  _globals['_REPLICAACK']._serialized_end=1093
+  _globals['_REPLICATERESPONSE']._serialized_start=1095
+  _globals['_REPLICATERESPONSE']._serialized_end=1154
+  _globals['_REPLICADATA']._serialized_start=1157
+  _globals['_REPLICADATA']._serialized_end=1523
+  _globals['_REPLICABATCHES']._serialized_start=1525
+  _globals['_REPLICABATCHES']._serialized_end=1579
+  _globals['_REPLICADIVERGING']._serialized_start=1581
+  _globals['_REPLICADIVERGING']._serialized_end=1634
+  _globals['_REPLICAMOVE']._serialized_start=1636
+  _globals['_REPLICAMOVE']._serialized_end=1695
+  _globals['_REPLICAOUTOFRANGE']._serialized_start=1697
+  _globals['_REPLICAOUTOFRANGE']._serialized_end=1766
+  _globals['_FORWARDREQUEST']._serialized_start=1768
+  _globals['_FORWARDREQUEST']._serialized_end=1867
+  _globals['_FORWARDOPEN']._serialized_start=1869
+  _globals['_FORWARDOPEN']._serialized_end=1977
+  _globals['_FORWARDFRAME']._serialized_start=1980
+  _globals['_FORWARDFRAME']._serialized_end=2111
+  _globals['_FORWARDRESPONSE']._serialized_start=2113
+  _globals['_FORWARDRESPONSE']._serialized_end=2181
+  _globals['_FORWARDRESPONSEFRAME']._serialized_start=2184
+  _globals['_FORWARDRESPONSEFRAME']._serialized_end=2341
+  _globals['_STORAGE']._serialized_start=2344
+  _globals['_STORAGE']._serialized_end=2664
 # @@protoc_insertion_point(module_scope)

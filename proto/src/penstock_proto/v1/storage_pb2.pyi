@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock_proto.v1 import common_pb2 as _common_pb2
+from penstock_proto.v1 import data_pb2 as _data_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -181,6 +182,7 @@ class ReplicaHello(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    TAKES_PIECES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """Follower's node id and epoch."""
     node_epoch: _builtins.int
@@ -193,6 +195,8 @@ class ReplicaHello(_message.Message):
     """
     credit_bytes: _builtins.int
     """Bytes of batches that the leader may have on the way, all sessions together."""
+    takes_pieces: _builtins.bool
+    """The follower puts pieces together; without it a batch of more than 8 MiB isn't sent."""
     def __init__(
         self,
         *,
@@ -202,10 +206,11 @@ class ReplicaHello(_message.Message):
         cluster_id: _builtins.bytes = ...,
         lane: Global___ReplicaHello.Lane.ValueType = ...,
         credit_bytes: _builtins.int = ...,
+        takes_pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "credit_bytes", b"credit_bytes", "lane", b"lane", "leader_node_id", b"leader_node_id", "node_epoch", b"node_epoch", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "credit_bytes", b"credit_bytes", "lane", b"lane", "leader_node_id", b"leader_node_id", "node_epoch", b"node_epoch", "node_id", b"node_id", "takes_pieces", b"takes_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +328,7 @@ class ReplicaData(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     OUT_OF_RANGE_FIELD_NUMBER: _builtins.int
     MOVE_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     session: _builtins.int
@@ -353,6 +359,10 @@ class ReplicaData(_message.Message):
     def move(self) -> Global___ReplicaMove:
         """The session ended: open again on the other of the pair's two streams."""
 
+    @_builtins.property
+    def piece(self) -> _data_pb2.BatchPiece:
+        """The next piece of one batch. No other batches of the session come before its last one."""
+
     def __init__(
         self,
         *,
@@ -362,14 +372,15 @@ class ReplicaData(_message.Message):
         error: _common_pb2.Error | None = ...,
         out_of_range: Global___ReplicaOutOfRange | None = ...,
         move: Global___ReplicaMove | None = ...,
+        piece: _data_pb2.BatchPiece | None = ...,
         high_watermark: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "move", b"move", "out_of_range", b"out_of_range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range", "move"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range", "move", "piece"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -64,7 +64,7 @@ def test_values_are_read() -> None:
         ("retention.ms", "-2", "-1.."),
         ("retention.ms", "a week", "integer"),
         ("segment.bytes", "10", "1024"),
-        ("max.message.bytes", str(1 << 30), "8388608"),
+        ("max.message.bytes", str((1 << 30) + 1), "1073741824"),
         ("cleanup.policy", "shred", "delete, compact"),
         ("cleanup.policy", "delete,", "delete, compact"),
         ("cleanup.policy", "Delete", "delete, compact"),

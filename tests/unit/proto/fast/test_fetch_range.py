@@ -26,6 +26,23 @@ def test_fetch_range_response() -> None:
     assert (read.topic_id, read.leader_epoch, read.done) == (b"i" * 16, 4, True)
 
 
+def test_a_piece_stands_in_the_place_of_records() -> None:
+    message = encode_fetch_range_response(
+        [b"ab", b"cd"],
+        4,
+        next_offset=9,
+        log_start_offset=2,
+        high_watermark=10,
+        topic_id=b"i" * 16,
+        leader_epoch=4,
+        piece_of=(9, 1 << 30, 5),
+    )
+    read = data_pb2.FetchRangeResponse.FromString(message)
+    assert not read.records
+    assert (read.piece.base_offset, read.piece.total_bytes, read.piece.position) == (9, 1 << 30, 5)
+    assert (read.piece.data, read.next_offset) == (b"abcd", 9)
+
+
 def test_scan_reads_what_protobuf_wrote() -> None:
     step = scan(
         data_pb2.FetchRangeResponse(

@@ -8,12 +8,12 @@ import pytest
 
 from penstock_proto.fast.forward import (
     OutFrame,
-    cut,
     decode_forward_request,
     forward_response_frame,
     pack,
     unpack,
 )
+from penstock_proto.fast.pieces import cut
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 

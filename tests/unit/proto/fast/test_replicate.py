@@ -21,12 +21,17 @@ def frames(rng: random.Random) -> list[DataFrame]:
     out = []
     for _ in range(rng.randint(0, 6)):
         frame = DataFrame(rng.choice((1, 200, 2**40)), rng.choice(NUMBERS), rng.choice(NUMBERS))
-        kind = rng.randint(0, 4)
+        kind = rng.randint(0, 5)
         if kind == 0:
             parts = [rng.randbytes(rng.randint(1, 300)) for _ in range(rng.randint(1, 4))]
             frame.base_offset = rng.choice(NUMBERS[:-1])
             frame.buffers = [memoryview(part) for part in parts]
             frame.size_bytes = sum(map(len, parts))
+        elif kind == 5:
+            frame.base_offset = rng.choice(NUMBERS[:-1])
+            frame.piece_of = (rng.choice((900, 1 << 30)), rng.choice((0, 127, 1 << 29)))
+            frame.buffers = [rng.randbytes(rng.randint(1, 300))]
+            frame.size_bytes = len(frame.buffers[0])
         elif kind == 1:
             frame.diverging = (rng.choice((-1, 0, 7)), rng.choice(NUMBERS))
         elif kind == 2:
@@ -48,7 +53,13 @@ def test_replica_data_both_ways(seed: int) -> None:
             assert generated.session == read.session == frame.session
             assert generated.high_watermark == read.high_watermark == frame.high_watermark
             assert generated.log_start_offset == read.log_start_offset == frame.log_start_offset
-            if frame.buffers:
+            assert (read.piece is not None) == (frame.piece_of is not None)
+            if frame.piece_of is not None:
+                assert read.piece is not None and read.records is None
+                assert (read.piece.total_bytes, read.piece.position) == frame.piece_of
+                assert read.piece.base_offset == generated.piece.base_offset == frame.base_offset
+                assert bytes(read.piece.data) == generated.piece.data == frame.buffers[0]
+            elif frame.buffers:
                 assert generated.batches.base_offset == read.base_offset == frame.base_offset
                 assert read.records is not None
                 assert generated.batches.records == bytes(read.records) == b"".join(frame.buffers)

@@ -10,7 +10,7 @@ it would have to act on to be honest (tiered storage) is refused.
 
 Source: LogConfig, TopicConfig and ServerLogConfigs of Apache Kafka 4.3. Deviations:
 `min.insync.replicas` is 2 by default where the replication factor is 3 or more, and is
-never above the replication factor; `max.message.bytes` ends at 8 MiB; `segment.bytes` begins at 1 KiB;
+never above the replication factor; `max.message.bytes` ends at 1 GiB; `segment.bytes` begins at 1 KiB;
 `penstock.durability` is ours. Values are read as Kafka reads them (ConfigDef.parseType): trimmed,
 numbers of ASCII digits with a sign or none.
 """

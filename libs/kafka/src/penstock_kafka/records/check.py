@@ -26,6 +26,7 @@ from typing import Final
 
 from penstock_core.config.topic import LONG_MAX, TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import DECOMPRESSED_BATCH_BYTES_MAX
 from penstock_kafka.records import compression
 from penstock_kafka.records.batch import (
     COMPRESSION_MASK,
@@ -221,7 +222,7 @@ def _check_header(info: BatchInfo, settings: TopicConfig, allow_transactional: b
 
 def _walk(view: memoryview, info: BatchInfo, settings: TopicConfig, now_ms: int) -> int:
     """Read every record; returns the largest timestamp (-1 when none has one)."""
-    owned = _owned_copy(view, info)
+    owned = _owned_copy(view, info, max(DECOMPRESSED_BATCH_BYTES_MAX, settings.max_message_bytes))
     # The reader itself may be asked for an iterator but once.
     reader = chain(RecordReader(owned))
     check_keys = settings.is_compacted
@@ -256,7 +257,7 @@ def _walk(view: memoryview, info: BatchInfo, settings: TopicConfig, now_ms: int)
     return latest
 
 
-def _owned_copy(view: memoryview, info: BatchInfo) -> memoryview:
+def _owned_copy(view: memoryview, info: BatchInfo, most_bytes: int) -> memoryview:
     """The batch, uncompressed, in memory that goes on for OVERREAD_BYTES behind it."""
     size = len(view)
     codec = info.attributes & COMPRESSION_MASK
@@ -267,6 +268,7 @@ def _owned_copy(view: memoryview, info: BatchInfo) -> memoryview:
             reserve_bytes=HEADER_BYTES,
             pad_bytes=OVERREAD_BYTES,
             scratch=_scratch.view,
+            most_bytes=most_bytes,
         )
         owned[:HEADER_BYTES] = view[:HEADER_BYTES]
         owned[22] &= ~COMPRESSION_MASK & 0xFF

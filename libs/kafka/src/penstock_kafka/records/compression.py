@@ -13,7 +13,7 @@ from typing import Any, Final
 import cramjam
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.limits import DECOMPRESSED_BATCH_BYTES_MAX, DECOMPRESSION_RATIO_MAX
+from penstock_core.limits import BATCH_BYTES_MAX, DECOMPRESSION_RATIO_MAX
 from penstock_kafka.records.batch import Buffer
 
 NONE: Final = 0
@@ -42,9 +42,9 @@ _DECOMPRESSORS: Final[dict[int, Any]] = {
 }
 
 
-def output_bound(compressed_bytes: int) -> int:
-    """Most bytes that so many compressed ones may become."""
-    return min(DECOMPRESSED_BATCH_BYTES_MAX, max(_FLOOR_BYTES, compressed_bytes * DECOMPRESSION_RATIO_MAX))
+def output_bound(compressed_bytes: int, most_bytes: int = BATCH_BYTES_MAX) -> int:
+    """Most bytes that so many compressed ones may become, never above `most_bytes`."""
+    return min(most_bytes, max(_FLOOR_BYTES, compressed_bytes * DECOMPRESSION_RATIO_MAX))
 
 
 def decompress(
@@ -54,16 +54,18 @@ def decompress(
     reserve_bytes: int = 0,
     pad_bytes: int = 0,
     scratch: memoryview | None = None,
+    most_bytes: int = BATCH_BYTES_MAX,
 ) -> memoryview:
     """`reserve_bytes` of room, then the decompressed `data`; `pad_bytes` more lie behind the view.
 
-    The memory is `scratch` when it suffices, else new. Raises INVALID_RECORD when
+    The memory is `scratch` when it suffices, else new. `most_bytes` is what a stranger's data may
+    become; what is stored was checked once. Raises INVALID_RECORD when
     `data` is damaged or grows above `output_bound`, and UNSUPPORTED_COMPRESSION_TYPE for
     a codec that Kafka does not have.
     """
     if codec not in CODEC_NAMES or codec == NONE:
         raise PenstockError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"unknown compression codec {codec}")
-    bound = output_bound(len(data))
+    bound = output_bound(len(data), most_bytes)
     # Few batches say how large they become, so room is made in steps.
     room = min(bound, max(_FIRST_TRY_BYTES, len(data) * 8))
     if scratch is not None:

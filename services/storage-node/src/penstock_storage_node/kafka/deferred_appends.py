@@ -26,6 +26,7 @@ from typing import Final
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicId
+from penstock_core.limits import DECOMPRESSED_BATCH_BYTES_MAX
 from penstock_kafka.records import compression
 from penstock_kafka.records.batch import COMPRESSION_MASK, HEADER_BYTES
 from penstock_kafka.records.recompress import recompress
@@ -63,7 +64,8 @@ class _Conversion:
         if len(self.records) > self.max_bytes:
             return self.records
         try:
-            return memoryview(recompress(self.records, self.codec, self.level))
+            most_bytes = max(DECOMPRESSED_BATCH_BYTES_MAX, self.max_bytes)
+            return memoryview(recompress(self.records, self.codec, self.level, most_bytes=most_bytes))
         except PenstockError:
             return self.records
 

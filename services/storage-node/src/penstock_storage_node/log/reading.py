@@ -26,7 +26,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.limits import BATCH_BYTES_MAX
+from penstock_core.limits import BATCH_BYTES_MAX, WHOLE_BATCH_BYTES_MAX
 from penstock_kafka.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, Buffer, is_crc_valid
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import IndexEntry
@@ -45,6 +45,9 @@ WALK_BATCHES_MAX = 256
 
 CHECK_BATCHES_MAX = 1024
 """More are not checked on the loop (0.5 us each, and 40 us for a MiB)."""
+
+LOOP_BATCH_BYTES_MAX = WHOLE_BATCH_BYTES_MAX
+"""A larger batch isn't read on the loop, wherever it is: a MiB takes half a millisecond."""
 
 MAGIC_POSITION = 16
 
@@ -223,6 +226,8 @@ def _cut_out(
     if base >= upper_offset or (size > max_bytes and not min_one):
         return Found(offset, offset, [], 0, position + first)
     if size > len(buffer) - first:
+        if size > LOOP_BATCH_BYTES_MAX and not files.may_block:
+            return Need.DISK
         position, first = position + first, 0
         rest = segment.written - position
         more = files.fetch(segment.path, position, min(max(size, max_bytes), rest))

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from penstock_core.limits import BATCH_BYTES_MAX
+from penstock_proto.fast.pieces import Assembly, Piece
+from penstock_proto.fast.primitives import MalformedMessage
 from penstock_storage_node.replication.following import OpenRequest
 from penstock_storage_node.replication.replica import PartitionReplica
 
@@ -33,6 +36,8 @@ class _Slot:
     pause_ms: int = 0
     is_fed: bool = False
     """The open session has had its first frame."""
+    assembly: Assembly | None = None
+    """Of a batch that comes in pieces."""
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class FollowerReceiver:
     def _give_up(self, replica: PartitionReplica) -> None:
         slot = self._slots.get(replica)
         if slot is not None and slot.state is SlotState.OPEN:
+            slot.assembly = None
             del self._sessions[slot.session]
             self._acks.pop(slot.session, None)
             self._closes.append(slot.session)
@@ -100,6 +106,7 @@ class FollowerReceiver:
         self._acks.clear()
         self._closes.clear()
         for replica, slot in self._slots.items():
+            slot.assembly = None
             if slot.state is SlotState.OPEN:
                 slot.state = SlotState.WAITING
                 slot.open_at_ms = 0
@@ -108,6 +115,32 @@ class FollowerReceiver:
     def replica_of(self, session: int) -> PartitionReplica | None:
         """The replica that a frame is for; None drops the frame."""
         return self._sessions.get(session)
+
+    def batches_of(
+        self, replica: PartitionReplica, records: memoryview | None, piece: Piece | None
+    ) -> memoryview | None:
+        """What a frame brings to append: its batches, or the batch that its piece completes.
+
+        Raises MalformedMessage when pieces of a batch are missing, and for one that doesn't come next.
+        """
+        slot = self._slots[replica]
+        assembly = slot.assembly
+        if piece is None:
+            if records is not None and assembly is not None:
+                slot.assembly = None
+                raise MalformedMessage("other batches come before the last piece of one")
+            return records
+        if assembly is None:
+            assembly = slot.assembly = Assembly(BATCH_BYTES_MAX)
+        try:
+            batch = assembly.add(piece)
+        except MalformedMessage:
+            slot.assembly = None
+            raise
+        if batch is None:
+            return None
+        slot.assembly = None
+        return memoryview(batch)
 
     def on_data(self, replica: PartitionReplica) -> bool:
         """The leader feeds this session: a later failure starts with a short pause again. True at first."""

@@ -5,16 +5,22 @@ node's own file wait here too, shared, not copied. A session that the credit has
 falls behind and is fed by reads of the log until it has caught up, when pushing goes on.
 Live sessions come first in every message, and reads may use half of the credit only, so a
 replica that is rebuilt never holds up live ones.
+
+A batch above WHOLE_BATCH_BYTES_MAX goes in pieces, between which other sessions have their turn. It
+counts as half of the credit, so that it may go at all and others go on beside it: two such batches
+may be under way at most, and one is read at a time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId
+from penstock_core.limits import PIECE_BYTES, WHOLE_BATCH_BYTES_MAX
+from penstock_proto.fast.pieces import cut
 from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.replica import PartitionReplica
 
@@ -41,7 +47,10 @@ class SenderSession:
     queue: deque[tuple[int, int, list[Buffer], int]] = field(default_factory=deque)
     """(base offset, end offset, buffers, bytes) to send."""
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
-    """(end offset, bytes) sent and not acknowledged."""
+    """(end offset, bytes charged) sent and not acknowledged."""
+    pieces: Iterator[tuple[list[memoryview], int]] | None = None
+    """What is left to send of the first in the queue, when that goes in pieces."""
+    pieces_sent_bytes: int = 0
     reading: bool = False
     sent_high_watermark: int = -1
     sent_log_start_offset: int = -1
@@ -60,6 +69,8 @@ class DataFrame:
     base_offset: int = -1
     buffers: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
+    piece_of: tuple[int, int] | None = None
+    """`buffers` are a piece of one batch: (its bytes, how many of them came before)."""
     diverging: tuple[int, int] | None = None
     out_of_range: tuple[int, int] | None = None
     error: tuple[ErrorCode, str] | None = None
@@ -79,9 +90,14 @@ class LeaderSender:
         *,
         catch_up: bool = False,
         read_bytes_max: int = READ_BYTES_MAX,
+        takes_pieces: bool = True,
     ) -> None:
         """`catch_up`: a stream for sessions that are behind. All of its credit goes to reads, and a
-        session that has reached the end waits for its `move`, which the next read leads to."""
+        session that has reached the end waits for its `move`, which the next read leads to.
+        `takes_pieces`: the follower's build knows them."""
+        self._takes_pieces = takes_pieces
+        self._large_read: SenderSession | None = None
+        """Whose read may bring in a batch that goes in pieces."""
         self._catch_up = catch_up
         self._read_credit_bytes = credit_bytes if catch_up else credit_bytes // 2
         self._read_bytes_max = read_bytes_max
@@ -131,10 +147,13 @@ class LeaderSender:
         session.closed = True
         self._behind.pop(number, None)
         self._dirty.pop(session, None)
-        freed = sum(item[3] for item in session.queue) + sum(size for _, size in session.in_flight)
-        self._outstanding_bytes -= freed
+        freed = sum(self._charge(item[3]) for item in session.queue)
+        self._outstanding_bytes -= freed + sum(charged for _, charged in session.in_flight)
         session.queue.clear()
         session.in_flight.clear()
+        session.pieces = None
+        if self._large_read is session:
+            self._large_read = None
         return session
 
     def end(self, session: SenderSession, code: ErrorCode, message: str) -> None:
@@ -160,7 +179,10 @@ class LeaderSender:
         """The leader has appended: push it, or let the session fall behind."""
         if not session.live:
             return
-        if self._outstanding_bytes and self._outstanding_bytes + size > self._credit_bytes:
+        outstanding_bytes = self._outstanding_bytes
+        if (
+            outstanding_bytes and outstanding_bytes + self._charge(size) > self._credit_bytes
+        ) or not self.takes(size):
             session.live = False
             self._behind[session.number] = session
             return
@@ -171,6 +193,8 @@ class LeaderSender:
     ) -> None:
         """A read for a session that is behind has come back."""
         session.reading = False
+        if self._large_read is session:
+            self._large_read = None
         if session.closed:
             return
         if size:
@@ -186,8 +210,16 @@ class LeaderSender:
         session.queue.append((base_offset, end_offset, buffers, size))
         session.next_offset = end_offset
         session.is_fed = True
-        self._outstanding_bytes += size
+        self._outstanding_bytes += self._charge(size)
         self.mark(session)
+
+    def _charge(self, size: int) -> int:
+        """What so many bytes take of the credit."""
+        return size if size <= WHOLE_BATCH_BYTES_MAX else min(size, self._credit_bytes // 2)
+
+    def takes(self, size: int) -> bool:
+        """Whether the follower can be sent a batch of that size."""
+        return size <= WHOLE_BATCH_BYTES_MAX or self._takes_pieces
 
     def mark(self, session: SenderSession) -> None:
         """Something of this session is to be sent: data, or a new high watermark."""
@@ -239,6 +271,9 @@ class LeaderSender:
             return None
         frame = DataFrame(session.number, high_watermark, log_start)
         session.sent_high_watermark, session.sent_log_start_offset = high_watermark, log_start
+        if queue and queue[0][3] > WHOLE_BATCH_BYTES_MAX:
+            self._put_piece(session, frame)
+            return frame
         limit = min(budget, SESSION_MESSAGE_BYTES_MAX)
         while queue and (not frame.size_bytes or frame.size_bytes + queue[0][3] <= limit):
             base, end, buffers, size = queue.popleft()
@@ -248,6 +283,21 @@ class LeaderSender:
             frame.size_bytes += size
             session.in_flight.append((end, size))
         return frame
+
+    def _put_piece(self, session: SenderSession, frame: DataFrame) -> None:
+        """The next piece of the first in the queue."""
+        base, end, buffers, total_bytes = session.queue[0]
+        if session.pieces is None:
+            session.pieces, session.pieces_sent_bytes = cut(buffers, PIECE_BYTES), 0
+        piece, size = next(session.pieces)
+        frame.base_offset, frame.size_bytes = base, size
+        frame.buffers.extend(piece)
+        frame.piece_of = (total_bytes, session.pieces_sent_bytes)
+        session.pieces_sent_bytes += size
+        if session.pieces_sent_bytes == total_bytes:
+            session.pieces = None
+            session.queue.popleft()
+            session.in_flight.append((end, self._charge(total_bytes)))
 
     @property
     def more(self) -> bool:
@@ -266,10 +316,15 @@ class LeaderSender:
             room = self._read_credit_bytes - self._outstanding_bytes
             if room <= 0:
                 return
+            may_be_large = session.replica.settings.max_message_bytes > WHOLE_BATCH_BYTES_MAX
+            if may_be_large and self._large_read is not None:
+                continue
             # DeferredAppend: this one goes to the end of the line.
             del self._behind[number]
             self._behind[number] = session
             session.reading = True
+            if may_be_large:
+                self._large_read = session
             start(session, min(room, self._read_bytes_max))
 
 

@@ -1,18 +1,21 @@
 """FetchRange: raw batches of offsets from..to of one partition, as a server stream.
 
 Never beyond the high watermark. A range that ends above it waits there for records. One chunk is
-read ahead while the one before it is on its way. Failures end the stream with a message that
+read ahead while the one before it is on its way, unless that one is a large batch, which goes in
+pieces: two of them are not held in memory. Failures end the stream with a message that
 says where it stood, so that the reader goes on elsewhere by offset.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, PIECE_BYTES, WHOLE_BATCH_BYTES_MAX
 from penstock_proto.fast.fetch_range import encode_fetch_range_response
+from penstock_proto.fast.pieces import cut
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import data_pb2 as pb
 from penstock_storage_node.log import LogState, ReadData, ReadJob
@@ -41,6 +44,8 @@ class _Range:
         replica.require_leader()
         self.next_offset = request.from_offset
         self.to_offset = request.to_offset if request.to_offset >= 0 else replica.high_watermark
+        self._from_offset = request.from_offset
+        self._takes_pieces = request.takes_pieces
         self._chunk_bytes = min(request.max_chunk_bytes or FORWARD_CHUNK_BYTES_MAX, CHUNK_BYTES_MAX)
         start, end = self.partition.log.log_start_offset, self.partition.log.log_end_offset
         if not start <= request.from_offset <= max(end, start):
@@ -63,6 +68,12 @@ class _Range:
             found = self.partition.read(self.next_offset, self._chunk_bytes, upper)
             if isinstance(found, ReadJob):
                 found = await self.partition.run_read(found)
+            if found.size_bytes > WHOLE_BATCH_BYTES_MAX and not self._takes_pieces:
+                raise PenstockError(
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                    f"the batch at offset {found.base_offset} of {replica.name} has {found.size_bytes} bytes:"
+                    " this reader's build takes none that large, upgrade it",
+                )
             if found.size_bytes:
                 self.next_offset = found.next_offset
                 return found
@@ -85,17 +96,33 @@ class _Range:
         if partition.closed:
             raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.name} was deleted")
 
-    def encode(self, data: ReadData | None) -> bytes:
+    def messages(self, data: ReadData | None) -> Iterator[bytes]:
+        """What says `data`: one message, or one for each piece of a large batch."""
+        if data is None or data.size_bytes <= WHOLE_BATCH_BYTES_MAX:
+            yield self._encode(data, data.next_offset if data else self.next_offset)
+            return
+        base_offset, sent, total = data.base_offset, 0, data.size_bytes
+        for piece, size in cut(data.buffers, PIECE_BYTES):
+            part = ReadData(base_offset, data.next_offset, list(piece), size)
+            is_last = sent + size == total
+            next_offset = data.next_offset if is_last else max(base_offset, self._from_offset)
+            yield self._encode(part, next_offset, (base_offset, total, sent))
+            sent += size
+
+    def _encode(
+        self, data: ReadData | None, next_offset: int, piece_of: tuple[int, int, int] | None = None
+    ) -> bytes:
         partition = self.partition
         return encode_fetch_range_response(
             data.buffers if data else (),
             data.size_bytes if data else 0,
-            next_offset=data.next_offset if data else self.next_offset,
+            next_offset=next_offset,
             log_start_offset=partition.log.log_start_offset,
             high_watermark=partition.replica.high_watermark,
             topic_id=partition.key.topic_id,
             leader_epoch=partition.replica.leader_epoch,
             done=data is None,
+            piece_of=piece_of,
         )
 
 
@@ -114,13 +141,17 @@ class FetchRangeService:
             ahead = asyncio.ensure_future(current.next_chunk())
             while True:
                 data = await ahead
-                message = current.encode(data)
-                if data is None:
+                is_large = data is not None and data.size_bytes > WHOLE_BATCH_BYTES_MAX
+                if data is not None and not is_large:
+                    ahead = asyncio.ensure_future(current.next_chunk())
+                for message in current.messages(data):
                     await context.write(message)
+                if data is None:
                     return
-                ahead = asyncio.ensure_future(current.next_chunk())
                 self._manager.metrics.range_bytes += data.size_bytes
-                await context.write(message)
+                if is_large:
+                    data = None
+                    ahead = asyncio.ensure_future(current.next_chunk())
         except PenstockError as e:
             await context.write(self._failure(request, current, e))
         except OSError as e:

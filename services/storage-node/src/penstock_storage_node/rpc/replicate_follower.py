@@ -118,6 +118,7 @@ class FollowerStream:
             cluster_id=manager.registry.image.cluster_id,
             lane=self._lane,
             credit_bytes=self._credit_bytes,
+            takes_pieces=True,
         )
         reader: asyncio.Future[None] | None = None
         try:
@@ -186,7 +187,7 @@ class FollowerStream:
             receiver.hold(replica)
             manager.roles.truncate(partition, following.on_out_of_range(*data.out_of_range))
         else:
-            if data.records is not None and not self._append(partition, data.base_offset, data.records):
+            if (data.records is not None or data.piece is not None) and not self._take(partition, data):
                 return
             log_start_offset = partition.log.log_start_offset
             if following.on_watermarks(data.high_watermark, data.log_start_offset) and partition.readers:
@@ -195,6 +196,22 @@ class FollowerStream:
                 manager.log_starts.follow(partition, manager.roles.followers.on_progress)
             if receiver.on_data(replica) and data.log_start_offset:
                 manager.roles.followers.on_progress(partition)  # an open does not say what is on this disk
+
+    def _take(self, partition: Partition, data: ReceivedData) -> bool:
+        """Append what a frame brings, or keep it until the rest of its batch is there; False ends the session."""
+        replica, piece = partition.replica, data.piece
+        try:
+            records = self.receiver.batches_of(replica, data.records, piece)
+        except MalformedMessage as e:
+            manager = self._manager
+            manager.lifecycle.log.warning(
+                "replicated batches refused", partition=partition.name, offset=data.base_offset, reason=str(e)
+            )
+            self.receiver.reopen(replica, manager.clock_ms(), pause=True)
+            return False
+        if records is None:
+            return True
+        return self._append(partition, data.base_offset if piece is None else piece.base_offset, records)
 
     def _append(self, partition: Partition, base_offset: int, records: memoryview) -> bool:
         manager, replica = self._manager, partition.replica

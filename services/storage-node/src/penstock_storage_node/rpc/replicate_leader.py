@@ -60,6 +60,7 @@ class _Stream:
             manager.drain.effects,
             catch_up=self.lane != LIVE,
             read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
+            takes_pieces=hello.takes_pieces,
         )
         self._manager = manager
         self._context = context
@@ -280,6 +281,9 @@ class _Stream:
             self.sender.start_over(session, log.first_segment_offset, log.log_end_offset)
             partition.sessions.pop(session, None)
             self._note_closed(partition)
+        elif not self.sender.takes(data.size_bytes):
+            message = f"a batch of {data.size_bytes} bytes is too large for node {self._follower}'s build: upgrade it"
+            self._end_session(partition, session, PenstockError(ErrorCode.UNSUPPORTED_VERSION, message))
         elif not session.closed:
             self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
         self._wake.set()

@@ -12,12 +12,11 @@ from functools import partial
 import pytest
 
 from penstock_core.config.topic import LONG_MAX, TopicConfig
-from penstock_core.limits import BATCH_BYTES_MAX
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT, is_crc_valid, iter_batches, read_header
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import read_records
 from penstock_kafka.records.recompress import recompress
-from penstock_storage_node.log import Appended, Duplicate
+from penstock_storage_node.log import Appended, Duplicate, reading, segment
 from penstock_storage_node.log.compaction import record_filter
 from penstock_storage_node.log.compaction.offset_map import NOT_FOUND, OffsetMap
 from penstock_storage_node.log.compaction.record_filter import BatchTooLarge, filter_batch
@@ -47,6 +46,7 @@ from unit.storage_node.log.log_model import (
 
 ROUNDS = int(os.environ.get("PENSTOCK_LOG_ROUNDS", "25"))
 SEED = int(os.environ.get("PENSTOCK_LOG_SEED", "20261121"))
+BATCH_BYTES_MAX = 8 * 1024 * 1024
 
 
 # ---------------------------------------------------------------------- the parts
@@ -128,8 +128,10 @@ def test_tombstones_go_after_their_time_and_not_before() -> None:
     assert b"a" not in found and found[b"c"] == (3, b"1") and found[b"b"] == (1, b"1")
 
 
-def test_a_batch_without_room_for_a_delete_horizon_stays_as_it_is() -> None:
-    """Above BATCH_BYTES_MAX nobody reads it, and recovery would cut the log there."""
+def test_a_batch_without_room_for_a_delete_horizon_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the largest batch nobody reads it, and recovery would cut the log there."""
+    for module in (record_filter, reading, segment):
+        monkeypatch.setattr(module, "BATCH_BYTES_MAX", BATCH_BYTES_MAX)
     settings = replace(COMPACT, max_message_bytes=BATCH_BYTES_MAX, segment_bytes=BATCH_BYTES_MAX + 5000)
     tombstones: list[tuple[bytes, bytes | None]] = [(b"t%d" % number, None) for number in range(100)]
     spare = BATCH_BYTES_MAX - len(batch_of(*tombstones, (b"large", bytes(5_000_000)))) + 5_000_000
