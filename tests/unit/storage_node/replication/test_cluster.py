@@ -129,6 +129,7 @@ class Node:
             high_watermark=high_watermark,
             lag_max_ms=LAG_MS,
             eligible=lambda other, seen: world.controller.alive.get(other) == seen,
+            is_full=lambda _: False,
             effects=self.effects,
         )
 

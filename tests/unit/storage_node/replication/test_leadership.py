@@ -11,7 +11,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import PartitionImage
 from penstock_storage_node.replication.effects import Effects
-from penstock_storage_node.replication.leadership import IsrProposal, Leadership
+from penstock_storage_node.replication.leadership import FULL_LAG_MS, STEADY_MS, IsrProposal, Leadership
 from penstock_storage_node.replication.replica import Change, OpenRequest, PartitionReplica
 from unit.storage_node.replication.replica_model import ModelLog
 
@@ -53,6 +53,7 @@ class Leader:
         self.log = ModelLog()
         self.effects = Effects()
         self.ineligible: set[int] = set()
+        self.full: set[int] = set()
         config = {"penstock.durability": durability, "min.insync.replicas": "2"}
         self.replica = PartitionReplica(
             TopicPartition(TOPIC_ID, 0),
@@ -63,6 +64,7 @@ class Leader:
             high_watermark=0,
             lag_max_ms=LAG_MS,
             eligible=lambda node, _epoch: node not in self.ineligible,
+            is_full=lambda node: node in self.full,
             effects=self.effects,
         )
         assert self.replica.plan(state, now_ms) is Change.LEAD
@@ -284,6 +286,91 @@ def test_fenced_replicas_do_not_join() -> None:
     leader.ineligible.clear()
     leader.term.tick(6)
     assert leader.pending() is not None
+
+
+def test_a_member_on_a_full_disk_that_lacks_something_is_not_waited_for_as_long_as_others() -> None:
+    leader = Leader()
+    leader.open(2)
+    leader.open(3)
+    leader.full.add(3)
+    leader.term.tick(LAG_MS // 2)
+    assert leader.pending() is None, "it has all that there is"
+    now = LAG_MS // 2
+    end = leader.append(now_ms=now)
+    leader.flush(now)
+    leader.term.on_follower_ack(NodeId(2), end, end, now)
+    leader.term.tick(now + FULL_LAG_MS)
+    assert leader.pending() is None, "its disk may be slow"
+    leader.term.tick(now + FULL_LAG_MS + 1)
+    proposal = leader.term.take_proposal()
+    assert proposal is not None
+    assert proposal.isr == (1, 2)
+    leader.term.update(replace(STATE, isr=nodes(1, 2), partition_epoch=8), now + FULL_LAG_MS + 2)
+    assert leader.replica.high_watermark == end
+
+
+def test_members_on_full_disks_stay_where_min_isr_needs_them() -> None:
+    leader = Leader()
+    leader.open(2)
+    leader.open(3)
+    leader.full |= {2, 3}
+    for _ in range(2):
+        end = leader.append()
+    leader.flush()
+    leader.term.on_follower_ack(NodeId(2), end - 1, end - 1, 0)
+    leader.term.tick(FULL_LAG_MS + 1)
+    proposal = leader.term.take_proposal()
+    assert proposal is not None
+    assert proposal.isr == (1, 2), "that which has more of it stays"
+    leader.term.update(replace(STATE, isr=nodes(1, 2), partition_epoch=8), FULL_LAG_MS + 2)
+    leader.term.tick(LAG_MS)
+    assert leader.pending() is None, "min.insync.replicas is 2"
+    leader.term.tick(LAG_MS + 1)
+    assert leader.pending() is not None, "as any other that lags"
+
+
+def test_a_replica_on_a_full_disk_neither_joins_nor_is_waited_for_until_it_has_shown_room() -> None:
+    leader = Leader(replace(STATE, isr=nodes(1, 2)))
+    end = leader.append()
+    leader.flush()
+    leader.term.on_follower_ack(NodeId(2), end, end, 0)
+    leader.full.add(3)
+    leader.open(3, 1)
+    # It found space for that much.
+    leader.term.on_follower_ack(NodeId(3), end, end, 2)
+    assert leader.pending() is None
+    end = leader.append(now_ms=3)
+    leader.flush(3)
+    leader.term.on_follower_ack(NodeId(2), end, end, 3)
+    assert leader.replica.high_watermark == end
+    leader.term.on_follower_ack(NodeId(3), end, end, 4)
+    leader.term.tick(STEADY_MS)
+    assert leader.pending() is None, "its session began at 1"
+    # Refused a batch, and opened another one.
+    leader.open(3, STEADY_MS, at=end)
+    leader.term.tick(2 * STEADY_MS - 1)
+    assert leader.pending() is None
+    leader.term.tick(2 * STEADY_MS)
+    assert leader.pending() is not None
+
+
+def test_a_replica_whose_disk_has_room_again_joins_at_once() -> None:
+    leader = Leader(replace(STATE, isr=nodes(1, 2)))
+    leader.full.add(3)
+    leader.open(3)
+    assert leader.pending() is None
+    leader.full.clear()
+    leader.term.tick(1)
+    assert leader.pending() is not None
+
+
+def test_a_replica_on_a_full_disk_joins_where_min_isr_needs_it() -> None:
+    leader = Leader(replace(STATE, isr=nodes(1)))
+    leader.full.add(3)
+    leader.open(3)
+    proposal = leader.term.take_proposal()
+    assert proposal is not None
+    assert proposal.isr == (1, 3)
 
 
 def test_a_silent_replica_neither_joins_nor_holds_the_watermark() -> None:

@@ -255,6 +255,7 @@ class ReplicaManager:
             high_watermark=high_watermark,
             lag_max_ms=self._lag_max_ms,
             eligible=self.registry.is_eligible,
+            is_full=self.registry.is_full,
             effects=self.drain.effects,
         )
         partition = Partition(self._ports, replica, log)

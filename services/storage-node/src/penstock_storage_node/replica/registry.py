@@ -67,3 +67,8 @@ class PartitionRegistry:
         """Whether a follower may join an ISR: known, not fenced, and the process that the metadata know (KIP-903)."""
         known = self.image.nodes.get(node)
         return known is not None and known.active and node_epoch in (-1, known.node_epoch)
+
+    def is_full(self, node: NodeId) -> bool:
+        """Whether a node has said that its disk has no space left (decision 0023)."""
+        known = self.image.nodes.get(node)
+        return known is not None and known.disk_full

@@ -11,6 +11,10 @@ Rules (Kafka 4.3, `kafka.cluster.Partition` and `Replica`; KIP-497, 841, 903, 96
   outcome is unknown it stays pending and is sent again; the controller's compare-and-set
   makes that harmless.
 
+Ours: where min.insync.replicas holds without it, a replica on a full disk is not waited for (decision
+0023). A member that lacks something leaves after FULL_LAG_MS, and joins again when it has taken what comes
+for STEADY_MS, or has room.
+
 Batches are pushed, not fetched, so Kafka's "caught up at the previous fetch" becomes a mark:
 (time, log end then). A follower that reaches the mark was caught up at that time.
 """
@@ -29,6 +33,12 @@ from penstock_storage_node.replication.state import ReplicaState
 
 PROPOSAL_HOLD_MS = 500
 """After a refusal, how long until the same thought may become a proposal again."""
+
+FULL_LAG_MS = 500
+"""How long a member on a full disk may lack something, where min.insync.replicas holds without it."""
+
+STEADY_MS = 5_000
+"""How long the session of a replica on a full disk must last before it joins: one that finds no space breaks it."""
 
 UNKNOWN_OFFSET = -1
 """End of a follower that has not spoken to this leader yet."""
@@ -49,6 +59,8 @@ class FollowerProgress:
     """As it is on its disk."""
     compared_from: int = 0
     """Our log start when its log was last found to be a prefix of ours: what lies before may be anything."""
+    steady_from_ms: int = 0
+    """When its session began or, if that was later, when it left the ISR."""
     heard: bool = False
     """It has a session, and has spoken since it last left the ISR. One that has not may be
     dead or hung: it neither joins nor holds the high watermark back."""
@@ -78,13 +90,15 @@ class Leadership:
         now_ms: int,
         lag_max_ms: int,
         eligible: Callable[[NodeId, int], bool],
+        is_full: Callable[[NodeId], bool],
         effects: Effects,
     ) -> None:
-        """`term`: what the metadata say of it. `eligible(node, node_epoch)`: may that node join an ISR, by
-        the newest metadata."""
+        """`term`: what the metadata say of it. By the newest metadata, `eligible(node, node_epoch)`: may that
+        node join an ISR; `is_full(node)`: has its disk no space left."""
         self._state = state
         self._effects = effects
         self._eligible = eligible
+        self._is_full = is_full
         self._lag_max_ms = lag_max_ms
         self.epoch = term.leader_epoch
         self.epoch_start_offset = epoch_start_offset
@@ -116,6 +130,7 @@ class Leadership:
             follower = self.followers.get(node)
             if follower is not None and follower.heard:
                 follower.heard = False
+                follower.steady_from_ms = now_ms
                 # Whether it still lives shows by its next ack or, when there is nothing to
                 # acknowledge, by a new session.
                 if self._end_of(follower) >= self._state.log.log_end_offset:
@@ -199,6 +214,7 @@ class Leadership:
         follower = self.followers[node]
         follower.node_epoch = node_epoch
         follower.heard = True
+        follower.steady_from_ms = now_ms
         # A new session may start lower than the last one ended (truncation).
         follower.end_offset = end_offset
         follower.flushed_offset = min(flushed_offset, end_offset)
@@ -261,9 +277,19 @@ class Leadership:
         return follower.flushed_offset if self._state.fsync else follower.end_offset
 
     def _caught_up(self, follower: FollowerProgress, now_ms: int) -> bool:
+        return self._lag_ms(follower, now_ms) <= self._lag_max_ms
+
+    def _lag_ms(self, follower: FollowerProgress, now_ms: int) -> int:
+        """For how long it has lacked something; 0 when it has everything."""
         if self._end_of(follower) >= self._state.log.log_end_offset:
-            return True
-        return now_ms - follower.caught_up_ms <= self._lag_max_ms
+            return 0
+        return now_ms - follower.caught_up_ms
+
+    def _waits_for_room(self, follower: FollowerProgress, now_ms: int) -> bool:
+        """Whether a replica outside the ISR must show first that it has room: a full disk has space for a little
+        now and then, and each time that it joined with that, producers would wait for it anew."""
+        is_steady = now_ms - follower.steady_from_ms >= STEADY_MS
+        return not is_steady and not self.under_min_isr and self._is_full(follower.node_id)
 
     def advance(self, now_ms: int) -> None:
         """Raise the high watermark as far as the rules allow, and answer who waits for it."""
@@ -330,7 +356,11 @@ class Leadership:
         return (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (start, start)
 
     def _about_to_join(self, follower: FollowerProgress, now_ms: int) -> bool:
-        if not follower.heard or not self._caught_up(follower, now_ms):
+        if (
+            not follower.heard
+            or not self._caught_up(follower, now_ms)
+            or self._waits_for_room(follower, now_ms)
+        ):
             return False
         return self._eligible(follower.node_id, follower.node_epoch)
 
@@ -381,11 +411,19 @@ class Leadership:
     def _consider_shrink(self, now_ms: int) -> None:
         if now_ms < self._hold_until_ms:
             return
-        lagging = [
-            f.node_id
-            for f in self.followers.values()
-            if f.node_id in self.isr and not self._caught_up(f, now_ms)
-        ]
+        members = [f for f in self.followers.values() if f.node_id in self.isr]
+        lagging = [f.node_id for f in members if not self._caught_up(f, now_ms)]
+        spare_count = len(self.isr) - len(lagging) - max(self._state.settings.min_insync_replicas, 1)
+        if spare_count > 0:
+            full = [
+                f
+                for f in members
+                if f.node_id not in lagging
+                and self._lag_ms(f, now_ms) > FULL_LAG_MS
+                and self._is_full(f.node_id)
+            ]
+            full.sort(key=self._end_of)
+            lagging += [f.node_id for f in full[:spare_count]]
         if lagging:
             self._effects.isr_shrink_count += 1
             self._propose(tuple(sorted(self.isr.difference(lagging))))
@@ -398,6 +436,8 @@ class Leadership:
             return
         if follower.log_start_offset < follower.compared_from:
             return  # it may yet forget where its log begins, and lead with what lies before
+        if self._waits_for_room(follower, now_ms):
+            return
         if self._eligible(follower.node_id, follower.node_epoch):
             self._effects.isr_expand_count += 1
             self._propose(tuple(sorted({*self.isr, follower.node_id})))

@@ -57,6 +57,7 @@ class PartitionReplica:
         high_watermark: int,
         lag_max_ms: int,
         eligible: Callable[[NodeId, int], bool],
+        is_full: Callable[[NodeId], bool],
         effects: Effects,
     ) -> None:
         self.state = ReplicaState(key, topic, node_id, log, settings, high_watermark)
@@ -71,6 +72,7 @@ class PartitionReplica:
         self.following: Following | None = None
         self._lag_max_ms = lag_max_ms
         self._eligible = eligible
+        self._is_full = is_full
         self._effects = effects
 
     @property
@@ -163,6 +165,7 @@ class PartitionReplica:
             now_ms=now_ms,
             lag_max_ms=self._lag_max_ms,
             eligible=self._eligible,
+            is_full=self._is_full,
             effects=self._effects,
         )
 
