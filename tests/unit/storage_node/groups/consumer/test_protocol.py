@@ -206,6 +206,52 @@ def test_a_static_member_comes_back_to_its_partitions() -> None:
     assert group_of(rig).state == "Empty"
 
 
+def test_a_static_member_that_left_for_now_comes_back_by_the_same_member_id() -> None:
+    # Kafka 4.3: what the name's holder must have sent is -2, whatever member id comes with it now.
+    rig = rig_with(t=4)
+    one(rig, "a", 0, instance_id="i")
+    one(rig, "a", -2, instance_id="i")
+    back = one(rig, "a", 0, instance_id="i")
+    assert (back.error, back.member_id, back.assignment) == (E.NONE, "a", parts("t", 0, 1, 2, 3))
+    assert back.epoch == group_of(rig).epoch == 1, "the others notice nothing"
+    rig.fail_over()
+    assert set(group_of(rig).members) == {"a"}
+    assert one(rig, "a", back.epoch, instance_id="i") == ConsumerHeartbeatResult(member_id="a", epoch=1)
+    # Away again, it is not there by any other epoch than 0.
+    one(rig, "a", -2, instance_id="i")
+    assert one(rig, "a", 1, instance_id="i").error is E.FENCED_MEMBER_EPOCH
+
+
+def test_a_static_member_that_comes_back_by_the_same_id_waits_for_what_others_hold_meanwhile() -> None:
+    rig = rig_with(t=4)
+    one(rig, "a", 0, instance_id="i")
+    b = one(rig, "b", 0)
+    a = one(rig, "a", 1, instance_id="i")
+    a = one(rig, "a", 1, instance_id="i", owned=a.assignment)
+    assert one(rig, "b", b.epoch).assignment == parts("t", 2, 3)
+    one(rig, "a", -2, instance_id="i")
+    rig.topics.set(t=6)
+    one(rig, "b", 2, owned=parts("t", 2, 3))
+    back = one(rig, "a", 0, instance_id="i")
+    assert (back.error, back.epoch) == (E.NONE, group_of(rig).epoch)
+    rig.fail_over()
+    group_of(rig).validate()
+    one(rig, "b", group_of(rig).members["b"].epoch, owned=group_of(rig).members["b"].assigned)
+    members = group_of(rig).members
+    assert members["a"].assigned | members["b"].assigned == parts("t", *range(6))
+
+
+def test_a_member_of_the_consumer_protocol_takes_the_name_of_a_classic_one() -> None:
+    # A rolling upgrade: the classic client never said -2 (Kafka asks only members of the same kind for it).
+    rig = rig_with(t=2)
+    one(rig, "n", 0)
+    old = rig.join("g", protocols=owning(), instance_id="i")[0]
+    new = one(rig, "new", 0, instance_id="i")
+    assert (new.error, new.member_id) == (E.NONE, "new")
+    assert set(group_of(rig).members) == {"n", "new"}
+    assert rig.shard.heartbeat("g", old.member_id, "i", old.generation) is E.FENCED_INSTANCE_ID
+
+
 def test_silence_and_clinging_end_a_membership() -> None:
     rig = rig_with(t=2)
     one(rig, "a", 0, rebalance_timeout_ms=10_000)

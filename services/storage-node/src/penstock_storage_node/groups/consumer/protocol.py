@@ -325,16 +325,25 @@ class ConsumerProtocol:
     def _member_to_beat(
         self, draft: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record]
     ) -> ConsumerMember:
+        """Whose heartbeat it is, as it was before (GroupMetadataManager.getOrMaybeSubscribeStaticConsumerGroupMember
+        of Kafka 4.3: a name is taken from who has left for now, whatever its id, and between the two protocols).
+
+        Otherwise than there, a static member that is present may say epoch 0 again by the same id, as others may:
+        its answer may have been lost, and UNRELEASED_INSTANCE_ID ends a client.
+        """
         member_id = request.member_id or self.store.new_id()
         known = draft.static.get(request.instance_id) if request.instance_id is not None else None
-        if known is not None and known != member_id:
-            holder = draft.members[known]
+        holder = None if known is None else draft.members[known]
+        if holder is not None and holder.member_id != member_id:
             if request.epoch != 0:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"{request.instance_id} is held by {known}.")
-            if holder.epoch != LEAVE_FOR_NOW and request.classic is None:
+            if holder.epoch != LEAVE_FOR_NOW and request.classic is None and holder.classic is None:
                 raise Refused(
                     ErrorCode.UNRELEASED_INSTANCE_ID, f"{request.instance_id} is still held by {known}."
                 )
+            return self._take_over(draft, holder, member_id, records)
+        if holder is not None and request.epoch == 0 and holder.epoch == LEAVE_FOR_NOW:
+            # It is back by the id that it had, which clients make themselves.
             return self._take_over(draft, holder, member_id, records)
         member = draft.members.get(member_id)
         if member is None:
@@ -361,12 +370,13 @@ class ConsumerProtocol:
         self, draft: ConsumerGroup, holder: ConsumerMember, member_id: str, records: list[Record]
     ) -> ConsumerMember:
         """A static member is back: it gets the target of the one that it was."""
-        target = draft.targets.get(holder.member_id, NOTHING)
-        records += self._tombstones(draft, holder.member_id)
-        draft.remove(holder.member_id)
-        draft.targets[member_id] = target
-        value = rec.put_target(to_assignment(target))
-        records.append(Record(self._key(draft, rec.TARGET_MEMBER, member_id), value))
+        if member_id != holder.member_id:
+            target = draft.targets.get(holder.member_id, NOTHING)
+            records += self._tombstones(draft, holder.member_id)
+            draft.remove(holder.member_id)
+            draft.targets[member_id] = target
+            value = rec.put_target(to_assignment(target))
+            records.append(Record(self._key(draft, rec.TARGET_MEMBER, member_id), value))
         member = replace(
             holder,
             member_id=member_id,
