@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -35,7 +37,7 @@ TIMEOUT_S = 100
 
 PROGRAM = textwrap.dedent(
     '''
-    import asyncio, sys
+    import asyncio, logging, sys
     from penstock_runtime import grpc_tools
     from penstock_runtime.http import HttpServer
     from penstock_runtime.roles import Role, run_role_main
@@ -56,6 +58,11 @@ PROGRAM = textwrap.dedent(
             raise RuntimeError("two\\nlines")
         if does == "callback":
             asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        if does == "library":
+            try:
+                1 / 0
+            except ZeroDivisionError:
+                logging.getLogger("some.library").exception("could not divide")
         life.set_ready()
         print("port", endpoint.port, grpc_endpoint.port, flush=True)
         await life.stopping.wait()
@@ -117,6 +124,51 @@ def test_term_drains_and_exits_0() -> None:
         assert code == 0
         assert "'data_dir': 'data'" in err
         assert "ZeroDivisionError" in err
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_an_error_that_a_library_logs_is_one_line(form: str) -> None:
+    with role("--does", "library", "--log-format", form) as process:
+        start(process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    (line,) = [line for line in err.splitlines() if "could not divide" in line]
+    assert "ZeroDivisionError: division by zero" in line
+    assert len(err.splitlines()) == len(re.findall(r"\d{4}-\d\d-\d\dT", err)), (
+        "each line has its time: no trace"
+    )
+
+
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HTTP2_SETTINGS = bytes.fromhex("000000040000000000")
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(_HTTP2_PREFACE, id="HTTP/2"),
+        pytest.param(_HTTP2_PREFACE + _HTTP2_SETTINGS, id="gRPC"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), id="TLS"),
+        pytest.param(b"\x00\x00\x00\x15\x00\x12\x00\x00PENS\x00\x0bpenstock-cli", id="Kafka"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\nHost : x\r\n\r\n", id="a bad header"),
+    ],
+)
+def test_who_speaks_another_protocol_at_the_http_port_leaves_no_trace_in_the_log(
+    said: bytes, form: str
+) -> None:
+    with role("--log-format", form) as process:
+        http, _ = start(process)
+        with socket.create_connection(("127.0.0.1", http), timeout=TIMEOUT_S) as client:
+            client.sendall(said)
+            assert client.makefile("rb").read().startswith(b"HTTP/1.0 400 ")
+        with urllib.request.urlopen(f"http://127.0.0.1:{http}/healthz", timeout=TIMEOUT_S) as response:
+            assert response.read() == b"ok\n"
+        process.send_signal(signal.SIGTERM)
+        code, err = end(process)
+    assert code == 0
+    ours = ("starting", "ready", "signal", "stopping", "stopped")
+    assert [line for line in err.splitlines() if not any(word in line for word in ours)] == []
 
 
 def test_a_second_term_ends_at_once() -> None:

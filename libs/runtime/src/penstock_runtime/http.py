@@ -9,6 +9,7 @@ forged requests yet.
 
 from __future__ import annotations
 
+import logging
 import ssl
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ if "aiohttp" not in sys.modules:
     sys.modules["ssl"] = None  # type: ignore[assignment]
 try:
     from aiohttp import web
+    from aiohttp.http_exceptions import HttpProcessingError
 finally:
     sys.modules["ssl"] = ssl
 
@@ -33,6 +35,18 @@ from penstock_runtime.logs import error_fields
 
 _REQUEST_BYTES_MAX = 1024 * 1024
 _SHUTDOWN_TIMEOUT_S = 1.0
+
+
+class _ClientFaults(logging.Filter):
+    """What cannot be read is answered 400 and is no error of ours: it is not logged, as with aiohttp's own unknown
+    methods. Else any client of another protocol (HTTP/2 above all) fills the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log = logging.getLogger("penstock.http")
+_log.addFilter(_ClientFaults())
 
 
 class HttpServer:
@@ -63,7 +77,7 @@ class HttpServer:
                 *extra_routes,
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
+        self._runner = web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
         self._started = False
 
     async def start(self) -> Endpoint:

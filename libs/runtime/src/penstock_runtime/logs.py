@@ -65,7 +65,6 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
                 _shorten_exceptions,
                 renderer,
             ],
-            keep_exc_info=True,
         )
     )
     root = logging.getLogger()
