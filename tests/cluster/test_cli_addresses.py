@@ -92,6 +92,15 @@ def test_receipts_come_by_a_gateway_of_the_cluster_at_bootstrap(
     assert told.startswith(f"{topic}-0 offset 0, leader epoch ")
 
 
+def test_a_cluster_in_dir_is_talked_to_where_nobody_names_an_address(shared_cluster: LocalCluster) -> None:
+    topic = f"found-{uuid.uuid4().hex[:8]}"
+    here = ["--dir", str(shared_cluster.directory)]
+    penstock("topic", "create", topic, *here)
+    assert topic in penstock("topic", "list", *here).stdout
+    penstock("produce", topic, *here, stdin="one\ntwo\n")
+    assert penstock("consume", topic, "--until-end", *here).stdout == "one\ntwo\n"
+
+
 def test_receipts_never_come_from_another_cluster_than_the_one_named(
     shared_cluster: LocalCluster, tmp_path: Path
 ) -> None:

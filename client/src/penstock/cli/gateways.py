@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from penstock.cli import reach
 from penstock.cli.kafka import admin_client, cluster_metadata
+from penstock.cli.local_gateways import local_gateways
 from penstock.errors import CommandError, ExitCode
 
 GRPC_PORT_OFFSETS: Final = (2, -98)
@@ -33,24 +34,10 @@ def find_gateway(gateways: str | None, bootstrap: str | None, directory: Path) -
         return _first(reach.addresses_of(gateways, "--gateway"), "is the cluster up, and is --gateway right?")
     if bootstrap:
         return _of_cluster(bootstrap, directory)
-    running, where = _of_local_cluster(directory)
-    if running:
-        return _first(running, f"see `penstock local status --dir {directory}`")
-    mend = "`penstock local up` starts a local cluster"
-    if where:
-        mend = f"{where}: `penstock local start --all --dir {directory}` starts them"
-    return _first([GATEWAY_DEFAULT], f"{mend}, --gateway HOST:PORT names another gateway")
-
-
-def _of_local_cluster(directory: Path) -> tuple[list[str], str]:
-    """Addresses of the gateways that run there, and what is to be said of it where none does."""
-    from penstock.local.cluster import LocalCluster
-
-    cluster = LocalCluster(directory)
-    if not cluster.store.exists():
-        return [], ""
-    running = cluster.gateways_alive()
-    return running, "" if running else f"no gateway of the cluster in {cluster.directory} runs"
+    local = local_gateways(directory, "grpc")
+    if local.addresses:
+        return _first(local.addresses, local.mend)
+    return _first([GATEWAY_DEFAULT], f"{local.mend}, --gateway HOST:PORT names another gateway")
 
 
 def _of_cluster(bootstrap: str, directory: Path) -> str:
@@ -63,9 +50,8 @@ def _of_cluster(bootstrap: str, directory: Path) -> str:
         shown = f"[{host}]" if ":" in host else host
         ports = [port + offset for offset in GRPC_PORT_OFFSETS] + [_port(GATEWAY_DEFAULT)]
         candidates += [f"{shown}:{one}" for one in ports if 0 < one < 65_536]
-    running, _ = _of_local_cluster(directory)
     return _first(
-        [*running, *candidates],
+        [*local_gateways(directory, "grpc").addresses, *candidates],
         "--gateway HOST:PORT names one",
         f"no gateway of the cluster at {bootstrap} was found",
         cluster_id,

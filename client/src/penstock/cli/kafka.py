@@ -9,29 +9,65 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from penstock.cli import reach
+from penstock.cli.local_gateways import directory_of, directory_option, local_gateways
 from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
 
-BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
-CALL_TIMEOUT_S = 15.0
+Command = TypeVar("Command", bound=Callable[..., Any])
 
-bootstrap_option = click.option(
+BOOTSTRAP_DEFAULT: Final = "127.0.0.1:9092"
+CALL_TIMEOUT_S: Final = 15.0
+
+
+class FoundBootstrap(str):
+    """Addresses that nobody named; `mend` says what to do if nobody answers there."""
+
+    mend: str
+
+    def __new__(cls, addresses: str, mend: str) -> FoundBootstrap:
+        found = super().__new__(cls, addresses)
+        found.mend = mend
+        return found
+
+
+def _named_or_found(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    return value if value is not None or ctx.resilient_parsing else find_bootstrap(directory_of(ctx))
+
+
+def find_bootstrap(directory: Path) -> FoundBootstrap:
+    """Kafka addresses of the running local cluster in `directory`, or the default."""
+    local = local_gateways(directory, "kafka")
+    if local.addresses:
+        return FoundBootstrap(",".join(local.addresses), local.mend)
+    return FoundBootstrap(BOOTSTRAP_DEFAULT, f"{local.mend}, --bootstrap HOST:PORT names another")
+
+
+_bootstrap_alone = click.option(
     "--bootstrap",
     "-b",
-    default=BOOTSTRAP_DEFAULT,
     envvar="PENSTOCK_BOOTSTRAP",
-    show_default=True,
+    callback=_named_or_found,
     metavar="HOST:PORT[,...]",
-    help="Kafka address of one or more gateways. Also PENSTOCK_BOOTSTRAP.",
+    help="Kafka address of one or more gateways. Also PENSTOCK_BOOTSTRAP. By default those of the running local "
+    f"cluster in --dir, else {BOOTSTRAP_DEFAULT}.",
 )
+
+
+def bootstrap_option(command: Command) -> Command:
+    """`--bootstrap`, and `--dir` of the local cluster that stands in for it."""
+    return _bootstrap_alone(directory_option(command))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
 
@@ -60,7 +96,9 @@ def kafka_connection(bootstrap: str) -> socket.socket:
         if not isinstance(found, reach.Problem):
             return found
         problems.append(found)
-    if any(problem.is_another_port for problem in problems):
+    if isinstance(bootstrap, FoundBootstrap):
+        mend = bootstrap.mend
+    elif any(problem.is_another_port for problem in problems):
         mend = "give --bootstrap the cluster's Kafka address; `penstock local status` shows a local cluster's"
     else:
         mend = "is the cluster up (`penstock local status`), and is --bootstrap right?"

@@ -69,8 +69,9 @@ def cli() -> None:
     argument; 3 no broker, gateway or controller could be reached; 130 interrupted.
 
     Commands that talk to a cluster take --bootstrap, or PENSTOCK_BOOTSTRAP from the
-    environment; the default is 127.0.0.1:9092. An address has 3 s to take a connection and
-    10 s for its first answer; PENSTOCK_TIMEOUT_S sets both.
+    environment; without either they take the running local cluster in --dir (.penstock), or
+    127.0.0.1:9092. An address has 3 s to take a connection and 10 s for its first answer;
+    PENSTOCK_TIMEOUT_S sets both.
     """
 
 

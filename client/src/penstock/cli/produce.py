@@ -22,6 +22,7 @@ import click
 from click.core import ParameterSource
 
 from penstock.cli.kafka import bootstrap_option, check_reachable, client_config, failure, topic_metadata
+from penstock.cli.local_gateways import directory_of
 from penstock.cli.output import console, note, print_json
 from penstock.errors import CommandError, ExitCode
 from penstock.interrupts import one_interrupt
@@ -94,15 +95,6 @@ class Tally:
     "at --bootstrap if that is given, else of the local cluster in --dir, else 127.0.0.1:9094.",
 )
 @click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=".penstock",
-    envvar="PENSTOCK_LOCAL_DIR",
-    show_default=True,
-    help="Local cluster whose gateways are taken, for --receipt. Also PENSTOCK_LOCAL_DIR.",
-)
-@click.option(
     "--acks",
     type=click.Choice(["all", "1"]),
     default="all",
@@ -122,7 +114,6 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
     timeout_s: int,
     receipt: bool,
     gateway: str | None,
-    directory: Path,
     acks: str,
     bootstrap: str,
     as_json: bool,
@@ -144,7 +135,7 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
         from penstock.cli.gateways import find_gateway
 
         given = ctx.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT
-        found = find_gateway(gateway, bootstrap if given else None, directory)
+        found = find_gateway(gateway, bootstrap if given else None, directory_of(ctx))
         source = _source_of_a_thread(file)
         lines = _records(source, key_separator)
         _tell_receipts(found, topic, partition or 0, lines, acks, timeout_s, as_json)

@@ -139,8 +139,8 @@ class LocalCluster:
         """Names of the processes that exist now, stopped ones included."""
         return [r.name for r in self.state.processes if _state_of(r) is not ProcessState.DEAD]
 
-    def gateways_alive(self) -> list[str]:
-        """gRPC addresses of the gateways whose processes exist now."""
+    def gateways_alive(self, use: str) -> list[str]:
+        """Addresses of the gateways whose processes exist now: their `kafka`, `direct`, `grpc` or `http` ports."""
         state = self.state
         members = [
             state.member(name)
@@ -148,7 +148,7 @@ class LocalCluster:
             if _state_of(record) is not ProcessState.DEAD
             for name in record.members
         ]
-        return [f"{HOST}:{member.ports['grpc']}" for member in members if member.role == GATEWAY]
+        return [f"{HOST}:{member.ports[use]}" for member in members if member.role == GATEWAY]
 
     # --- changes -----------------------------------------------------------------
 
