@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
 from penstock_kafka.records.read import Record, read_all, read_records
-from penstock_storage_node.log import FileSystem, LogDirectory, PartitionLog, ReadJob
+from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory, PartitionLog, ReadJob
 from support.cluster import running_cluster
 from support.kafka import (
     Load,
@@ -138,7 +138,7 @@ def log_bytes(directory: Path) -> int:
 
 def open_logs(data: Path, *, compacted: str = "") -> tuple[LogDirectory, dict[str, PartitionLog]]:
     """Every log of a data directory; Kafka leaves gaps between the segments of the topic `compacted`."""
-    directory = LogDirectory.open(FileSystem(), data, clock_ms=lambda: 0)
+    directory = LogDirectory.open(DirectoryPorts(FileSystem(), lambda: 0), data)
     logs = {}
     for found in directory.scan():
         policy = frozenset({"compact" if found.topic == compacted else "delete"})

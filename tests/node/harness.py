@@ -37,13 +37,14 @@ from penstock_kafka.wire.produce import (
 )
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool, serve
-from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.ports import REAL_CLOCKS
 from penstock_runtime.settings import load_settings
 from penstock_storage_node.disk.group_flush import GroupFlush
 from penstock_storage_node.disk.pool import DiskPool
 from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.request_context import RequestContext
-from penstock_storage_node.log import FileSystem, LogDirectory
+from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -120,7 +121,8 @@ class MiniNode:
     async def start(self) -> MiniNode:
         self.lifecycle = Lifecycle("storage-node", str(self.node_id))
         self.pool = DiskPool(2)
-        self.directory = await self.pool.run(lambda: LogDirectory.open(self.fs, self.path, clock_ms=wall_ms))
+        ports = DirectoryPorts(self.fs, wall_ms)
+        self.directory = await self.pool.run(lambda: LogDirectory.open(ports, self.path))
         self.metrics = NodeMetrics()
         self.pool.on_flush = self.metrics.observe_flush
         if self.group_flush:
@@ -132,7 +134,7 @@ class MiniNode:
             pool=self.pool,
             lifecycle=self.lifecycle,
             metrics=self.metrics,
-            clock_ms=monotonic_ms,
+            clocks=REAL_CLOCKS,
             lag_max_ms=self.lag_max_ms,
         )
         self.manager.adopt(zip(found, logs, strict=True))

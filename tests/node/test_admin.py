@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids, wall_ms
+from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
 from penstock_kafka.wire import codec
@@ -58,9 +58,7 @@ async def test_an_api_that_no_handler_of_a_node_answers_is_found_at_the_start(
     cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, route: Route, with_groups: bool
 ) -> None:
     node = cluster.nodes[1]
-    groups = GroupHost(
-        node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000, wall_ms=wall_ms
-    )
+    groups = GroupHost(node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000)
 
     def build() -> DataApis:
         return DataApis(node.manager, AllowAll(), lambda: True, groups if with_groups else None)

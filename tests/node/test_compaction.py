@@ -72,7 +72,7 @@ def compaction_of(node: MiniNode, **options: int) -> Compactor:
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
     settings = load_settings(StorageNodeSettings, arguments, "storage-node")
-    return Compactor(node.manager, node.directory, settings, wall_ms)
+    return Compactor(node.manager, node.directory, settings)
 
 
 SMALL: dict[str, Any] = {

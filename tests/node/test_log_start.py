@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.harness import KEY, TOPIC, MiniCluster, MiniNode, eventually, ids, make_batch, wall_ms
+from node.harness import KEY, TOPIC, MiniCluster, MiniNode, eventually, ids, make_batch
 from node.test_cluster import hosted
 from node.test_compaction import delete_records
 from penstock_core.errors import ErrorCode
@@ -242,9 +242,7 @@ async def test_a_log_that_no_topic_owns_stays_where_it_cannot_be_set_aside(
 def coordinator(node: MiniNode, monkeypatch: pytest.MonkeyPatch) -> GroupHost:
     monkeypatch.setattr(host_module, "OFFSETS_TOPIC", TOPIC)
     monkeypatch.setattr(host_module, "LOAD_RETRY_S", 0.01)
-    return GroupHost(
-        node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000, wall_ms=wall_ms
-    )
+    return GroupHost(node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000)
 
 
 @pytest.mark.parametrize("position", [1, 61])

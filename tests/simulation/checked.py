@@ -21,6 +21,7 @@ from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_runtime.controller_client import ControllerClient
 from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
 from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.compaction.plan import CleaningPlan
@@ -298,14 +299,16 @@ class _CheckedFreshness(HeartbeatFreshness):
         super().answered(metadata_version, now_ms)
 
 
-def listening(note_term: Callable[[Any, int], bool]) -> Callable[[Any, int], bool]:
-    """`ControllerClient.note_term`, whatever it is now, with a memory of its own of what was heard."""
+class CheckedControllerClient(ControllerClient):
+    """The ways to the controllers, with a memory of its own of what was heard."""
 
-    def note(client: Any, term: int) -> bool:
-        client.checked_term = max(getattr(client, "checked_term", 0), term)
-        return note_term(client, term)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.checked_term = 0
 
-    return note
+    def note_term(self, term: int) -> bool:
+        self.checked_term = max(self.checked_term, term)
+        return super().note_term(term)
 
 
 class CheckedRegistration(Registration):

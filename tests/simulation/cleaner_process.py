@@ -59,9 +59,8 @@ class _WorkerDisk(SimulatedFileSystem):
 class SimWorker:
     """As `compaction.Worker`, on the simulated clock."""
 
-    def __init__(self) -> None:
-        loop: Any = asyncio.get_running_loop()
-        self._process: Process = loop.process
+    def __init__(self, process: Process) -> None:
+        self._process = process
         self._world = self._process.world
         self._rng = self._world.log_life.rng
         self._groups: Iterator[CleanedGroup] | None = None

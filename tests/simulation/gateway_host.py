@@ -15,8 +15,8 @@ from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.registration import Registration
 from penstock_gateway.relay.session import Relay
 from penstock_proto.v1 import controller_pb2 as pb
-from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.metadata_client import MetadataClient
+from simulation.checked import CheckedControllerClient
 from simulation.controller_host import GRPC_PORT
 from simulation.process import Process
 from simulation.rpc import SimChannelPool, SimServer
@@ -39,8 +39,17 @@ class GatewayProcess(Process):
     async def _run(self) -> None:
         channels: Any = SimChannelPool(self)
         addresses = [f"{i}@c{i}:{GRPC_PORT}" for i in self.world.controller_ids]
-        self.controllers = ControllerClient(addresses, self.name, channels, clock_ms=self.clock_ms)
-        self.metadata = MetadataClient(self.controllers, self.name, self.clock_ms, log=self.log)
+        self.controllers = CheckedControllerClient(
+            addresses, self.name, channels, clock_ms=self.clock_ms, rng=self.new_rng()
+        )
+        self.metadata = MetadataClient(
+            self.controllers,
+            self.name,
+            self.clock_ms,
+            log=self.log,
+            rng=self.new_rng(),
+            freeze=lambda: None,
+        )
         checker = self.world.checker
         self.metadata.on_change(lambda _old, new, _records: checker.on_node_image(self.name, new))
         metrics = GatewayMetrics(KafkaMetrics(), self.metadata.contact_age_ms)

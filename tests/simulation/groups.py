@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import penstock_storage_node.groups.host as host_module
-import penstock_storage_node.role as role_module
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
@@ -22,7 +21,6 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_storage_node.groups.consumer.group import Parts
 from simulation.group_checks import (
-    CheckedGroupHost,
     CheckedPartitionLog,
     CheckedShard,
     GroupChecker,
@@ -135,7 +133,6 @@ class Groups:
             (host_module, "TICK_MS", TICK_MS),
             (host_module, "_PartitionLog", CheckedPartitionLog),
             (host_module, "Shard", CheckedShard),
-            (role_module, "GroupHost", CheckedGroupHost),
         ]
 
     # --- for members

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import InvariantBroken
+from penstock_core.metadata.image import Endpoint
+from penstock_storage_node.disk.group_flush import GroupFlush
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.ports import NodeParts, NodePorts
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
+from simulation.checked import CheckedControllerClient, CheckedLog, CheckedRegistration, CheckedReplica
+from simulation.cleaner_process import SimWorker
 from simulation.controller_host import GRPC_PORT
 from simulation.disk_pool import SimDiskPool
+from simulation.group_checks import CheckedGroupHost
 from simulation.process import Process
+from simulation.rpc import RunningServer, SimChannelPool, SimServer
 from support.simulated_fs import SimulatedFileSystem
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 NODE_PORT = 9000
+
+
+class NoHttp:
+    """Nobody scrapes."""
+
+    def __init__(self, *_: object) -> None:
+        return None
+
+    async def start(self) -> Endpoint:
+        return Endpoint("", "", 0)
+
+    async def stop(self) -> None:
+        return None
 
 
 class NodeProcess(Process):
@@ -74,10 +96,49 @@ class NodeProcess(Process):
                 }
             ),
             self.lifecycle,
+            self._ports(),
         )
         await self.role.run()
         self.has_ended = True
         self.world.on_ended(self)
+
+    def _ports(self) -> NodePorts:
+        groups = self.world.groups
+        ports: dict[str, Any] = {
+            "clocks": self.clocks,
+            "new_rng": self.new_rng,
+            "new_uuid": self.new_uuid,
+            "serve": self._serve,
+            "http": NoHttp,
+            "freeze": lambda: None,
+            "channels": lambda *_: SimChannelPool(self),
+            "controllers": CheckedControllerClient,
+            "fs": lambda: self.fs,
+            "pool": self._make_pool,
+            "group_flush": self._open_group_flush,
+            "worker": lambda: SimWorker(self),
+            "parts": NodeParts(
+                log=CheckedLog,
+                replica=CheckedReplica,
+                registration=CheckedRegistration,
+                groups=GroupHost if groups is None else CheckedGroupHost,
+            ),
+        }
+        return NodePorts(**ports)
+
+    def _make_pool(self, _threads: int) -> SimDiskPool:
+        self.pool = SimDiskPool(self)
+        return self.pool
+
+    def _open_group_flush(self, fs: Any, path: str) -> tuple[GroupFlush | None, str]:
+        return (GroupFlush(fs, path), "") if self.group_flush else (None, "not in this seed")
+
+    async def _serve(
+        self, bind: str, add_services: Callable[[Any], None], **_: object
+    ) -> tuple[RunningServer, Endpoint]:
+        server = SimServer(self, bind)
+        add_services(server)
+        return RunningServer(server), Endpoint("", self.name, NODE_PORT)
 
     def request_stop(self) -> None:
         """SIGTERM."""

@@ -12,7 +12,6 @@ import os
 import random
 import sys
 import time as real_time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ import penstock_controller.quorum.journal
 import penstock_controller.quorum.snapshot
 import penstock_controller.quorum.transport
 import penstock_gateway.relay.session
-import penstock_runtime.controller_client
-import penstock_runtime.metadata_client
 import penstock_storage_node.groups.host
 import penstock_storage_node.log.directory
 import penstock_storage_node.replica.background
@@ -39,17 +36,10 @@ import penstock_storage_node.replica.manager
 import penstock_storage_node.replica.partition
 import penstock_storage_node.role
 import penstock_storage_node.rpc.forward
-from penstock_core.metadata.image import Endpoint
-from penstock_proto.v1 import controller_pb2_grpc
-from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import monotonic_ms
-from penstock_storage_node.disk.group_flush import GroupFlush
-from simulation.checked import CheckedLog, CheckedRegistration, CheckedReplica, listening
-from simulation.cleaner_process import SimWorker
-from simulation.disk_pool import SimDiskPool
 from simulation.ordered import OrderedSet
 from simulation.raft_net import SimPeerConnection, SimPipeNotifier, SimSocketModule
-from simulation.rpc import SimChannelPool, SimServer, probe
+from simulation.rpc import probe
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -107,16 +97,6 @@ class SimRandomModule:
         return the_world().rng.uniform(low, high)
 
 
-class SimUuidModule:
-    """`uuid`."""
-
-    def uuid4(self) -> uuid.UUID:
-        return uuid.UUID(int=the_world().rng.getrandbits(128), version=4)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(uuid, name)
-
-
 async def _probe(host: str, port: int, timeout_ms: int) -> Any:
     process = _running()
     return await probe(process.world, process, host, port, timeout_ms)
@@ -127,26 +107,6 @@ def _running() -> Process:
     return process
 
 
-class _Server:
-    """What `serve` gives."""
-
-    def __init__(self, server: SimServer) -> None:
-        self._server = server
-
-    async def stop(self, _grace: float | None) -> None:
-        self._server.stop()
-
-
-async def _serve(
-    bind: str, add_services: Callable[[Any], None], **_kwargs: object
-) -> tuple[_Server, Endpoint]:
-    process = _running()
-    host, _, port = bind.partition(":")
-    server = SimServer(process, bind)
-    add_services(server)
-    return _Server(server), Endpoint("", host, int(port))
-
-
 class _NoGc:
     """`gc`: what one run freezes would stay for all later ones."""
 
@@ -155,40 +115,6 @@ class _NoGc:
 
     def collect(self) -> int:
         return 0
-
-
-class _NoHttp:
-    def __init__(self, *_: object) -> None:
-        return None
-
-    async def start(self) -> Endpoint:
-        return Endpoint("", "", 0)
-
-    async def stop(self) -> None:
-        return None
-
-
-def _open_group_flush(fs: Any, path: str) -> tuple[GroupFlush | None, str]:
-    if not _running_or_current().group_flush:  # type: ignore[attr-defined]
-        return None, "not in this seed"
-    return GroupFlush(fs, path), ""
-
-
-def _running_or_current() -> Process:
-    return the_process()
-
-
-_stub_cache: dict[int, Any] = {}
-
-
-class _Stubs:
-    """`controller_pb2_grpc` with one stub per channel: making one takes longer than a call."""
-
-    def ControllerStub(self, channel: Any) -> Any:  # noqa: N802
-        stub = getattr(channel, "controller_stub", None)
-        if stub is None:
-            stub = channel.controller_stub = controller_pb2_grpc.ControllerStub(channel)
-        return stub
 
 
 def _monotonic() -> float:
@@ -203,7 +129,6 @@ def _clock_ms() -> int:
 
 def _table(world: World) -> list[tuple[Any, str, Any]]:
     quorum = penstock_controller.quorum
-    role = penstock_storage_node.role
     time, sim_os = SimTime(), world.sim_os
     rng = SimRandomModule()
     table: list[tuple[Any, str, Any]] = [
@@ -227,8 +152,6 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (asyncio.tasks._all_tasks, "add", lambda _: None),  # type: ignore[attr-defined]
         (penstock_controller.active.controller, "probe", _probe),
         (penstock_controller.active.controller, "gc", _NoGc()),
-        (penstock_runtime.metadata_client, "gc", _NoGc()),
-        (penstock_runtime.controller_client, "controller_pb2_grpc", _Stubs()),
         # Looks at nothing that is due, many thousand times a run. Groups have theirs where there are any; the
         # others are still short beside what they look after (sessions, lags, requests' deadlines).
         (penstock_storage_node.groups.host, "TICK_MS", 2_000),
@@ -237,30 +160,18 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         (penstock_controller.active.command_queue, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
         (penstock_controller.active.metadata_stream, "KEEPALIVE_S", 0.9),
         (penstock_gateway.relay.session, "TICK_MS", 100),
-        (penstock_storage_node.replica.compactor, "Worker", SimWorker),
-        (penstock_storage_node.log.directory, "PartitionLog", CheckedLog),
-        (penstock_storage_node.replica.manager, "PartitionReplica", CheckedReplica),
         (penstock_storage_node.replica.partition, "set", OrderedSet),
         (penstock_storage_node.rpc.forward, "set", OrderedSet),
         (penstock_gateway.relay.session, "set", OrderedSet),
-        (role, "Registration", CheckedRegistration),
-        (ControllerClient, "note_term", listening(ControllerClient.note_term)),
-        (role, "DiskPool", lambda _threads: _make_pool()),
-        (role, "ChannelPool", lambda *_: SimChannelPool(_running())),
-        (role, "HttpServer", _NoHttp),
-        (role, "serve", _serve),
-        (role, "FileSystem", lambda: the_process().fs),  # type: ignore[attr-defined]
-        (role, "open_group_flush", _open_group_flush),
-        (role, "wall_ms", lambda: the_process().wall_ms()),
     ]
     if world.groups is not None:
         table += world.groups.patches()
-    # Every other place where shipped code looks at a clock or draws a number.
+    # Every other place where a controller looks at a clock or draws a number.
     named = {(id(module), name) for module, name, _ in table}
-    stand_ins = ((real_time, time), (random, rng), (uuid, SimUuidModule()))
+    stand_ins = ((real_time, time), (random, rng))
     functions = ((monotonic_ms, _clock_ms), (real_time.perf_counter, _monotonic))
     for module_name, module in sorted(sys.modules.items()):
-        if not module_name.startswith("penstock_"):
+        if not module_name.startswith("penstock_controller"):
             continue
         for name, value in list(vars(module).items()):
             for original, stand_in in (*stand_ins, *functions):
@@ -283,13 +194,6 @@ def _forbidden(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _make_pool() -> SimDiskPool:
-    process = _running()
-    pool = SimDiskPool(process)
-    process.pool = pool  # type: ignore[attr-defined]
-    return pool
-
-
 _MISSING = object()
 
 
@@ -299,9 +203,6 @@ def installed(world: World) -> Iterator[None]:
     global _world
     _world = world
     saved: list[tuple[Any, str, Any]] = []
-    client_defaults: Any = ControllerClient.__init__.__kwdefaults__
-    own_clock = client_defaults["clock_ms"]
-    client_defaults["clock_ms"] = _clock_ms
     try:
         for module, name, value in _table(world):
             # Of the module itself: `set` is a builtin that some get a name of their own for.
@@ -314,5 +215,4 @@ def installed(world: World) -> Iterator[None]:
                 delattr(module, name)
             else:
                 setattr(module, name, value)
-        client_defaults["clock_ms"] = own_clock
         _world = None

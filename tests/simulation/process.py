@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
+from penstock_runtime.ports import Clocks
 from simulation.scheduler import SimLoop, Timer, start
 from support.simulated_fs import SimulatedCrash
 
@@ -118,6 +121,7 @@ class Process:
         """Clients' connections."""
         self.lifecycle: Any = SimLifecycle(self)
         world.processes.append(self)
+        self.clocks = Clocks(self.clock_ms, self.loop.time, self.wall_ms)
 
     def _enter(self) -> None:
         self.world.current = self
@@ -138,6 +142,14 @@ class Process:
     def wall_ms(self) -> int:
         """Wall clock; steps."""
         return self.world.wall_ms(self.name)
+
+    def new_rng(self) -> random.Random:
+        """Seeded by the run's."""
+        return random.Random(self.world.rng.getrandbits(64))
+
+    def new_uuid(self) -> uuid.UUID:
+        """As `uuid.uuid4`."""
+        return uuid.UUID(int=self.world.rng.getrandbits(128), version=4)
 
     def spawn(self, coro: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine for the life of the process; its failure is the process's."""

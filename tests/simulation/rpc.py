@@ -79,6 +79,16 @@ class SimServer:
             del self.process.world.servers[self.address]
 
 
+class RunningServer:
+    """What `serve` gives."""
+
+    def __init__(self, server: SimServer) -> None:
+        self._server = server
+
+    async def stop(self, _grace: float | None) -> None:
+        self._server.stop()
+
+
 class _ServerEnd:
     """The server's end of one connection."""
 

@@ -11,6 +11,7 @@
 `logs`               one line per event on standard error, for people or as JSON
 `memory`             keeping the C allocator's memory small in a process with several threads
 `metadata_client`    following the cluster's metadata: one image, always moving forward
+`ports`              what a role takes from the world around it: clocks, chance, the network
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
 `settings`           settings of a role: flags over environment over TOML file over defaults
 `version`            the version of this build, from the installed package's own metadata

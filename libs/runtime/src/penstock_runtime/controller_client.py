@@ -90,13 +90,15 @@ class ControllerClient:
         self.addresses = [str(parse_member(a)[1]) for a in addresses]
         self.owner = owner
         self._channels = channels
-        self._clock_ms = clock_ms
+        self.clock_ms = clock_ms
+        """The process's, also for those who call by this."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._active: str | None = None
         self.heard_term = 0
         """Highest term of an active controller so far; orders of a lower one are stale."""
         self._sessions: dict[str, tuple[int, int]] = {}
         """By method: when a session was last opened, and how many before it were short."""
+        self._stubs: dict[str, tuple[grpc.aio.Channel, Any]] = {}
         self._rng.shuffle(self.addresses)
 
     @property
@@ -127,10 +129,10 @@ class ControllerClient:
         Retries until `timeout_ms` has passed, then raises REQUEST_TIMED_OUT with the last
         reason. A status that a retry cannot mend raises at once.
         """
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = self.clock_ms() + timeout_ms
         reason = "no controller answers"
         failures = 0
-        while (left_ms := deadline_ms - self._clock_ms()) > 0:
+        while (left_ms := deadline_ms - self.clock_ms()) > 0:
             address = self._active or await self._find_active(left_ms, failures)
             if address is not None:
                 try:
@@ -161,18 +163,18 @@ class ControllerClient:
 
         Raises REQUEST_TIMED_OUT when none is found within `timeout_ms`.
         """
-        deadline_ms = self._clock_ms() + timeout_ms
+        deadline_ms = self.clock_ms() + timeout_ms
         # Sessions that end as soon as they are open must not make a loop that spins.
         opened_ms, quick = self._sessions.get(method, (-_SHORT_SESSION_MS, 0))
-        quick = quick + 1 if self._clock_ms() - opened_ms < _SHORT_SESSION_MS else 0
+        quick = quick + 1 if self.clock_ms() - opened_ms < _SHORT_SESSION_MS else 0
         if quick:
             await self._pause(quick, deadline_ms)
         failures = 0
-        while (left_ms := deadline_ms - self._clock_ms()) > 0:
+        while (left_ms := deadline_ms - self.clock_ms()) > 0:
             # Asked every time: a stream that opens to a deposed controller fails only later.
             address = await self._find_active(left_ms, failures)
             if address is not None:
-                self._sessions[method] = (self._clock_ms(), quick)
+                self._sessions[method] = (self.clock_ms(), quick)
                 return ControllerStream(self, address, method, getattr(self._stub(address), method)())
             await self._pause(failures, deadline_ms)
             failures += 1
@@ -198,11 +200,17 @@ class ControllerClient:
         return self._stub(address)
 
     def _stub(self, address: str) -> Any:
-        return controller_pb2_grpc.ControllerStub(self._channels.get(address))
+        # Making a stub takes longer than a call. A channel that was dropped is not the one it was made of.
+        channel = self._channels.get(address)
+        known = self._stubs.get(address)
+        if known is None or known[0] is not channel:
+            stub: Any = controller_pb2_grpc.ControllerStub(channel)
+            known = self._stubs[address] = channel, stub
+        return known[1]
 
     async def _attempt(self, address: str, method: str, request: Any, deadline_ms: int) -> Any:
         """One try at one controller, given up when it is silent and no longer active."""
-        started_ms = self._clock_ms()
+        started_ms = self.clock_ms()
         call = getattr(self._stub(address), method)(request, timeout=(deadline_ms - started_ms) / 1000)
         answer: asyncio.Future[Any] = asyncio.ensure_future(_await_call(call))
         try:
@@ -211,7 +219,7 @@ class ControllerClient:
                 if done:
                     return answer.result()
                 active = await self._find_active(_ASK_TIMEOUT_MS, 0, keep=address)
-                silent = self._clock_ms() - started_ms >= _ATTEMPT_SILENT_MS
+                silent = self.clock_ms() - started_ms >= _ATTEMPT_SILENT_MS
                 if active != address and (active is not None or silent) and not answer.done():
                     raise _Silent
         finally:
@@ -281,7 +289,7 @@ class ControllerClient:
     async def _pause(self, failures: int, deadline_ms: int) -> None:
         most_ms = min(_BACKOFF_MAX_MS, _BACKOFF_MIN_MS * 2 ** min(failures, 8))
         pause_ms = self._rng.uniform(_BACKOFF_MIN_MS / 2, most_ms)
-        await asyncio.sleep(max(0.0, min(pause_ms, deadline_ms - self._clock_ms())) / 1000)
+        await asyncio.sleep(max(0.0, min(pause_ms, deadline_ms - self.clock_ms())) / 1000)
 
 
 class _Silent(Exception):

@@ -64,6 +64,7 @@ class MetadataClient:
         *,
         log: Log | None = None,
         rng: random.Random | None = None,
+        freeze: Callable[[], None] = gc.freeze,
     ) -> None:
         self.image = MetadataImage()
         """Everything known now; immutable, so it may be kept."""
@@ -72,6 +73,7 @@ class MetadataClient:
         self._clock_ms = clock_ms
         self._log = log or get_log(subscriber=subscriber)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._freeze = freeze
         self._callbacks: list[ImageCallback] = []
         self._waiting: list[tuple[int, int, asyncio.Future[bool]]] = []
         self._wait_ids = itertools.count()
@@ -235,7 +237,7 @@ class MetadataClient:
             if len(incoming.records) >= FREEZE_RECORDS:
                 # The image is here to stay, and free of cycles: no collection needs to look at it.
                 del incoming
-                gc.freeze()
+                self._freeze()
         return ""
 
     def _advance(self, new: MetadataImage, records: Sequence[metadata_pb2.MetadataRecord]) -> None:

@@ -7,6 +7,7 @@
 `kafka`        Kafka requests that this node answers, whatever way they came in
 `log`          partition logs on a storage node's own disk, in Kafka's file form byte for byte
 `metrics`      what a storage node counts
+`ports`        what the node takes from the world around it
 `replica`      the partitions of this node, and what becomes of them
 `replication`  replication as plain state machines
 `reporting`    metrics that take a look at other nodes

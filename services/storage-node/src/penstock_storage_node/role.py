@@ -7,7 +7,6 @@ Stop: have leadership moved away, stop listening, close every log, leave the cle
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TypeVar
@@ -26,21 +25,16 @@ from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
-from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
-from penstock_runtime.http import HttpServer
-from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
 from penstock_storage_node.cluster.registration import Announcement, Registration
-from penstock_storage_node.disk.group_flush import open_group_flush
-from penstock_storage_node.disk.pool import DiskPool
-from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
-from penstock_storage_node.log import FileSystem, LogDirectory, PartitionDirectory, PartitionLog
+from penstock_storage_node.log import DirectoryPorts, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.metrics import NodeMetrics
+from penstock_storage_node.ports import NodePorts
 from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.compactor import Compactor
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -55,6 +49,7 @@ from penstock_storage_node.rpc.service import add_storage_service
 from penstock_storage_node.settings import StorageNodeSettings
 
 T = TypeVar("T")
+_REAL = NodePorts()
 
 GRPC_GRACE_S = 0.5
 LISTENER_GRACE_MS = 1_000
@@ -69,22 +64,19 @@ class _Stopping(Exception):
     """TERM came before the node was up."""
 
 
-def wall_ms() -> int:
-    """Wall clock, in ms since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 class StorageNode:
     """One node; `run` is its whole life."""
 
-    def __init__(self, settings: StorageNodeSettings, lifecycle: Lifecycle) -> None:
+    def __init__(self, settings: StorageNodeSettings, lifecycle: Lifecycle, ports: NodePorts = _REAL) -> None:
         self._settings = settings
         self._lifecycle = lifecycle
-        self._pool = DiskPool(settings.disk_threads)
-        self._channels = ChannelPool()
-        self._replica_channels = ChannelPool(REPLICA_CHANNEL_OPTIONS)
+        self._ports = ports
+        self._clocks = ports.clocks
+        self._pool = ports.pool(settings.disk_threads)
+        self._channels = ports.channels()
+        self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS)
         self._metrics = NodeMetrics()
-        self._http = HttpServer(settings.http_bind, lifecycle)
+        self._http = ports.http(settings.http_bind, lifecycle)
         self._listeners: list[KafkaListener] = []
         self._server: grpc.aio.Server | None = None
         self._directory: LogDirectory
@@ -134,11 +126,12 @@ class StorageNode:
     # -- start --------------------------------------------------------------------
 
     def _open_directory(self) -> LogDirectory:
-        settings, fs = self._settings, FileSystem()
+        settings, ports = self._settings, self._ports
+        directory_ports = DirectoryPorts(ports.fs(), ports.clocks.wall_ms, ports.new_uuid, ports.parts.log)
         try:
             if settings.slots_dir is not None:
-                return LogDirectory.claim_slot(fs, settings.slots_dir, clock_ms=wall_ms)
-            return LogDirectory.open(fs, settings.data_dir, clock_ms=wall_ms)
+                return LogDirectory.claim_slot(directory_ports, settings.slots_dir)
+            return LogDirectory.open(directory_ports, settings.data_dir)
         except PenstockError as e:
             raise StartupError(e.message) from None
         except OSError as e:
@@ -149,8 +142,8 @@ class StorageNode:
         self._pool.on_flush = self._metrics.observe_flush
         if not self._settings.group_flush:
             return
-        path = str(self._directory.path)
-        group, why_not = await self._pool.run(lambda: open_group_flush(FileSystem(), path))
+        path, ports = str(self._directory.path), self._ports
+        group, why_not = await self._pool.run(lambda: ports.group_flush(ports.fs(), path))
         self._pool.use_group_flush(group)
         if group is None:
             self._lifecycle.log.info("each log is flushed by itself", reason=why_not)
@@ -176,7 +169,7 @@ class StorageNode:
         def open_one(each: PartitionDirectory) -> PartitionLog:
             return directory.open_log(each, defaults)
 
-        started = time.monotonic()
+        started_s = self._clocks.s()
         try:
             logs = await asyncio.gather(
                 *(self._pool.run(lambda each=each: open_one(each)) for each in found)  # type: ignore[misc]
@@ -189,7 +182,7 @@ class StorageNode:
                 count=len(found),
                 clean=directory.was_clean,
                 scanned=sum(log.recovered_from_unclean for log in logs),
-                ms=round((time.monotonic() - started) * 1000),
+                ms=round((self._clocks.s() - started_s) * 1000),
             )
         return list(zip(found, logs, strict=True))
 
@@ -198,38 +191,44 @@ class StorageNode:
             self._lifecycle.log.warning("files of a deleted log remain", reason=str(error))
 
     def _build(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
-        settings, lifecycle = self._settings, self._lifecycle
+        settings, lifecycle, ports = self._settings, self._lifecycle, self._ports
+        clock_ms = self._clocks.ms
         self._manager = manager = ReplicaManager(
             directory=self._directory,
             pool=self._pool,
             lifecycle=lifecycle,
             metrics=self._metrics,
-            clock_ms=monotonic_ms,
+            clocks=self._clocks,
             lag_max_ms=settings.replica_lag_time_max_ms,
+            replica_class=ports.parts.replica,
         )
         manager.adopt(logs)
         owner = f"node-{settings.node_id if settings.node_id > 0 else self._directory.node_id}"
-        controllers = ControllerClient(settings.controllers, owner, self._channels)
+        controllers = ports.controllers(
+            settings.controllers, owner, self._channels, clock_ms=clock_ms, rng=ports.new_rng()
+        )
         self._controllers = controllers
-        self._metadata = MetadataClient(controllers, owner, monotonic_ms, log=lifecycle.log)
+        self._metadata = MetadataClient(
+            controllers, owner, clock_ms, log=lifecycle.log, rng=ports.new_rng(), freeze=ports.freeze
+        )
         self._metadata.on_change(manager.on_metadata)
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes, bytes_per_s=settings.catch_up_bytes_per_s_max
         )
-        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
+        suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._links = FollowerStreams(manager, self._replica_channels, suspected_leaders.suspect, limits)
         self._streams = LeaderStreams(manager, limits)
         self._proposer = IsrProposer(manager, controllers)
         manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings)
-        self._compaction = Compactor(manager, self._directory, settings, wall_ms)
+        self._compaction = Compactor(manager, self._directory, settings, ports.worker)
         authorizer = AllowAll()
-        self._groups = GroupHost(
+        self._groups = ports.parts.groups(
             manager,
             lifecycle,
             settings.group_settings(),
             expiry_interval_ms=settings.offsets_retention_check_interval_ms,
-            wall_ms=wall_ms,
+            new_uuid=ports.new_uuid,
         )
         manager.roles.watchers.append(self._groups)
         self._positions = LogEndsService(manager.registry)
@@ -238,7 +237,7 @@ class StorageNode:
             self._groups,
             LogEnds(manager.registry, self._positions, self._channels),
             settings.lag_interval_ms,
-            monotonic_ms,
+            clock_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
         self._data = DataApis(manager, authorizer, lambda: self._registration.in_touch(), self._groups)
@@ -254,11 +253,12 @@ class StorageNode:
             suspected_leaders=suspected_leaders,
             own_node=lambda: manager.registry.node_id,
             auto_create=settings.auto_create_topics,
+            wall_ms=self._clocks.wall_ms,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         listener_limits = replace(LIMITS, frame_bytes_max=settings.socket_request_max_bytes)
         self._listeners = [
-            KafkaListener(each, handler, lifecycle, listener_limits) for each in settings.listeners
+            ports.listener(each, handler, lifecycle, listener_limits) for each in settings.listeners
         ]
         self._register_metrics()
 
@@ -268,7 +268,7 @@ class StorageNode:
         forward = ForwardService(
             self._data, self._manager, self._metadata, self._settings.socket_request_max_bytes
         )
-        self._server, bound = await serve(
+        self._server, bound = await self._ports.serve(
             settings.grpc_bind,
             lambda s: add_storage_service(
                 s, self._streams, forward, FetchRangeService(self._manager), self._positions
@@ -300,7 +300,7 @@ class StorageNode:
             **{e.listener: e.address for e in endpoints},
         )
         manager = self._manager
-        self._registration = Registration(
+        self._registration = self._ports.parts.registration(
             lifecycle,
             self._controllers,
             self._metadata,
@@ -355,9 +355,10 @@ class StorageNode:
         """Have leadership moved away, within a bound."""
         membership, bound_ms = self._registration, self._settings.controlled_shutdown_max_ms
         membership.leave()
-        deadline_s = time.monotonic() + bound_ms / 1000
+        clock_s = self._clocks.s
+        deadline_s = clock_s() + bound_ms / 1000
         while not membership.may_shutdown.is_set():
-            if time.monotonic() >= deadline_s:
+            if clock_s() >= deadline_s:
                 reason = f"leadership did not move away within {bound_ms} ms"
             elif membership.silence_ms() > CONTROLLER_SILENCE_MS_MAX:
                 reason = "no controller answers"

@@ -10,7 +10,15 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import TopicId
 from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches, read_header
 from penstock_kafka.records.build import NewRecord, build_batch
-from penstock_storage_node.log import Appended, Duplicate, LogDirectory, PartitionLog, ReadData, ReadJob
+from penstock_storage_node.log import (
+    Appended,
+    DirectoryPorts,
+    Duplicate,
+    LogDirectory,
+    PartitionLog,
+    ReadData,
+    ReadJob,
+)
 from support.simulated_fs import SimulatedFileSystem
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -41,7 +49,7 @@ def new_disk(seed: int = 1) -> SimulatedFileSystem:
 
 
 def open_directory(fs: SimulatedFileSystem) -> LogDirectory:
-    return LogDirectory.open(fs, ROOT, clock_ms=lambda: NOW_MS)
+    return LogDirectory.open(DirectoryPorts(fs, lambda: NOW_MS), ROOT)
 
 
 def new_log(

@@ -11,7 +11,7 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_storage_node.log import FileSystem, LogDirectory
+from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory
 from penstock_storage_node.log.directory import DirectoryLocked
 from support.simulated_fs import SimulatedCrash, keep_random, keep_synced
 from unit.storage_node.log.log_model import (
@@ -78,20 +78,20 @@ def test_a_directory_that_is_not_ours_is_refused(text: str, message: str) -> Non
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    first = LogDirectory.open(FileSystem(), tmp_path / "a" / "b", clock_ms=lambda: NOW_MS)
+    first = LogDirectory.open(DirectoryPorts(FileSystem(), lambda: NOW_MS), tmp_path / "a" / "b")
     with pytest.raises(DirectoryLocked, match="in use by another process"):
-        LogDirectory.open(FileSystem(), tmp_path / "a" / "b", clock_ms=lambda: NOW_MS)
+        LogDirectory.open(DirectoryPorts(FileSystem(), lambda: NOW_MS), tmp_path / "a" / "b")
     first.close(clean=False)
-    LogDirectory.open(FileSystem(), tmp_path / "a" / "b", clock_ms=lambda: NOW_MS).close(clean=False)
+    LogDirectory.open(DirectoryPorts(FileSystem(), lambda: NOW_MS), tmp_path / "a" / "b").close(clean=False)
 
 
 def test_slots_are_claimed_in_order() -> None:
     fs = new_disk()
-    held = [LogDirectory.claim_slot(fs, ROOT, clock_ms=lambda: NOW_MS) for _ in range(3)]
+    held = [LogDirectory.claim_slot(DirectoryPorts(fs, lambda: NOW_MS), ROOT) for _ in range(3)]
     assert [slot.path.name for slot in held] == ["slot-0", "slot-1", "slot-2"]
     identity = held[1].directory_id
     held[1].close(clean=True)
-    again = LogDirectory.claim_slot(fs, ROOT, clock_ms=lambda: NOW_MS)
+    again = LogDirectory.claim_slot(DirectoryPorts(fs, lambda: NOW_MS), ROOT)
     assert (again.path.name, again.directory_id, again.was_clean) == ("slot-1", identity, True)
 
 

@@ -44,6 +44,7 @@ from penstock_kafka.wire.metadata import MetadataRequest, decode_metadata, encod
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.ports import wall_ms
 
 _CACHE_ENTRIES_MAX = 64
 _CACHE_BYTES_MAX = 16 * 1024 * 1024
@@ -96,6 +97,7 @@ class ClusterApis:
         suspected_leaders: SuspectedLeaders | None = None,
         own_node: Callable[[], NodeId | None] = lambda: None,
         auto_create: bool = False,
+        wall_ms: Callable[[], int] = wall_ms,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
         that a Metadata request names.
@@ -117,7 +119,7 @@ class ClusterApis:
         self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics)
         configs = Configs(calls, authorizer, metrics, own_node)
         moves = Reassignments(calls, authorizer, metrics)
-        quorum = QuorumApis(calls, authorizer, metrics)
+        quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 
 TIMEOUT_MIN_MS: Final = 1_000
@@ -37,12 +36,13 @@ class ControllerCalls:
         """
         wanted_ms = timeout if isinstance(timeout, int) else int(timeout.total_seconds() * 1000)
         timeout_ms = min(max(wanted_ms, TIMEOUT_MIN_MS), TIMEOUT_MAX_MS)
-        deadline_ms = monotonic_ms() + timeout_ms
+        clock_ms = self.controllers.clock_ms
+        deadline_ms = clock_ms() + timeout_ms
         response = await self.controllers.call(method, request, timeout_ms)
         if response.error.code:
             raise PenstockError(error_code(response.error.code), response.error.message)
         if wait and response.version:
-            await self.metadata.wait_for_version(response.version, deadline_ms - monotonic_ms())
+            await self.metadata.wait_for_version(response.version, deadline_ms - clock_ms())
         return response
 
 

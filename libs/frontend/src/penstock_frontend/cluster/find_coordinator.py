@@ -23,7 +23,6 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 
 GROUP: Final = 0
@@ -80,7 +79,8 @@ class Coordinators:
 
     async def _create(self) -> str:
         """Why the topic is not there now; "" when it is."""
-        deadline_ms = monotonic_ms() + _CREATE_TIMEOUT_MS
+        clock_ms = self._controllers.clock_ms
+        deadline_ms = clock_ms() + _CREATE_TIMEOUT_MS
         topic = pb.NewTopic(name=OFFSETS_TOPIC, partition_count=-1, replication_factor=-1)
         call = pb.CreateTopicsRequest(topics=[topic])
         try:
@@ -91,7 +91,7 @@ class Coordinators:
         if error.code and error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
             return str(error.message)
         if response.version:
-            await self._metadata.wait_for_version(response.version, deadline_ms - monotonic_ms())
+            await self._metadata.wait_for_version(response.version, deadline_ms - clock_ms())
         return ""
 
     def _answer(

@@ -12,7 +12,7 @@ Sources: KIP-595, KIP-853, KIP-584, KIP-546.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -42,7 +42,14 @@ _NO_QUOTAS: Final = "client quotas are not supported: nothing would act on them"
 class QuorumApis:
     """Answers about controllers, features and quotas."""
 
-    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+    def __init__(
+        self,
+        calls: ControllerCalls,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._wall_ms = wall_ms
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
@@ -87,7 +94,7 @@ class QuorumApis:
     ) -> Any:
         version = (header.api_key, header.api_version)
         voter_type = codec.entity_type(*version, "ReplicaState")
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._wall_ms()
         voters = []
         for member in best.members:
             said = seen.get(member.controller_id)

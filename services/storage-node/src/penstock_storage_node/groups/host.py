@@ -13,7 +13,6 @@ free (rule "The loop stays free").
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
@@ -105,7 +104,7 @@ class _PartitionLog:
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{replica.name} has {len(leadership.isr)} replicas in sync and {self.waiting} writes waiting",
             )
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = manager.wall_ms()
         batch = build_batch([NewRecord(key, value, now_ms) for key, value in records])
         if len(batch) > replica.settings.max_message_bytes:
             raise PenstockError(
@@ -165,14 +164,15 @@ class GroupHost:
         settings: GroupSettings,
         *,
         expiry_interval_ms: int,
-        wall_ms: Callable[[], int],
+        new_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
         self.settings = settings
         self.topics = _Topics(manager)
         self._manager = manager
         self._lifecycle = lifecycle
         self._expiry_interval_ms = expiry_interval_ms
-        self._wall_ms = wall_ms
+        self._clock_s = manager.clocks.s
+        self._new_uuid = new_uuid
         self._hosted: dict[int, _Hosted] = {}
         self.loaded_records = 0
         self.bad_records = 0
@@ -228,8 +228,8 @@ class GroupHost:
             self.topics,
             self.settings,
             clock_ms=self._manager.clock_ms,
-            wall_ms=self._wall_ms,
-            new_id=lambda: str(uuid.uuid4()),
+            wall_ms=self._manager.wall_ms,
+            new_id=lambda: str(self._new_uuid()),
             setting_ms=lambda *asked: group_interval_ms(self._manager.registry.image, *asked),
         )
         hosted = _Hosted(partition, leadership, shard)
@@ -257,7 +257,7 @@ class GroupHost:
     # -- loading -----------------------------------------------------------------------------
 
     async def _load(self, hosted: _Hosted) -> None:
-        started_s = time.monotonic()
+        started_s = self._clock_s()
         offset = hosted.partition.log.log_start_offset
         end = hosted.partition.log.log_end_offset
         count = 0
@@ -294,7 +294,7 @@ class GroupHost:
                 partition=hosted.partition.name,
                 records=count,
                 groups=len(hosted.shard.groups),
-                ms=round((time.monotonic() - started_s) * 1000),
+                ms=round((self._clock_s() - started_s) * 1000),
             )
 
     async def _committed(self, hosted: _Hosted, end: int) -> None:
@@ -308,7 +308,7 @@ class GroupHost:
 
     async def _replay(self, shard: Shard, data: bytes) -> int:
         count = 0
-        until_s = time.perf_counter() + LOAD_SLICE_S
+        until_s = self._clock_s() + LOAD_SLICE_S
         for record in read_all(data):
             count += 1
             if record.key is not None:
@@ -319,9 +319,9 @@ class GroupHost:
                     self._lifecycle.log.error(
                         "record of a group cannot be read", offset=record.offset, reason=e.message
                     )
-            if time.perf_counter() >= until_s:
+            if self._clock_s() >= until_s:
                 await asyncio.sleep(0)
-                until_s = time.perf_counter() + LOAD_SLICE_S
+                until_s = self._clock_s() + LOAD_SLICE_S
         self.loaded_records += count
         return count
 

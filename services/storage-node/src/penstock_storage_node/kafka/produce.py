@@ -9,7 +9,6 @@ answer waits.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -102,8 +101,7 @@ class ProduceHandler:
     ) -> Response | asyncio.Future[Response]:
         """Append what may be appended. `items`: the partitions of `skim`, in their topics' codecs."""
         manager, acks = self._manager, skim.acks
-        wall_ms = time.time_ns() // 1_000_000
-        request = ProduceInProgress(caller, header, skim, manager.clock_ms(), wall_ms)
+        request = ProduceInProgress(caller, header, skim, manager.clock_ms(), manager.wall_ms())
         for index, item in enumerate(items):
             try:
                 batch = self._append(request, item)

@@ -22,7 +22,7 @@
 `writer`          staged data to disk: write and flush jobs in order
 """
 
-from penstock_storage_node.log.directory import LogDirectory, PartitionDirectory
+from penstock_storage_node.log.directory import DirectoryPorts, LogDirectory, PartitionDirectory
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob
 from penstock_storage_node.log.log import PartitionLog
@@ -32,6 +32,7 @@ from penstock_storage_node.log.state import Appended, Duplicate, LogIdentity, Lo
 __all__ = [
     "Appended",
     "Checkpointed",
+    "DirectoryPorts",
     "Duplicate",
     "FileSystem",
     "FlushJob",

@@ -61,6 +61,18 @@ class DirectoryLocked(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryPorts:
+    """The world outside of a data directory."""
+
+    fs: FileSystem
+    clock_ms: Callable[[], int]
+    """Wall clock, ms since 1970."""
+    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+    """For the directory's id, and for names that are in nobody's way."""
+    log_class: type[PartitionLog] = PartitionLog
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDirectory:
     """One `<topic>-<partition>` directory as found at start."""
 
@@ -105,8 +117,9 @@ class _LogCheckpoints:
 class LogDirectory:
     """An open data directory. Made by `open` or `claim_slot`."""
 
-    def __init__(self, fs: FileSystem, path: Path, lock_fd: int, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, ports: DirectoryPorts, path: Path, lock_fd: int) -> None:
         self.path = path
+        self.ports = ports
         self.node_id = -1
         self.cluster_id = b""
         self.directory_id = b""
@@ -114,10 +127,9 @@ class LogDirectory:
         self.leftovers: list[str] = []
         """Directories of deleted logs that the last process didn't get round to removing."""
         self.was_clean = False
-        self._fs = fs
+        self._fs = ports.fs
         self._root = str(path)
         self._lock_fd = lock_fd
-        self._clock_ms = clock_ms
         self._mutex = threading.Lock()
         self._recovery_points: dict[PartitionKey, int] = {}
         self._high_watermarks: dict[PartitionKey, int] = {}
@@ -131,12 +143,12 @@ class LogDirectory:
     # ------------------------------------------------------------------ opening
 
     @classmethod
-    def open(cls, fs: FileSystem, path: Path, *, clock_ms: Callable[[], int]) -> LogDirectory:
+    def open(cls, ports: DirectoryPorts, path: Path) -> LogDirectory:
         """Make the directory if missing, lock it, read who it belongs to and how it was left.
 
         Raises DirectoryLocked, or PenstockError naming what is wrong and its mend.
         """
-        root = str(path)
+        fs, root = ports.fs, str(path)
         try:
             if not fs.exists(root):
                 _make_directories(fs, path)
@@ -151,7 +163,7 @@ class LogDirectory:
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"data directory {root} can't be used ({error.strerror}): check path, owner and space",
             ) from error
-        directory = cls(fs, path, lock_fd, clock_ms)
+        directory = cls(ports, path, lock_fd)
         try:
             directory._load()
         except BaseException:
@@ -160,11 +172,11 @@ class LogDirectory:
         return directory
 
     @classmethod
-    def claim_slot(cls, fs: FileSystem, slots_dir: Path, *, clock_ms: Callable[[], int]) -> LogDirectory:
+    def claim_slot(cls, ports: DirectoryPorts, slots_dir: Path) -> LogDirectory:
         """Open the first `slot-N/` (from 0) that no other process holds."""
         for number in range(SLOTS_MAX):
             try:
-                return cls.open(fs, slots_dir / f"slot-{number}", clock_ms=clock_ms)
+                return cls.open(ports, slots_dir / f"slot-{number}")
             except DirectoryLocked:
                 continue
         raise PenstockError(
@@ -197,7 +209,7 @@ class LogDirectory:
             values = checkpoints.decode_properties(read_file(self._fs, path))
         except FileNotFoundError:
             self.is_new = True
-            self.directory_id = uuid.uuid4().bytes
+            self.directory_id = self.ports.new_uuid().bytes
             self._save_identity()
             return
         except ValueError as error:
@@ -297,13 +309,13 @@ class LogDirectory:
         return PartitionDirectory(LogIdentity(topic, partition, topic_id), Path(path), checkpointed)
 
     def _ports(self, key: PartitionKey) -> LogPorts:
-        return LogPorts(self._fs, self._clock_ms, _LogCheckpoints(self, key))
+        return LogPorts(self._fs, self.ports.clock_ms, _LogCheckpoints(self, key))
 
     def open_log(self, found: PartitionDirectory, settings: TopicConfig) -> PartitionLog:
         """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
         key = (found.topic, found.partition)
         try:
-            log = PartitionLog.open(
+            log = self.ports.log_class.open(
                 self._ports(key), found.path, settings, found.identity, found.checkpointed
             )
         except OSError as error:
@@ -371,7 +383,7 @@ class LogDirectory:
         fs.sync_directory(self._root)
         hit("log.directory.after_metadata")
         identity = LogIdentity(topic, partition, topic_id)
-        return PartitionLog.create(self._ports(key), Path(path), settings, identity)
+        return self.ports.log_class.create(self._ports(key), Path(path), settings, identity)
 
     def set_aside(self, found: PartitionDirectory, reason: str) -> Path:
         """Rename to `<name>.<now>.<uuid>-stray`, where nobody looks but a person; returns the new path.
@@ -401,8 +413,10 @@ class LogDirectory:
         return lambda: remove_tree(self._fs, path)
 
     def _rename_away(self, path: str, suffix: str) -> str:
-        stamp_ms = self._clock_ms() if suffix == "stray" else None
-        target = f"{self._root}/{strays.away_name(path.rpartition('/')[2], suffix, stamp_ms=stamp_ms)}"
+        stamp_ms = self.ports.clock_ms() if suffix == "stray" else None
+        name = path.rpartition("/")[2]
+        away = strays.away_name(name, suffix, stamp_ms=stamp_ms, new_uuid=self.ports.new_uuid)
+        target = f"{self._root}/{away}"
         self._fs.rename(path, target)
         self._fs.sync_directory(self._root)
         return target

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock_storage_node.log.fs import FileSystem
@@ -27,10 +27,12 @@ CLOCK_MS_MIN = 10**12
 _STRAY = re.compile(r"(.+?)(?:\.(\d{13}))?\.[0-9a-f]{32}-stray\Z")
 
 
-def away_name(name: str, suffix: str, *, stamp_ms: int | None = None) -> str:
+def away_name(
+    name: str, suffix: str, *, stamp_ms: int | None = None, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+) -> str:
     """What a directory is renamed to that shall be in nobody's way; long names are cut to fit."""
     stamp = "" if stamp_ms is None else f".{stamp_ms}"
-    ending = f"{stamp}.{uuid.uuid4().hex}-{suffix}"
+    ending = f"{stamp}.{new_uuid().hex}-{suffix}"
     return f"{name[: FILE_NAME_BYTES_MAX - len(ending)]}{ending}"
 
 
@@ -65,7 +67,9 @@ def overdue(strays: Iterable[Stray], now_ms: int, retention_ms: int, removals_ma
     return [stray for _, _, stray in found[:removals_max]]
 
 
-def find(fs: FileSystem, root: str, now_ms: int) -> list[Stray]:
+def find(
+    fs: FileSystem, root: str, now_ms: int, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+) -> list[Stray]:
     """(pool) All strays in a data directory; those without a time are given this one. Raises OSError."""
     found: list[Stray] = []
     for name in fs.list_directory(root):
@@ -73,7 +77,7 @@ def find(fs: FileSystem, root: str, now_ms: int) -> list[Stray]:
         if stray is None or not fs.is_directory(f"{root}/{name}"):
             continue
         if stray.set_aside_ms is None and now_ms >= CLOCK_MS_MIN:
-            target = away_name(stray.of, "stray", stamp_ms=now_ms)
+            target = away_name(stray.of, "stray", stamp_ms=now_ms, new_uuid=new_uuid)
             fs.rename(f"{root}/{name}", f"{root}/{target}")
             fs.sync_directory(root)
             stray = Stray(target, stray.of, now_ms)

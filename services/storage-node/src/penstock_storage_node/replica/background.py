@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from penstock_core.config.topic import LONG_MAX
 from penstock_runtime.memory import trim_allocator
@@ -44,7 +43,7 @@ class BackgroundJobs:
             manager.lifecycle,
             manager.health,
             retention_ms=settings.stray_retention_ms,
-            wall_ms=lambda: time.time_ns() // 1_000_000,
+            wall_ms=manager.wall_ms,
             monotonic_ms=manager.clock_ms,
         )
 
@@ -115,12 +114,13 @@ class BackgroundJobs:
                 manager.roles.followers.on_progress(partition)
 
     async def _checkpoints(self) -> None:
-        last_flush_s = time.monotonic()
+        clock_s = self._manager.clocks.s
+        last_flush_s = clock_s()
         while True:
             await asyncio.sleep(self._settings.checkpoint_interval_ms / 1000)
-            everything = (time.monotonic() - last_flush_s) * 1000 >= self._settings.flush_interval_ms
+            everything = (clock_s() - last_flush_s) * 1000 >= self._settings.flush_interval_ms
             if everything:
-                last_flush_s = time.monotonic()
+                last_flush_s = clock_s()
             for partition in self._manager.registry.partitions.values():
                 # What was written before a switch to fsync is flushed without delay.
                 partition.flush(everything=everything or partition.replica.wants_fsync)

@@ -18,7 +18,6 @@ import errno
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -163,12 +162,14 @@ class Compactor:
         manager: ReplicaManager,
         directory: LogDirectory,
         settings: StorageNodeSettings,
-        wall_ms: Callable[[], int],
+        start_worker: Callable[[], Worker] = Worker,
     ) -> None:
         self._manager = manager
         self._directory = directory
         self._settings = settings
-        self._wall_ms = wall_ms
+        self._wall_ms = manager.wall_ms
+        self._clock_s = manager.clocks.s
+        self._start_worker = start_worker
         self._damaged: set[TopicPartition] = set()
         self._passed_over: dict[TopicPartition, PassedOver] = {}
         self._interval = 0
@@ -194,7 +195,7 @@ class Compactor:
             ),
             "compaction_last_run_age_seconds": (
                 "Time since a compaction was done; -1 before the first.",
-                lambda: -1.0 if self._last_run_s is None else time.monotonic() - self._last_run_s,
+                lambda: -1.0 if self._last_run_s is None else self._clock_s() - self._last_run_s,
             ),
         }
 
@@ -278,11 +279,11 @@ class Compactor:
         return plan if plan is not None and plan.cut_count == cut_count else None
 
     async def _compact(self, partition: Partition, plan: CleaningPlan) -> None:
-        log, started_s = partition.log, time.monotonic()
+        log, started_s = partition.log, self._clock_s()
         await self._manager.pool.run(lambda: self._directory.mark_compacted(log.topic, log.partition))
         request = log.cleaning_request(plan, self._wall_ms(), self._settings.compaction_map_bytes)
         if self._worker is None:
-            self._worker = Worker()
+            self._worker = self._start_worker()
         worker = self._worker
         await worker.tell(
             {"clean": asdict(request), "bytes_per_s": self._settings.compaction_bytes_per_second}
@@ -304,7 +305,7 @@ class Compactor:
         self.run_count += 1
         self.bytes_in += stats["bytes_in"]
         self.bytes_out += stats["bytes_out"]
-        self._last_run_s = time.monotonic()
+        self._last_run_s = self._clock_s()
         if stats["records_out"] < stats["records_in"]:
             self._manager.lifecycle.log.info(
                 "log compacted",

@@ -15,6 +15,7 @@ from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.ports import Clocks
 from penstock_storage_node.disk.health import DiskHealth, is_full, is_unreadable
 from penstock_storage_node.disk.pool import DiskPool
 from penstock_storage_node.log import LogDirectory, PartitionDirectory, PartitionLog
@@ -56,11 +57,14 @@ class ReplicaManager:
         pool: DiskPool,
         lifecycle: Lifecycle,
         metrics: NodeMetrics,
-        clock_ms: Callable[[], int],
+        clocks: Clocks,
         lag_max_ms: int,
+        replica_class: type[PartitionReplica] = PartitionReplica,
     ) -> None:
         self.pool = pool
-        self.clock_ms = clock_ms
+        self.clocks = clocks
+        self.clock_ms = clock_ms = clocks.ms
+        self.wall_ms = clocks.wall_ms
         self.metrics = metrics
         self.lifecycle = lifecycle
         self.directory = directory
@@ -69,7 +73,7 @@ class ReplicaManager:
         self.budget = MemoryBudget()
         self.health = DiskHealth(lifecycle, clock_ms)
         self.health.listeners.append(self._give_up)
-        self.log_starts = LogStarts(pool, directory, lifecycle, self._on_removed)
+        self.log_starts = LogStarts(pool, directory, lifecycle, self._on_removed, clocks.wall_ms)
         self.configs = DynamicTopicConfigs(
             self.registry, clock_ms, self.drain.schedule, self.log_starts.mark_compacted
         )
@@ -78,10 +82,13 @@ class ReplicaManager:
             self._has_others_in_sync, self._mark_damaged, self.health, metrics, lifecycle
         )
         failures = FailureHandler(self.health, corruption, metrics)
-        self._ports = PartitionPorts(pool, directory, clock_ms, metrics, self.budget, self.drain, failures)
+        self._ports = PartitionPorts(
+            pool, directory, clock_ms, clocks.s, metrics, self.budget, self.drain, failures
+        )
         self._placement = Placement()
         self._found: dict[Name, tuple[PartitionDirectory, PartitionLog]] = {}
         self._lag_max_ms = lag_max_ms
+        self._replica_class = replica_class
         self._deleting = 0
         self._loop = asyncio.get_running_loop()
 
@@ -246,7 +253,7 @@ class ReplicaManager:
             self._loop.call_soon(created.set_result, None)
 
     def _open(self, topic: TopicImage, state: PartitionImage, log: PartitionLog, high_watermark: int) -> None:
-        replica = PartitionReplica(
+        replica = self._replica_class(
             state.key,
             topic.name,
             self.registry.node_id,

@@ -13,7 +13,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -70,6 +69,7 @@ class PartitionPorts:
     pool: DiskPool
     directory: LogDirectory
     clock_ms: Callable[[], int]
+    clock_s: Callable[[], float]
     metrics: NodeMetrics
     budget: MemoryBudget
     drain: DrainPort
@@ -174,7 +174,7 @@ class Partition:
         job = self.log.next_job(retry=retry)
         if job is not None:
             access.is_writing = True
-            started_s = perf_counter()
+            started_s = self._ports.clock_s()
             self._ports.pool.commit(job, lambda _, error: self._on_written(job, error, started_s))
 
     def _on_written(self, job: WriteJob, error: BaseException | None, started_s: float) -> None:
@@ -183,7 +183,7 @@ class Partition:
         if error is None:
             self.log.complete(job)
             self._share.update()
-            self._ports.metrics.observe_write_job(perf_counter() - started_s)
+            self._ports.metrics.observe_write_job(self._ports.clock_s() - started_s)
             self._ports.drain.progress(self, now_ms)
             if not job.fsync:
                 self._flush_if_many()

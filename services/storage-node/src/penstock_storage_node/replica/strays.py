@@ -51,9 +51,10 @@ class StrayJanitor:
         if self._health.failed:
             return
         fs, root, now_ms = self._directory.fs, str(self._directory.path), self._now_ms()
+        new_uuid = self._directory.ports.new_uuid
         path = root
         try:
-            found = await self._pool.run(lambda: strays.find(fs, root, now_ms))
+            found = await self._pool.run(lambda: strays.find(fs, root, now_ms, new_uuid))
             self.count = len(found)
             for stray in strays.overdue(found, now_ms, self._retention_ms, REMOVALS_MAX):
                 path = f"{root}/{stray.name}"

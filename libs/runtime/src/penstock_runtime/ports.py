@@ -1,0 +1,64 @@
+"""What a role takes from the world around it: clocks, chance, the network.
+
+Each role has one object of this kind, made where the role is started (`penstock_storage_node.ports`,
+`penstock_gateway.ports`, `penstock_controller.ports`), and hands its parts on in constructors. The default of every
+field is the real thing; the simulator gives its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from penstock_core.metadata.image import Endpoint
+from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.http import HttpServer
+from penstock_runtime.lifecycle import monotonic_ms
+
+
+def wall_ms() -> int:
+    """Wall clock, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of one process."""
+
+    ms: Callable[[], int] = monotonic_ms
+    """Never goes back."""
+    s: Callable[[], float] = time.monotonic
+    """The same clock in seconds, for what takes less than a millisecond."""
+    wall_ms: Callable[[], int] = wall_ms
+    """Since 1970. Steps when somebody sets it."""
+
+
+REAL_CLOCKS = Clocks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePorts:
+    """What every role takes."""
+
+    clocks: Clocks = REAL_CLOCKS
+    serve: Callable[..., Awaitable[tuple[grpc.aio.Server, Endpoint]]] = serve
+    """Starts a gRPC server, as `grpc_tools.serve`."""
+    http: Callable[..., HttpServer] = HttpServer
+    freeze: Callable[[], None] = gc.freeze
+    """Called when a whole metadata image has come: it has no cycles, so no collection needs to look at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPorts(RolePorts):
+    """What those take that follow the controllers."""
+
+    new_rng: Callable[[], random.Random] = random.Random
+    """A generator of its own for each part that spreads its tries over time."""
+    channels: Callable[..., ChannelPool] = ChannelPool
+    controllers: Callable[..., ControllerClient] = ControllerClient

@@ -1,0 +1,42 @@
+"""What the storage node takes from the world around it; see `penstock_runtime.ports`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_frontend.listener.listener import KafkaListener
+from penstock_runtime.ports import MemberPorts
+from penstock_storage_node.cluster.registration import Registration
+from penstock_storage_node.disk.group_flush import GroupFlush, open_group_flush
+from penstock_storage_node.disk.pool import DiskPool
+from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.log import FileSystem, PartitionLog
+from penstock_storage_node.replica.compactor import Worker
+from penstock_storage_node.replication.replica import PartitionReplica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """Classes of which a simulation has some that also tell a checker what they do."""
+
+    log: type[PartitionLog] = PartitionLog
+    replica: type[PartitionReplica] = PartitionReplica
+    registration: type[Registration] = Registration
+    groups: type[GroupHost] = GroupHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePorts(MemberPorts):
+    """The real ones, each field."""
+
+    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+    fs: Callable[[], FileSystem] = FileSystem
+    pool: Callable[[int], DiskPool] = DiskPool
+    """Takes the number of threads."""
+    group_flush: Callable[[FileSystem, str], tuple[GroupFlush | None, str]] = open_group_flush
+    worker: Callable[[], Worker] = Worker
+    """Starts the process that compacts."""
+    listener: Callable[..., KafkaListener] = KafkaListener
+    parts: NodeParts = NodeParts()
