@@ -6,13 +6,14 @@ Stand-ins: the tick thread (events of the scheduler call `RaftNode.tick`, which 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock_controller.active.controller import Controller, CoreSettings
+from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent, QuorumMeters
+from penstock_controller.quorum.files import Files
 from penstock_controller.quorum.quorum import QuorumPorts
 from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
@@ -20,10 +21,9 @@ from penstock_controller.state.generation import Defaults
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2_grpc
 from simulation.checked import CheckedCommandQueue, CheckedMachine
-from simulation.ordered import OrderedSet
 from simulation.process import Process
-from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of
-from simulation.rpc import SimChannelPool, SimServer
+from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of, sim_network
+from simulation.rpc import SimChannelPool, SimServer, probe
 from simulation.scheduler import Timer
 from simulation.settings import OFFSETS_PARTITIONS
 
@@ -101,28 +101,52 @@ class ControllerProcess(Process):
                 settings.rebalance_ms,
             ),
             self.lifecycle,
-            self.clock_ms,
+            self._ports(),
             NullMetrics(),  # type: ignore[arg-type]
             self._join_cluster,
+        )
+
+    def _ports(self) -> ControllerPorts:
+        world = self.world
+        quorum: dict[str, Any] = {
+            "clock_s": self._clock_s,
+            "rng": world.rng,
+            "spawn": self._spawn_job,
+            "slicer": _NoSlices,
+            "machine_class": CheckedMachine,
+            "files": Files(world.sim_os),
+            "network": sim_network(self),
+        }
+        return ControllerPorts(
+            clocks=self.clocks,
+            new_rng=self.new_rng,
+            freeze=lambda: None,
+            probe=lambda *where: probe(world, self, *where),
+            quorum=QuorumPorts(**quorum),
+            # A tick of the product looks at nothing that is due, many thousand times a run; these are still
+            # short beside what they look after.
+            tick_ms=200,
+            keepalive_s=0.9,
+            commit_timeout_ms=world.settings.commit_timeout_ms,
         )
 
     def start(self) -> None:
         """Open the files, bind, serve. Raises DamagedFile."""
         world = self.world
         world.current = self
-        ports = QuorumPorts(self._clock_s, world.rng, self._spawn_job, _NoSlices, CheckedMachine)  # type: ignore[arg-type]
-        self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None, ports=ports)
+        ports = self._ports()
+        self.quorum = Quorum(self.config, self._deliver, self._fatal, lambda _: None, ports=ports.quorum)
         self.worker = CheckedCommandQueue(
             self.quorum,
             self.controller_id,
             Defaults(1, 3, OFFSETS_PARTITIONS),
-            random.Random(world.rng.getrandbits(64)),
-            self.wall_ms,
+            ports.new_rng(),
+            ports.clocks.wall_ms,
             lambda node_id: self._alive(node_id),
+            commit_timeout_ms=ports.commit_timeout_ms,
         )
         self.worker.checker = world.checker
         self.core.connect(self.quorum, self.worker)
-        self.core.watchers._queues = OrderedSet()  # type: ignore[assignment]
         addresses = {i: f"c{i}:{GRPC_PORT}" for i in world.controller_ids}
         levels = PeerLevels(self.controller_id, addresses, addresses, SimChannelPool(self))  # type: ignore[arg-type]
         process = self.lifecycle.process_info()

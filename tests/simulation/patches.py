@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time as real_time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +19,6 @@ import pysyncobj.journal
 import pysyncobj.pickle
 import pysyncobj.syncobj
 
-import penstock_controller.active.command_queue
-import penstock_controller.active.controller
-import penstock_controller.active.metadata_stream
-import penstock_controller.quorum.files
-import penstock_controller.quorum.journal
-import penstock_controller.quorum.snapshot
-import penstock_controller.quorum.transport
 import penstock_gateway.relay.session
 import penstock_storage_node.groups.host
 import penstock_storage_node.log.directory
@@ -36,10 +28,8 @@ import penstock_storage_node.replica.manager
 import penstock_storage_node.replica.partition
 import penstock_storage_node.role
 import penstock_storage_node.rpc.forward
-from penstock_runtime.lifecycle import monotonic_ms
 from simulation.ordered import OrderedSet
-from simulation.raft_net import SimPeerConnection, SimPipeNotifier, SimSocketModule
-from simulation.rpc import probe
+from simulation.raft_net import SimPipeNotifier
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -61,104 +51,31 @@ def the_process() -> Process:
     return process
 
 
-class SimTime:
-    """`time`."""
-
-    def monotonic(self) -> float:
-        return the_process().loop.time()
-
-    perf_counter = monotonic
-
-    def monotonic_ns(self) -> int:
-        return int(the_process().loop.time() * 1e9)
-
-    def time_ns(self) -> int:
-        return the_process().wall_ms() * 1_000_000
-
-    def time(self) -> float:
-        return the_process().wall_ms() / 1000
-
-    def sleep(self, _: float) -> None:
-        return None
-
-
-class SimRandomModule:
-    """`random`: every generator is seeded by the run's."""
-
-    SystemRandom = None
-
-    def Random(self, seed: int | None = None) -> random.Random:  # noqa: N802 - the module's name for it
-        return random.Random(the_world().rng.getrandbits(64) if seed is None else seed)
-
-    def random(self) -> float:
-        return the_world().rng.random()
-
-    def uniform(self, low: float, high: float) -> float:
-        return the_world().rng.uniform(low, high)
-
-
-async def _probe(host: str, port: int, timeout_ms: int) -> Any:
-    process = _running()
-    return await probe(process.world, process, host, port, timeout_ms)
-
-
-def _running() -> Process:
-    process: Process = asyncio.get_running_loop().process  # type: ignore[attr-defined]
-    return process
-
-
-class _NoGc:
-    """`gc`: what one run freezes would stay for all later ones."""
-
-    def freeze(self) -> None:
-        return None
-
-    def collect(self) -> int:
-        return 0
-
-
 def _monotonic() -> float:
     # Of all names the one that is asked most.
     loop = _world.current.loop  # type: ignore[union-attr]
     return (loop.scheduler.now_us + loop._base_us) / 1_000_000
 
 
-def _clock_ms() -> int:
-    return the_process().clock_ms()
-
-
 def _table(world: World) -> list[tuple[Any, str, Any]]:
-    quorum = penstock_controller.quorum
-    time, sim_os = SimTime(), world.sim_os
-    rng = SimRandomModule()
     table: list[tuple[Any, str, Any]] = [
         (pysyncobj.syncobj, "createPoller", lambda _: the_process().poller),  # type: ignore[attr-defined]
         (pysyncobj.syncobj, "PipeNotifier", SimPipeNotifier),
         (pysyncobj.syncobj, "monotonicTime", _monotonic),
-        (pysyncobj.syncobj, "random", rng),
-        (pysyncobj.syncobj, "os", sim_os),
+        (pysyncobj.syncobj, "random", world.rng),
+        (pysyncobj.syncobj, "os", world.sim_os),
         # `install_hooks` changes these; they are put back with the rest.
         (pysyncobj.syncobj, "createJournal", pysyncobj.syncobj.createJournal),
         (pysyncobj.syncobj, "Serializer", pysyncobj.syncobj.Serializer),
         (pysyncobj.pickle, "loads", pysyncobj.pickle.loads),
         (pysyncobj.pickle, "load", pysyncobj.pickle.load),
         (pysyncobj.journal, "loads", pysyncobj.journal.loads),
-        (quorum.transport, "socket", SimSocketModule(the_world)),
-        (quorum.transport, "PeerConnection", SimPeerConnection),
-        (quorum.snapshot, "os", sim_os),
-        (quorum.journal, "os", sim_os),
-        (quorum.files, "os", sim_os),
         # A weak reference to every task, for `all_tasks`, which nobody calls: it takes as long as the rest.
         (asyncio.tasks._all_tasks, "add", lambda _: None),  # type: ignore[attr-defined]
-        (penstock_controller.active.controller, "probe", _probe),
-        (penstock_controller.active.controller, "gc", _NoGc()),
         # Looks at nothing that is due, many thousand times a run. Groups have theirs where there are any; the
         # others are still short beside what they look after (sessions, lags, requests' deadlines).
         (penstock_storage_node.groups.host, "TICK_MS", 2_000),
         (penstock_storage_node.replica.background, "TICK_MS", 200),
-        (penstock_controller.active.controller, "TICK_MS", 200),
-        (penstock_controller.active.command_queue, "COMMIT_TIMEOUT_MS", world.settings.commit_timeout_ms),
-        (penstock_controller.active.metadata_stream, "KEEPALIVE_S", 0.9),
         (penstock_gateway.relay.session, "TICK_MS", 100),
         (penstock_storage_node.replica.partition, "set", OrderedSet),
         (penstock_storage_node.rpc.forward, "set", OrderedSet),
@@ -166,17 +83,6 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
     ]
     if world.groups is not None:
         table += world.groups.patches()
-    # Every other place where a controller looks at a clock or draws a number.
-    named = {(id(module), name) for module, name, _ in table}
-    stand_ins = ((real_time, time), (random, rng))
-    functions = ((monotonic_ms, _clock_ms), (real_time.perf_counter, _monotonic))
-    for module_name, module in sorted(sys.modules.items()):
-        if not module_name.startswith("penstock_controller"):
-            continue
-        for name, value in list(vars(module).items()):
-            for original, stand_in in (*stand_ins, *functions):
-                if value is original and (id(module), name) not in named:
-                    table.append((module, name, stand_in))
     # Whoever asks the real world during a run would not replay.
     for module, names in (
         (real_time, ("monotonic", "monotonic_ns", "time", "time_ns", "sleep")),

@@ -25,7 +25,6 @@ import penstock_storage_node.log.recovery as recovery_module
 from penstock_controller.quorum import journal_format
 from penstock_controller.quorum.append_filter import Filtered
 from penstock_controller.quorum.events import Outcome, Proposal
-from penstock_controller.quorum.files import write_all
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.quorum import Quorum
 from penstock_controller.quorum.raft import RaftNode
@@ -71,7 +70,7 @@ def _unsynced_journal() -> list[Patch]:
     def sync(journal: Any) -> None:
         if journal._pending:
             data = journal_format.block(journal._sequence, journal._pending)
-            write_all(journal._fd, data, journal._end)
+            journal._files.write_all(journal._fd, data, journal._end)
             journal._end += len(data)
             journal._sequence += 1
             journal._pending = bytearray()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock_controller.quorum.peer_connection import HELLO_BYTES_MAX
+from penstock_controller.quorum.peer_connection import HELLO_BYTES_MAX, PeerNetwork
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -65,24 +65,14 @@ class SimPipeNotifier:
         self._process.raft_wake()  # type: ignore[attr-defined]
 
 
-class SimSocketModule:
-    """`socket` as the transport sees it."""
+def sim_network(process: Process) -> PeerNetwork:
+    """What the transport of one controller takes for the network."""
+    connection: Any = SimPeerConnection
+    return PeerNetwork(_no_resolver, lambda *_: SimSocket(process.world, process), connection)
 
-    SOCK_STREAM, AF_INET, AF_INET6 = socket.SOCK_STREAM, socket.AF_INET, socket.AF_INET6
-    SOL_SOCKET, SO_REUSEADDR = socket.SOL_SOCKET, socket.SO_REUSEADDR
-    IPPROTO_TCP, TCP_NODELAY = socket.IPPROTO_TCP, socket.TCP_NODELAY
 
-    def __init__(self, world: Callable[[], World]) -> None:
-        self._world = world
-
-    def getaddrinfo(self, host: str, port: int, **_: object) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
-
-    def socket(self, *_: object) -> SimSocket:
-        world = self._world()
-        process = world.current
-        assert process is not None
-        return SimSocket(world, process)
+def _no_resolver(host: str, port: int, **_: object) -> list[Any]:
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
 
 
 class SimSocket:
@@ -192,7 +182,7 @@ class Connection:
 
 
 class SimPeerConnection:
-    """Stands in for `quorum.link.Link`."""
+    """Stands in for `PeerConnection`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """What a role takes from the world around it: clocks, chance, the network.
 
-Each role has one object of this kind, made where the role is started (`penstock_storage_node.ports`,
-`penstock_gateway.ports`, `penstock_controller.ports`), and hands its parts on in constructors. The default of every
-field is the real thing; the simulator gives its own.
+Each role has one object of this kind and hands its parts on in constructors: `NodePorts` in
+`penstock_storage_node.ports`, `GatewayPorts` in `penstock_gateway.role`, `ControllerPorts` in
+`penstock_controller.active.ports`. The default of every field is the real thing; the simulator gives its own.
 """
 
 from __future__ import annotations

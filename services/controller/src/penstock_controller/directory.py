@@ -11,7 +11,7 @@ import fcntl
 import uuid
 from pathlib import Path
 
-from penstock_controller.quorum.files import make_directory, replace_durably
+from penstock_controller.quorum.files import REAL_FILES
 from penstock_runtime.addresses import StartupError
 
 META_FILE = "meta.properties"
@@ -28,7 +28,7 @@ class DataDirectory:
         self.path = path
         self._controller_id = controller_id
         try:
-            make_directory(path)
+            REAL_FILES.make_directory(path)
             self._lock = (path / LOCK_FILE).open("a")
         except OSError as error:
             raise StartupError(
@@ -121,4 +121,4 @@ class DataDirectory:
 
     def _write(self) -> None:
         text = "".join(f"{key}={value}\n" for key, value in self._properties.items())
-        replace_durably(self.path / META_FILE, [text.encode()])
+        REAL_FILES.replace_durably(self.path / META_FILE, [text.encode()])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 
 from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.active.controller import Controller, CoreSettings
+from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.directory import DataDirectory
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
 from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
+from penstock_controller.quorum.quorum import QuorumPorts
 from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
@@ -22,28 +22,29 @@ from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
-from penstock_runtime.grpc_tools import ChannelPool, serve
-from penstock_runtime.http import HttpServer
-from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import parse_address, parse_member
 
 _GRPC_GRACE_S = 0.2
 _SILENCE_SPREAD = 1.6
+_REAL = ControllerPorts()
 
 
-async def run(settings: ControllerSettings, lifecycle: Lifecycle) -> None:
+async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: ControllerPorts = _REAL) -> None:
     """Serve until told to stop."""
     lifecycle.bind_identity(str(settings.controller_id))
     check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
     directory = DataDirectory(settings.data_dir, settings.controller_id)
     try:
-        await _serve(settings, lifecycle, directory)
+        await _serve(settings, lifecycle, directory, ports)
     finally:
         directory.close()
 
 
-async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: DataDirectory) -> None:
+async def _serve(
+    settings: ControllerSettings, lifecycle: Lifecycle, directory: DataDirectory, ports: ControllerPorts
+) -> None:
     metrics = ControllerMetrics(lifecycle.registry)
     core = Controller(
         CoreSettings(
@@ -54,14 +55,12 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
             frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
         ),
         lifecycle,
-        monotonic_ms,
+        ports,
         metrics,
         directory.join_cluster,
     )
     config = quorum_config(settings, directory)
-    quorum = _open_quorum(config, core, lifecycle, metrics)
-    # The system's randomness: cluster and topic ids must not repeat.
-    rng = random.SystemRandom()
+    quorum = _open_quorum(config, core, lifecycle, metrics, ports.quorum)
     worker = CommandQueue(
         quorum,
         settings.controller_id,
@@ -70,19 +69,20 @@ async def _serve(settings: ControllerSettings, lifecycle: Lifecycle, directory: 
             settings.default_replication_factor,
             settings.offsets_topic_num_partitions,
         ),
-        rng,
-        lambda: time.time_ns() // 1_000_000,
+        ports.new_rng(),
+        ports.clocks.wall_ms,
         lambda node_id: _alive(core, node_id),
         metrics.commit_s.observe,
+        ports.commit_timeout_ms,
     )
     core.connect(quorum, worker)
-    http = HttpServer(settings.http_bind, lifecycle)
+    http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
-    levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ChannelPool())
+    levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels())
     service = ControllerService(core, config.peers, addresses, levels, lifecycle.process_info())
     server = None
     try:
-        server, endpoint = await serve(
+        server, endpoint = await ports.serve(
             settings.grpc_bind,
             lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
             allow_insecure_bind=settings.allow_insecure_bind,
@@ -131,7 +131,11 @@ def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> Quo
 
 
 def _open_quorum(
-    config: QuorumConfig, core: Controller, lifecycle: Lifecycle, metrics: ControllerMetrics
+    config: QuorumConfig,
+    core: Controller,
+    lifecycle: Lifecycle,
+    metrics: ControllerMetrics,
+    ports: QuorumPorts,
 ) -> Quorum:
     loop = asyncio.get_running_loop()
 
@@ -158,6 +162,7 @@ def _open_quorum(
             lambda error: on_loop(_fail, lifecycle, error),
             lambda line: on_loop(lifecycle.log.warning, line),
             metrics.meters(),
+            ports,
         )
     except (DamagedFile, WrongLibrary) as error:
         raise StartupError(str(error)) from None

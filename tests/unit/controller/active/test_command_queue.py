@@ -87,9 +87,8 @@ async def test_slow_watchers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
         await take(again, 20)
 
 
-async def test_quiet_streams_carry_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers_module, "KEEPALIVE_S", 0.01)
-    stream = MetadataStreams(lambda: (17, 3)).watch(0)
+async def test_quiet_streams_carry_keepalives() -> None:
+    stream = MetadataStreams(lambda: (17, 3), keepalive_s=0.01).watch(0)
     await anext(stream)
     told = (await anext(stream)).keepalive
     assert (told.leader_contact_age_ms, told.controller_term) == (17, 3)

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_controller.quorum import files, journal, journal_format
+from penstock_controller.quorum import journal_format
+from penstock_controller.quorum.files import Files
 from penstock_controller.quorum.journal import JOURNAL_FILE, DurableJournal
 from simulation.sim_os import Disks, SimOs, SimPath
 from support.simulated_fs import SimulatedCrash, SimulatedFileSystem, keep_random, keep_synced
@@ -29,15 +30,13 @@ Entry = tuple[bytes, int, int]
 class Machine:
     """A controller's disk, and its journal while it runs."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disks = Disks()
         self.disks.by_host["c1"] = SimulatedFileSystem(self.rng)
         self.fs.make_directory("/c1")
         self.fs.sync_directory("/")
         self.os = SimOs(self.disks)
-        monkeypatch.setattr(journal, "os", self.os)
-        monkeypatch.setattr(files, "os", self.os)
         self.jobs: list[Callable[[], None]] = []
         self.power_cuts = 0
 
@@ -49,7 +48,7 @@ class Machine:
         self.jobs.clear()
         path = cast(Path, SimPath(self.os, self.disks, "/c1"))
         spawn = None if self.rng.random() < 0.3 else lambda job, _name: self.jobs.append(job)
-        return DurableJournal(path, spawn=spawn)
+        return DurableJournal(path, spawn=spawn, files=Files(self.os))
 
     def kill(self) -> None:
         self.disks.by_host["c1"] = self.fs.restart()
@@ -61,9 +60,9 @@ class Machine:
         self.disks.by_host["c1"] = self.fs.crash(content, keep_names=names)
 
 
-def test_what_was_read_when_it_opened_survives_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_when_it_opened_survives_a_power_cut() -> None:
     """Killed between write and flush: the next run has the entry, acknowledges it, and may lose power then."""
-    machine = Machine(monkeypatch, 1)
+    machine = Machine(1)
     first = machine.open()
     first.add(b"c1", 1, 1)
     first.sync()
@@ -79,9 +78,9 @@ def test_what_was_read_when_it_opened_survives_a_power_cut(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("change", ["term", "replace"])
-def test_names_that_were_read_survive_a_power_cut(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_names_that_were_read_survive_a_power_cut(change: str) -> None:
     """Killed between a rename and the directory's flush."""
-    machine = Machine(monkeypatch, 1)
+    machine = Machine(1)
     first = machine.open()
     first.add(b"c1", 1, 1)
     first.sync()
@@ -175,11 +174,11 @@ class Walk:
             return
 
 
-def test_crashes_at_any_change_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_at_any_change_of_the_disk() -> None:
     print(f"PENSTOCK_JOURNAL_SEED={SEED}")
     entries = cuts = 0
     for seed in range(SEED, SEED + ROUNDS):
-        machine = Machine(monkeypatch, seed)
+        machine = Machine(seed)
         walk = Walk(machine)
         machine.fs.crash_countdown = machine.rng.randrange(60)
         for _ in range(80):

@@ -3,4 +3,5 @@
 `command_queue`    one coroutine that turns waiting requests into commands, and commands into answers
 `controller`       the controller on the event loop
 `metadata_stream`  the metadata stream: recent history for those who are near, a snapshot for the others
+`ports`            what a controller takes from the world around it
 """

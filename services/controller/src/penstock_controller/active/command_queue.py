@@ -74,6 +74,7 @@ class CommandQueue:
         wall_clock_ms: Callable[[], int],
         alive: Callable[[NodeId], bool],
         on_commit_s: Callable[[float], None] = lambda _: None,
+        commit_timeout_ms: int = COMMIT_TIMEOUT_MS,
     ) -> None:
         self.image = MetadataImage()
         """The newest image that the event loop has seen; set by the shell."""
@@ -85,6 +86,7 @@ class CommandQueue:
         self._wall_clock_ms = wall_clock_ms
         self._alive = alive
         self._on_commit_s = on_commit_s
+        self._commit_timeout_ms = commit_timeout_ms
         # Set after a command came out too large: its requests go one by one.
         self._one_by_one = 0
         self._queue: deque[_Waiting] = deque()
@@ -148,10 +150,10 @@ class CommandQueue:
                 outcome = await self._propose_parts(image, records, further or iter(()), result)
             elif records:
                 self._propose(self._command(image, records), result)
-                outcome = await _within(COMMIT_TIMEOUT_MS, result)
+                outcome = await _within(self._commit_timeout_ms, result)
             else:
                 self._quorum.barrier(result)
-                outcome = await _within(COMMIT_TIMEOUT_MS, result)
+                outcome = await _within(self._commit_timeout_ms, result)
             self._on_commit_s(loop.time() - started)
         except TimeoutError:
             outcome = Outcome.UNKNOWN
@@ -210,7 +212,7 @@ class CommandQueue:
             if record is not None:
                 part.append(record)
             while len(waiting) >= PARTS_WAITING_MAX:
-                await _within(COMMIT_TIMEOUT_MS, waiting[0], result)
+                await _within(self._commit_timeout_ms, waiting[0], result)
                 if result.done():
                     return result.result()
                 if (outcome := waiting.popleft().result()) is not Outcome.STAGED:
@@ -222,7 +224,7 @@ class CommandQueue:
                 slice_end = loop.time() + SLICE_MS / 1000
         base.more = False
         self._propose_part(base, part, result)
-        return await _within(COMMIT_TIMEOUT_MS, result)
+        return await _within(self._commit_timeout_ms, result)
 
     def _propose_part(
         self,

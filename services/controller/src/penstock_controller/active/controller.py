@@ -8,13 +8,13 @@ preferred replicas; all of it goes through the same queue as everybody's request
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock_controller.active.command_queue import CommandQueue, NotActive
 from penstock_controller.active.metadata_stream import MetadataStreams
+from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
 from penstock_controller.quorum.events import QuorumEvent
@@ -29,12 +29,11 @@ from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
 from penstock_proto.v1 import controller_pb2 as api
-from penstock_runtime.grpc_tools import Probe, probe
+from penstock_runtime.grpc_tools import Probe
 from penstock_runtime.lifecycle import Lifecycle
 
 R = TypeVar("R")
 
-TICK_MS = 100
 PROBE_TIMEOUT_MS = 500
 PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
@@ -62,15 +61,16 @@ class Controller:
         self,
         settings: CoreSettings,
         lifecycle: Lifecycle,
-        clock_ms: Callable[[], int],
+        ports: ControllerPorts,
         metrics: ControllerMetrics,
         on_cluster_id: Callable[[bytes], None],
     ) -> None:
         self.settings = settings
         self.status = QuorumStatus()
         self.image = MetadataImage()
-        self.sessions = Sessions(settings.session_timeout_ms, TICK_MS)
-        self.clock_ms = clock_ms
+        self.sessions = Sessions(settings.session_timeout_ms, ports.tick_ms)
+        self.clock_ms = ports.clocks.ms
+        self._ports = ports
         self.worker: CommandQueue
         self.watchers: MetadataStreams
         self._quorum: Quorum
@@ -91,7 +91,7 @@ class Controller:
         """Give the core its quorum (made after it, because the quorum reports to it)."""
         self._quorum = quorum
         self.worker = worker
-        self.watchers = MetadataStreams(quorum.leader_contact)
+        self.watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
 
     @property
     def active(self) -> bool:
@@ -118,7 +118,7 @@ class Controller:
                 self._take_image(event.image)
                 self.watchers.reset(event.image)
                 # A whole image came, and has no cycles: no collection needs to look at it.
-                gc.freeze()
+                self._ports.freeze()
 
     def _take_image(self, image: MetadataImage) -> None:
         if image.cluster_id and not self.image.cluster_id:
@@ -283,7 +283,7 @@ class Controller:
         try:
             while self.active and (where := self._address_of(name, epoch)) is not None:
                 began_ms = self.clock_ms()
-                result = await probe(where.host, where.port, PROBE_TIMEOUT_MS)
+                result = await self._ports.probe(where.host, where.port, PROBE_TIMEOUT_MS)
                 if (self.sessions.heard_ms(name) or 0) > began_ms:
                     return
                 if result is Probe.REFUSED:
@@ -314,7 +314,7 @@ class Controller:
     async def run(self) -> None:
         """Tick for ever."""
         while True:
-            await asyncio.sleep(TICK_MS / 1000)
+            await asyncio.sleep(self._ports.tick_ms / 1000)
             if self.active:
                 self._tick(self.clock_ms())
             self._metrics.image(self.image, self.watchers.count)

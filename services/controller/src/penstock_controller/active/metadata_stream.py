@@ -55,13 +55,17 @@ class _Change:
 class MetadataStreams:
     """All metadata streams of this controller."""
 
-    def __init__(self, leader_contact: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, leader_contact: Callable[[], tuple[int, int]], keepalive_s: float = KEEPALIVE_S
+    ) -> None:
         """`leader_contact`: see `Quorum.leader_contact`."""
         self.image = MetadataImage()
         self._leader_contact = leader_contact
+        self._keepalive_s = keepalive_s
         self._history: deque[_Change] = deque()
         self._history_records = 0
-        self._queues: set[asyncio.Queue[_Change | None]] = set()
+        self._queues: dict[asyncio.Queue[_Change | None], None] = {}
+        """Of the watchers, in the order in which they came."""
 
     @property
     def count(self) -> int:
@@ -95,7 +99,7 @@ class MetadataStreams:
             self._cut_off(queue)
 
     def _cut_off(self, queue: asyncio.Queue[_Change | None]) -> None:
-        self._queues.discard(queue)
+        self._queues.pop(queue, None)
         while not queue.empty():
             queue.get_nowait()
         queue.put_nowait(None)
@@ -107,7 +111,7 @@ class MetadataStreams:
         queue: asyncio.Queue[_Change | None] = asyncio.Queue(WATCHER_QUEUE_MAX)
         image = self.image
         first = self._since(from_version)
-        self._queues.add(queue)
+        self._queues[queue] = None
         try:
             if first is None:
                 async for chunk in _snapshot(image):
@@ -119,7 +123,7 @@ class MetadataStreams:
             yield self._keepalive()
             while True:
                 try:
-                    async with asyncio.timeout(KEEPALIVE_S):
+                    async with asyncio.timeout(self._keepalive_s):
                         following = await queue.get()
                 except TimeoutError:
                     yield self._keepalive()
@@ -129,7 +133,7 @@ class MetadataStreams:
                 for message in following.messages():
                     yield message
         finally:
-            self._queues.discard(queue)
+            self._queues.pop(queue, None)
 
     def _since(self, from_version: int) -> list[_Change] | None:
         """Deltas after `from_version`; None when only a snapshot will do."""

@@ -19,7 +19,7 @@ import json
 import logging
 from pathlib import Path
 
-from penstock_controller.quorum.files import DamagedFile, replace_durably
+from penstock_controller.quorum.files import REAL_FILES, DamagedFile, Files
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ _NOBODY = bytes(16)
 class PeerMemory:
     """Directory ids by controller id, on disk; and whether we are a full member."""
 
-    def __init__(self, directory: Path, directory_id: bytes) -> None:
+    def __init__(self, directory: Path, directory_id: bytes, files: Files = REAL_FILES) -> None:
+        self._files = files
         self._path = directory / PEERS_FILE
         self._directory_id = directory_id
         self.joined = False
@@ -84,4 +85,4 @@ class PeerMemory:
             "directories": {str(k): v.hex() for k, v in sorted(self._directories.items())},
             "former": {str(k): sorted(v.hex() for v in values) for k, values in sorted(self._former.items())},
         }
-        replace_durably(self._path, [json.dumps(data).encode()])
+        self._files.replace_durably(self._path, [json.dumps(data).encode()])

@@ -34,12 +34,7 @@ from pathlib import Path
 from pysyncobj.journal import Journal
 
 from penstock_controller.quorum import journal_format as fmt
-from penstock_controller.quorum.files import (
-    DamagedFile,
-    replace_durably,
-    sync_directory,
-    write_all,
-)
+from penstock_controller.quorum.files import REAL_FILES, DamagedFile, Files
 from penstock_controller.quorum.journal_format import Entry
 from penstock_core.failpoints import hit, torn
 
@@ -61,6 +56,9 @@ class DurableJournal(Journal):  # type: ignore[misc]
         on_sync_s: Callable[[float], None] | None = None,
         spawn: Callable[[Callable[[], None], str], None] | None = None,
         breathe: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        *,
+        files: Files = REAL_FILES,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create the journal of `directory`.
 
@@ -72,6 +70,8 @@ class DurableJournal(Journal):  # type: ignore[misc]
         self._path = directory / JOURNAL_FILE
         self._meta_path = directory / META_FILE
         self._on_sync_s = on_sync_s
+        self._files, self._os = files, files.system
+        self._clock_s = clock_s
         self._spawn, self._breathe = spawn, breathe
         self._cut: _Cut | None = None
         self._cut_count = 0
@@ -86,26 +86,26 @@ class DurableJournal(Journal):  # type: ignore[misc]
                 raise DamagedFile(
                     f"{self._path}: missing beside {META_FILE}; wipe the directory to join anew"
                 )
-            replace_durably(self._path, [fmt.file_header()])
+            files.replace_durably(self._path, [fmt.file_header()])
         if not has_meta:
             if has_journal and self._path.stat().st_size > fmt.HEADER_BYTES:
                 raise DamagedFile(
                     f"{self._meta_path}: missing beside {JOURNAL_FILE}; wipe the directory to join anew"
                 )
             self._store_meta()
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = self._os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         recovered = fmt.recover(self._path.read_bytes(), str(self._path))
         self._entries: list[Entry] = recovered.entries
         self._end = recovered.end
         self._sequence = recovered.next_sequence
         self._pending = bytearray()
-        if os.fstat(self._fd).st_size > self._end:
-            os.ftruncate(self._fd, self._end)
+        if self._os.fstat(self._fd).st_size > self._end:
+            self._os.ftruncate(self._fd, self._end)
         # What was just read may be in the page cache only: the run that wrote it was killed before its
         # fsync, or between a rename and the directory's. We acknowledge it from here on, and the next
         # block must find the one before it on the disk.
-        os.fsync(self._fd)
-        sync_directory(directory)
+        self._os.fsync(self._fd)
+        files.sync_directory(directory)
 
     # --- PySyncObj's interface ---------------------------------------------------
 
@@ -169,7 +169,7 @@ class DurableJournal(Journal):  # type: ignore[misc]
         if self._fd >= 0:
             self.sync()
             self._cancel_cut()
-            os.close(self._fd)
+            self._os.close(self._fd)
             self._fd = -1
 
     # --- ours ----------------------------------------------------------------------
@@ -186,15 +186,15 @@ class DurableJournal(Journal):  # type: ignore[misc]
             self._end_cut(self._cut)
 
     def _sync_pending(self) -> None:
-        started = time.perf_counter()
+        started = self._clock_s()
         data = fmt.block(self._sequence, self._pending)
         hit("controller.journal.before_write")
         if torn("controller.journal.torn_write"):
-            write_all(self._fd, data[: len(data) // 2], self._end)
+            self._files.write_all(self._fd, data[: len(data) // 2], self._end)
             hit("controller.journal.torn_write")
-        write_all(self._fd, data, self._end)
+        self._files.write_all(self._fd, data, self._end)
         hit("controller.journal.before_sync")
-        os.fdatasync(self._fd)
+        self._os.fdatasync(self._fd)
         hit("controller.journal.after_sync")
         self._end += len(data)
         self._sequence += 1
@@ -202,7 +202,7 @@ class DurableJournal(Journal):  # type: ignore[misc]
             self._cut.since += self._pending
         self._pending = bytearray()
         if self._on_sync_s is not None:
-            self._on_sync_s(time.perf_counter() - started)
+            self._on_sync_s(self._clock_s() - started)
 
     def replace(self, entries: Sequence[Entry]) -> None:
         """Hold exactly `entries` from now on; copy and rename, so a crash leaves either log whole."""
@@ -210,10 +210,10 @@ class DurableJournal(Journal):  # type: ignore[misc]
         kept = list(entries)
         parts = list(_file_of(kept))
         hit("controller.compact.before_replace")
-        replace_durably(self._path, parts)
+        self._files.replace_durably(self._path, parts)
         hit("controller.compact.after_replace")
-        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        os.close(self._fd)
+        fd = self._os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._os.close(self._fd)
         self._fd = fd
         self._end = sum(map(len, parts))
         self._sequence = len(parts)
@@ -250,7 +250,7 @@ class DurableJournal(Journal):  # type: ignore[misc]
     def _begin_cut(self) -> None:
         self._cancel_cut()
         self._cut_count += 1
-        cut = self._cut = _Cut(self._path.with_name(f"{JOURNAL_FILE}.cut{self._cut_count}"))
+        cut = self._cut = _Cut(self._path.with_name(f"{JOURNAL_FILE}.cut{self._cut_count}"), self._files)
         kept = list(self._entries)
         breathe = self._breathe()
         if self._spawn is not None:
@@ -262,22 +262,22 @@ class DurableJournal(Journal):  # type: ignore[misc]
         if cut.failed:
             # No space, say: the old file holds everything; the next snapshot tries again.
             return
-        fd = os.open(cut.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = self._os.open(cut.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if cut.since:
                 data = fmt.block(cut.next_sequence, cut.since)
-                write_all(fd, data, cut.end)
-                os.fdatasync(fd)
+                self._files.write_all(fd, data, cut.end)
+                self._os.fdatasync(fd)
                 cut.end += len(data)
                 cut.next_sequence += 1
             hit("controller.compact.before_replace")
             cut.path.replace(self._path)
-            sync_directory(self._path.parent)
+            self._files.sync_directory(self._path.parent)
             hit("controller.compact.after_replace")
         except BaseException:
-            os.close(fd)
+            self._os.close(fd)
             raise
-        os.close(self._fd)
+        self._os.close(self._fd)
         self._fd, self._end, self._sequence = fd, cut.end, cut.next_sequence
 
     def _cancel_cut(self) -> None:
@@ -288,14 +288,15 @@ class DurableJournal(Journal):  # type: ignore[misc]
     def _store_meta(self) -> None:
         vote = self._vote.encode()
         data = _META.pack(_META_MAGIC, _META_VERSION, self._term, len(vote)) + vote
-        replace_durably(self._meta_path, [data, struct.pack("<I", zlib.crc32(data))])
+        self._files.replace_durably(self._meta_path, [data, struct.pack("<I", zlib.crc32(data))])
 
 
 class _Cut:
     """A journal without its head, being written beside the one in use."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         self.path = path
+        self._files, self._os = files, files.system
         self.since = bytearray()
         """Operations synced to the old file meanwhile (tick thread only)."""
         self.end = 0
@@ -312,16 +313,16 @@ class _Cut:
     def write(self, kept: Sequence[Entry], breathe: Callable[[], None]) -> None:
         """On the thread: everything that is kept, durably. Never raises."""
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = self._os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 for count, data in enumerate(_file_of(kept)):
-                    write_all(fd, data, self.end)
+                    self._files.write_all(fd, data, self.end)
                     self.end += len(data)
                     self.next_sequence = count + 1
                     breathe()
-                os.fsync(fd)
+                self._os.fsync(fd)
             finally:
-                os.close(fd)
+                self._os.close(fd)
         except OSError:
             self.failed = True
         if self._cancelled or self.failed:

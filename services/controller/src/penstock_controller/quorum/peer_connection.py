@@ -12,6 +12,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pysyncobj.poller import POLL_EVENT_TYPE
@@ -157,3 +158,16 @@ class PeerConnection:
             offset = end
             self._on_frame(self, memoryview(payload))
         del received[:offset]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNetwork:
+    """Where connections between controllers come from."""
+
+    getaddrinfo: Callable[..., Any] = socket.getaddrinfo
+    socket: Callable[..., Any] = socket.socket
+    connection: Callable[..., PeerConnection] = PeerConnection
+    """Takes what `PeerConnection` takes."""
+
+
+REAL_NETWORK = PeerNetwork()

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from penstock_controller.quorum import pysyncobj_pins
 from penstock_controller.quorum import snapshot as snapshot_store
 from penstock_controller.quorum.events import QuorumConfig, QuorumEvent, QuorumMeters, Reset
+from penstock_controller.quorum.files import REAL_FILES, Files
 from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
+from penstock_controller.quorum.peer_connection import REAL_NETWORK, PeerNetwork
 from penstock_controller.quorum.raft import COMMAND_BYTES_MAX, RaftNode
 from penstock_controller.quorum.snapshot import Slicer, SnapshotStore
 from penstock_core.errors import ErrorCode, PenstockError
@@ -34,8 +36,8 @@ _TRANSFER_POLL_S = 0.02
 class QuorumPorts:
     """What a quorum takes from the world around it, and a simulation gives it; None is the real thing."""
 
-    clock_s: Callable[[], float] | None = None
-    """Monotonic."""
+    clock_s: Callable[[], float] = time.monotonic
+    """Never goes back."""
     rng: random.Random | None = None
     """Spreads elections."""
     spawn: Callable[[Callable[[], None], str], None] | None = None
@@ -44,9 +46,11 @@ class QuorumPorts:
     """Lets others run between the steps of such a job."""
     machine_class: Callable[..., Machine] | None = None
     """Takes what `Machine` takes."""
+    files: Files = REAL_FILES
+    network: PeerNetwork = REAL_NETWORK
 
 
-_REAL = QuorumPorts()
+REAL_QUORUM_PORTS = QuorumPorts()
 
 
 class Quorum:
@@ -63,7 +67,7 @@ class Quorum:
         on_fatal: Callable[[BaseException], None],
         on_warning: Callable[[str], None],
         meters: QuorumMeters | None = None,
-        ports: QuorumPorts = _REAL,
+        ports: QuorumPorts = REAL_QUORUM_PORTS,
     ) -> None:
         """Open the files and bind the port. Raises DamagedFile, WrongLibrary, PenstockError."""
         meters = meters or QuorumMeters()
@@ -81,6 +85,8 @@ class Quorum:
             meters.journal_sync_s,
             ports.spawn or snapshot_store.start_thread,
             lambda: slicer().breathe,
+            files=ports.files,
+            clock_s=ports.clock_s,
         )
         store = SnapshotStore(
             config.directory,
@@ -89,6 +95,8 @@ class Quorum:
             meters.snapshot_s,
             spawn=ports.spawn,
             slicer=ports.slicer,
+            files=ports.files,
+            clock_s=ports.clock_s,
         )
         try:
             snapshot = store.load()
@@ -106,11 +114,12 @@ class Quorum:
                 store,
                 snapshot,
                 self._machine,
-                PeerMemory(config.directory, config.directory_id),
+                PeerMemory(config.directory, config.directory_id, ports.files),
                 deliver,
                 meters.bad_frame,
                 clock_s=ports.clock_s,
                 rng=ports.rng,
+                network=ports.network,
             )
         except BaseException:
             journal._destroy()

@@ -49,6 +49,7 @@ from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.messages import Message
+from penstock_controller.quorum.peer_connection import REAL_NETWORK, PeerNetwork
 from penstock_controller.quorum.prevote import PreVote, would_vote
 from penstock_controller.quorum.raft_port import PeerNode
 from penstock_controller.quorum.snapshot import Chunk, SnapshotStore
@@ -94,6 +95,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         *,
         clock_s: Callable[[], float] | None = None,
         rng: random.Random | None = None,
+        network: PeerNetwork = REAL_NETWORK,
     ) -> None:
         self.clock_s = clock_s = clock_s or monotonic
         self.rng = rng or _SystemRandomness()
@@ -122,7 +124,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._prevote = PreVote(len(nodes), self.rng.random)
 
         def make_transport(raft: RaftNode, _me: PeerNode, _others: set[PeerNode]) -> PeerTransport:
-            self.transport = PeerTransport(raft, config, nodes, on_bad_frame)
+            self.transport = PeerTransport(raft, config, nodes, on_bad_frame, network)
             return self.transport
 
         super().__init__(

@@ -26,7 +26,7 @@ from typing import Any
 from pysyncobj.config import SERIALIZER_STATE
 
 from penstock_controller.quorum import snapshot_format as fmt
-from penstock_controller.quorum.files import DamagedFile, sync_directory, write_all
+from penstock_controller.quorum.files import REAL_FILES, DamagedFile, Files
 from penstock_controller.quorum.journal_format import Entry
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_core.failpoints import hit
@@ -56,10 +56,14 @@ class SnapshotStore:
         *,
         spawn: Callable[[Callable[[], None], str], None] | None = None,
         slicer: Callable[[], Slicer] | None = None,
+        files: Files = REAL_FILES,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`spawn(job, name)` runs a job, on a thread unless a simulation has other ideas."""
         self._spawn = spawn or start_thread
         self._slicer = slicer or Slicer
+        self._files, self._os = files, files.system
+        self._clock_s = clock_s
         self.path = directory / SNAPSHOT_FILE
         self._image = image
         self._on_error = on_error
@@ -105,7 +109,7 @@ class SnapshotStore:
 
     def serialize(self, data: tuple[object, Entry, Entry, object], id: int) -> None:
         """Start writing the image. `data` is (unused, last entry, the one before, members)."""
-        if self._state == SERIALIZER_STATE.SERIALIZING or time.monotonic() < self._retry_at:
+        if self._state == SERIALIZER_STATE.SERIALIZING or self._clock_s() < self._retry_at:
             return
         if not self._may_begin():
             # Between the parts of a large command: the image lacks entries that are applied.
@@ -214,13 +218,13 @@ class SnapshotStore:
                 return False
             tmp.replace(self.path)
             hit("controller.snapshot.after_rename")
-            sync_directory(self.path.parent)
+            self._files.sync_directory(self.path.parent)
             self._last_index = last_index
             return True
 
     def _check(self, received: io.BufferedWriter) -> None:
         try:
-            os.fsync(received.fileno())
+            self._os.fsync(received.fileno())
             received.close()
             slicer = self._slicer()
             try:
@@ -238,26 +242,26 @@ class SnapshotStore:
             self._checked.put(error)
 
     def _write(self, snapshot: Snapshot) -> None:
-        started = time.monotonic()
+        started_s = self._clock_s()
         hit("controller.snapshot.begin")
         tmp = self.path.with_name(SNAPSHOT_FILE + ".write.tmp")
         try:
-            fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = self._os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                _write_slices(fd, snapshot, self._slicer())
+                _write_slices(self._files, fd, snapshot, self._slicer())
                 hit("controller.snapshot.before_sync")
-                os.fsync(fd)
+                self._os.fsync(fd)
             finally:
-                os.close(fd)
+                self._os.close(fd)
             hit("controller.snapshot.before_rename")
             named = self._take_name(tmp, snapshot.last_index)
         except OSError as error:
             # No space, say: the log stays whole, so nothing is lost; the next attempt may do.
             self._on_error(error)
-            self._retry_at = time.monotonic() + _RETRY_S
+            self._retry_at = self._clock_s() + _RETRY_S
             named = False
         if named and self._on_written_s is not None:
-            self._on_written_s(time.monotonic() - started)
+            self._on_written_s(self._clock_s() - started_s)
         with self._lock:
             self._state = SERIALIZER_STATE.SUCCESS if named else SERIALIZER_STATE.FAILED
 
@@ -280,9 +284,9 @@ def start_thread(job: Callable[[], None], name: str) -> None:
     threading.Thread(target=job, name=name, daemon=True).start()
 
 
-def _write_slices(fd: int, snapshot: Snapshot, slicer: Slicer) -> None:
+def _write_slices(files: Files, fd: int, snapshot: Snapshot, slicer: Slicer) -> None:
     offset = 0
     for part in fmt.encode(snapshot):
-        write_all(fd, part, offset)
+        files.write_all(fd, part, offset)
         offset += len(part)
         slicer.breathe()

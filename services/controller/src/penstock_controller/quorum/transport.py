@@ -27,7 +27,12 @@ from pysyncobj.transport import Transport
 from penstock_controller.quorum.append_filter import bare, filter_append
 from penstock_controller.quorum.events import QuorumConfig
 from penstock_controller.quorum.messages import BadMessage, Message, decode, encode
-from penstock_controller.quorum.peer_connection import FRAME_BYTES_MAX, PeerConnection
+from penstock_controller.quorum.peer_connection import (
+    FRAME_BYTES_MAX,
+    REAL_NETWORK,
+    PeerConnection,
+    PeerNetwork,
+)
 from penstock_controller.quorum.raft_port import PeerNode, RaftPort
 from penstock_core.errors import ErrorCode, PenstockError
 
@@ -53,12 +58,14 @@ class PeerTransport(Transport):  # type: ignore[misc]
         config: QuorumConfig,
         nodes: Mapping[int, PeerNode],
         on_bad_frame: Callable[[], None] | None,
+        network: PeerNetwork = REAL_NETWORK,
     ) -> None:
         super().__init__(raft, None, [])
         self._raft = raft
         self._config = config
         self._nodes = nodes
         self._on_bad_frame = on_bad_frame
+        self._network = network
         self._links: dict[int, PeerConnection] = {}
         self._dialling: dict[int, PeerConnection] = {}
         self._unknown: set[PeerConnection] = set()
@@ -161,8 +168,10 @@ class PeerTransport(Transport):  # type: ignore[misc]
         host, port = self._config.bind_host, self._config.bind_port
         server = None
         try:
-            family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            server = socket.socket(family, kind, proto)
+            family, kind, proto, _, address = self._network.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+                0
+            ]
+            server = self._network.socket(family, kind, proto)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.setblocking(False)
             server.bind(address)
@@ -203,7 +212,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         address = self._resolve(node.peer.host)
         if address is None:
             return
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock = self._network.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         result = sock.connect_ex((address, node.peer.port))
         if result not in (0, errno.EINPROGRESS):
@@ -228,7 +237,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
 
     def _look_up(self, host: str) -> None:
         try:
-            self._addresses[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+            self._addresses[host] = str(
+                self._network.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+            )
         except OSError:
             _log.debug("cannot resolve %s", host)
         finally:
@@ -237,7 +248,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def _open(self, sock: socket.socket, *, connecting: bool) -> PeerConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return PeerConnection(
+        return self._network.connection(
             self._raft.poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
         )
 
