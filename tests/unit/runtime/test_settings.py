@@ -98,11 +98,13 @@ def test_listeners_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = toml(
         tmp_path,
         '[[listeners]]\nname = "PROXY"\nbind = "127.0.0.1:1"\nproxy_protocol = true\n'
+        'proxy_from = ["10.1.0.0/16"]\n'
         '[listeners.advertised]\nhost-gateway = "localhost:9092"\n"10.0.0.0/8" = "gw:9092"\n"*" = "auto"\n',
     )
     monkeypatch.delenv("PENSTOCK_LISTENERS")
     (listener,) = load("--node-id=1", "--config", path).listeners
     assert listener.proxy_protocol
+    assert listener.proxy_from == ("10.1.0.0/16",)
     assert listener.advertised_by_network() == [
         ("host-gateway", ("localhost", 9092)),
         ("10.0.0.0/8", ("gw", 9092)),

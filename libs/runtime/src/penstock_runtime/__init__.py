@@ -14,6 +14,7 @@
 `ports`              what a role takes from the world around it: clocks, chance, the network
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
 `settings`           settings of a role: flags over environment over TOML file over defaults
+`turns`              long work in short turns of the event loop
 `version`            the version of this build, from the installed package's own metadata
 
 Roles build on this package; it knows none of them. Decisions that need no event loop

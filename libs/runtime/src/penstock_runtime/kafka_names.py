@@ -49,6 +49,8 @@ KAFKA_NAMES: Final[Mapping[str, Ours]] = {
     "log.dirs": Ours(("data_dir",), "one directory"),
     "log.flush.offset.checkpoint.interval.ms": Ours(("checkpoint_interval_ms",)),
     "log.retention.check.interval.ms": Ours(("retention_check_interval_ms",)),
+    "max.connections": Ours(("connections_max",)),
+    "max.connections.per.ip": Ours(("connections_per_address_max",)),
     "metadata.log.dir": Ours(("data_dir",)),
     "node.id": Ours(("node_id", "controller_id")),
     "num.partitions": Ours(("default_partition_count",)),

@@ -72,6 +72,8 @@ class ListenerSettings(BaseModel):
     security: str = "PLAINTEXT"
     proxy_protocol: bool = False
     """Expect a PROXY protocol header (v1 or v2) first on every connection."""
+    proxy_from: tuple[str, ...] = ()
+    """The balancers that send it: networks as CIDR. Nobody else may connect to such a listener."""
 
     @field_validator("bind")
     @classmethod
@@ -101,6 +103,27 @@ class ListenerSettings(BaseModel):
             if address != "auto":
                 parse_address(address)
         return value
+
+    @field_validator("proxy_from")
+    @classmethod
+    def _check_proxy_from(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError:
+                raise ValueError(f"{network!r} is no CIDR, as 10.1.2.0/24") from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_balancers(self) -> ListenerSettings:
+        if self.proxy_protocol and not self.proxy_from:
+            raise ValueError(
+                f"listener {self.name}: proxy_protocol needs proxy_from, the networks of the balancers as a list"
+                ' of CIDRs, e.g. ["10.1.2.0/24"]'
+            )
+        if self.proxy_from and not self.proxy_protocol:
+            raise ValueError(f"listener {self.name}: proxy_from does nothing without proxy_protocol = true")
+        return self
 
     def advertised_by_network(self) -> list[tuple[str, Address | None]]:
         """(network, address) in order of match; None stands for `auto`."""

@@ -162,7 +162,7 @@ class Gateway:
             for addresses in (self._addresses, apart)
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
-        limits = ListenerLimits(frame_bytes_max=settings.socket_request_max_bytes)
+        limits = settings.listener_limits()
         self._listeners = [KafkaListener(s, handler, lifecycle, limits) for s in settings.listeners]
         self._http = HttpServer(
             settings.http_bind,

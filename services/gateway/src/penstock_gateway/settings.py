@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
-from penstock_runtime.settings import ListenerSettings, RoleSettings
+from penstock_frontend.settings import KafkaServerSettings
+from penstock_runtime.settings import ListenerSettings
 
 
 def _host_name() -> str:
@@ -24,7 +24,7 @@ def _default_listeners() -> list[ListenerSettings]:
     ]
 
 
-class GatewaySettings(RoleSettings):
+class GatewaySettings(KafkaServerSettings):
     """Penstock's gateway: the address that Kafka clients, Spark and the command line dial."""
 
     example: ClassVar[str] = "penstock-gateway --gateway-id gateway-1 --controllers 127.0.0.1:5001"
@@ -44,12 +44,6 @@ class GatewaySettings(RoleSettings):
     auto_create_topics: bool = Field(
         False,
         description="make topics that a client asks for and that are not there, with the cluster's defaults",
-    )
-    socket_request_max_bytes: int = Field(
-        KAFKA_FRAME_BYTES_MAX,
-        ge=1024,
-        le=KAFKA_FRAME_BYTES_CEILING,
-        description="largest Kafka request that is taken, in bytes; a larger one closes its connection",
     )
     stale_after_ms: int = Field(
         10_000,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import TypeVar
 
 import grpc.aio
@@ -256,10 +255,8 @@ class StorageNode:
             wall_ms=self._clocks.wall_ms,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
-        listener_limits = replace(LIMITS, frame_bytes_max=settings.socket_request_max_bytes)
-        self._listeners = [
-            ports.listener(each, handler, lifecycle, listener_limits) for each in settings.listeners
-        ]
+        limits = settings.listener_limits(LIMITS)
+        self._listeners = [ports.listener(each, handler, lifecycle, limits) for each in settings.listeners]
         self._register_metrics()
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:

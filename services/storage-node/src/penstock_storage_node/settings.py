@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 from pydantic import Field, field_validator
 
 from penstock_core.config.catalog import NODE_STATIC
-from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
-from penstock_runtime.settings import ListenerSettings, RoleSettings
+from penstock_frontend.settings import KafkaServerSettings
+from penstock_runtime.settings import ListenerSettings
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -30,7 +30,7 @@ class GroupSettings:
     consumer_heartbeat_ms: int = 5_000
 
 
-class StorageNodeSettings(RoleSettings):
+class StorageNodeSettings(KafkaServerSettings):
     """Penstock's storage node: keeps partition logs on its own disk, leads some, follows others."""
 
     example: ClassVar[str] = (
@@ -92,12 +92,6 @@ class StorageNodeSettings(RoleSettings):
         description="how long directories of logs that no topic owns (-stray) are kept, in ms; -1 = for ever",
     )
 
-    socket_request_max_bytes: int = Field(
-        KAFKA_FRAME_BYTES_MAX,
-        ge=1024,
-        le=KAFKA_FRAME_BYTES_CEILING,
-        description="largest Kafka request that is taken, in bytes; a larger one closes its connection",
-    )
     auto_create_topics: bool = Field(
         False,
         description="make topics that a client asks for and that are not there, with the cluster's defaults",

@@ -1,6 +1,9 @@
 """Ports that speak Kafka's framing.
 
+`admission`       who may connect: caps per listener and per address
 `connection`      one Kafka connection: bytes in, frames out to the handler, responses back in order
+`doorway`         letting clients in: accept, caps, the PROXY header
+`frame_memory`    memory for requests that are on their way in or not answered yet
 `listener`        a port that speaks Kafka's framing
 `metrics`         counters of the Kafka side of a process
 `proxy_protocol`  the PROXY protocol header, versions 1 and 2

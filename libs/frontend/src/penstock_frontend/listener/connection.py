@@ -10,31 +10,42 @@ only a coroutine costs a task. Coroutines start in arrival order but after `hand
 returned: what must happen in order belongs in the synchronous part of `handle`.
 
 Back-pressure. Reading stops while too many requests or bytes are unanswered, while the
-client does not take its responses, or while the listener's memory for frames is spent.
+client does not take its responses, or while there is no memory for frames (see `FrameMemory`).
 Nothing else is queued.
 
-Warts. Growth of a large frame copies it (1 MiB, 2, 4, ...), so that memory follows what
-was received and not what was announced.
+Turns. Requests that came in one read are handled for a slice of time, then the connection
+gets in line for the loop (see `LoopTurns`): what is quick to send may be slow to answer.
+
+Stages. Where a listener has a doorkeeper, it gets all frames of a connection until it has
+called `admit`; the handler never sees one before that.
+
+Warts. Growth of a large frame copies it (64 KiB, 256, 1 MiB, 2, 4, ...), so that memory
+follows what was received and not what was announced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import struct
+import termios
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
 from typing import Any, Final, Protocol, cast
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_frontend.authorizer import ANONYMOUS, Principal
+from penstock_frontend.listener.admission import ConnectionCaps
+from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
-from penstock_frontend.listener.proxy_protocol import parse_proxy_header
-from penstock_kafka.wire.primitives import Malformed
+from penstock_frontend.listener.proxy_protocol import ProxyHeader
+from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX, Malformed
 from penstock_runtime.logs import Log
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.turns import SLICE_S, LoopTurns
 
 Buffer = bytes | bytearray | memoryview
 
@@ -79,14 +90,16 @@ class ListenerLimits:
     inflight_bytes_max: int = 32 * 1024 * 1024
     """Bytes of unanswered requests of one connection; one request may exceed it."""
     frames_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of large or unanswered requests of all connections together."""
+    """Bytes of large or unanswered requests of all connections together, a quarter of it for one address."""
     write_buffer_bytes_max: int = 1024 * 1024
     """Unsent response bytes of one connection; then no more of its requests are handled."""
-    connections_max: int = 10_000
-    connections_per_host_max: int = 5_000
-    first_request_timeout_ms: int = 30_000
-    frame_timeout_ms: int = 30_000
-    """Time for a request to come whole, beside a second for every 64 KiB of it."""
+    request_items_max: int = REQUEST_ITEMS_MAX
+    """Items of all arrays of one request but Produce and Fetch."""
+    caps: ConnectionCaps = field(default_factory=ConnectionCaps)
+    first_request_timeout_ms: int = 10_000
+    """From a connection's first byte to its first whole request; the PROXY header is due in the same time."""
+    frame_timeout_ms: int = 10_000
+    """How far a request that comes in pieces may fall behind FRAME_BYTES_PER_S."""
     idle_timeout_ms: int = 600_000
     """Silence on both sides after which a connection is closed (connections.max.idle.ms)."""
 
@@ -113,21 +126,27 @@ class ConnectionOwner(Protocol):
     def request_failed(self, connection: Connection, error: BaseException) -> None:
         """The handler raised; the connection closes itself."""
 
-    def charge(self, size: int, *, force: bool = False) -> bool:
-        """Count bytes of a frame held in memory; False when there is no room, never with `force`."""
-        ...
+    memory: FrameMemory
+    turns: LoopTurns
+    doorkeeper: FrameHandler | None
+    """Who gets the frames of connections that are not admitted yet; None lets everybody in."""
 
-    def release(self, size: int) -> None:
-        """The opposite of `charge`."""
+    def release(self, connection: Connection, size: int) -> None:
+        """Give memory back, and let go on who waits for it."""
 
     def starve(self, connection: Connection) -> None:
         """Call `connection.fed` when memory for frames comes free."""
 
 
 _LENGTH = struct.Struct(">i")
+_NO_BYTES = bytes(4)
 _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
-_GROW_FROM_BYTES = 1024 * 1024
+_GROW_FROM_BYTES = 64 * 1024
+_GROW_FAST_BYTES = 1024 * 1024
+"""Up to that size buffers grow to the fourfold, then to the double."""
+FRAME_BYTES_PER_S = 64 * 1024
+"""What a client sends at least while a request of its comes in pieces."""
 _FLUSH_BYTES = 256 * 1024
 
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float]
@@ -141,42 +160,51 @@ class Connection(asyncio.BufferedProtocol):
         "_callbacks",
         "_charged",
         "_close_when_empty",
+        "_deferred",
+        "_doorkeeper",
         "_filled",
         "_frame",
         "_frame_length",
         "_frame_view",
         "_head",
         "_inflight_bytes",
+        "_memory",
         "_metrics",
         "_out",
         "_out_bytes",
         "_owner",
         "_pending",
-        "_proxy_expected",
+        "_proxied",
         "_read_paused",
+        "_shortfall_bytes",
         "_starved",
+        "_swept_bytes",
         "_tasks",
         "_transport",
         "_write_paused",
+        "address",
         "client_id",
         "closed",
         "closing",
-        "frame_started_s",
+        "items_max",
         "listener",
         "local_host",
         "local_port",
         "moved",
+        "opened_s",
         "peer_host",
         "peer_port",
         "principal",
         "request_count",
-        "socket_host",
         "state",
     )
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: ConnectionOwner, address: str = "", proxied: ProxyHeader | None = None) -> None:
+        """`address` is whose it counts as; `proxied` the header that a balancer sent first."""
         self.listener = owner.name
-        self.peer_host = self.local_host = self.socket_host = ""
+        self.items_max = owner.limits.request_items_max
+        self.address = address
+        self.peer_host = self.local_host = ""
         self.peer_port = self.local_port = 0
         self.principal: Principal = ANONYMOUS
         self.client_id: str | None = None
@@ -187,12 +215,16 @@ class Connection(asyncio.BufferedProtocol):
         self.moved = True
         """Bytes came or went since the listener last looked."""
         self.request_count = 0
-        self.frame_started_s = 0.0
-        """Loop time at which a frame began to come in pieces; 0 when none does."""
+        self.opened_s = owner.loop.time()
         self._owner = owner
         self._metrics = owner.metrics
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._proxy_expected = owner.settings.proxy_protocol
+        self._memory = owner.memory
+        self._doorkeeper = owner.doorkeeper
+        self._proxied = proxied
+        self._deferred = False
+        self._swept_bytes = 0
+        self._shortfall_bytes = 0.0
         self._head = b""
         self._backlog = b""
         self._frame: bytearray | None = None
@@ -222,6 +254,16 @@ class Connection(asyncio.BufferedProtocol):
     def inflight_count(self) -> int:
         """Requests that wait for their response or its turn."""
         return len(self._pending)
+
+    @property
+    def is_stranger(self) -> bool:
+        """It made no request yet, or was not admitted."""
+        return not self.request_count or self._doorkeeper is not None
+
+    def admit(self, principal: Principal) -> None:
+        """For the doorkeeper: from the next frame on the handler gets them, of that principal."""
+        self.principal = principal
+        self._doorkeeper = None
 
     def on_closed(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the connection is gone (at once if it is)."""
@@ -259,7 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self.peer_host, self.peer_port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.local_host, self.local_port = (transport.get_extra_info("sockname") or ("", 0))[:2]
-        self.socket_host = self.peer_host
+        if self._proxied is not None and self._proxied.source and self._proxied.destination:
+            self.peer_host, self.peer_port = self._proxied.source
+            self.local_host, self.local_port = self._proxied.destination
         limits = self._owner.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes_max)
         self._owner.opened(self, self._transport)
@@ -272,6 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         self._frame = self._frame_view = None
         self._backlog = self._head = b""
+        self._memory.ended(self.address, self)
         self._release(self._charged)
         self._owner.lost(self)
         callbacks, self._callbacks = self._callbacks, []
@@ -287,8 +332,6 @@ class Connection(asyncio.BufferedProtocol):
         view = self._frame_view
         if view is None:
             return self._owner.scratch
-        if self._filled == len(view):
-            view = self._grow()
         return view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -299,17 +342,30 @@ class Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._filled == self._frame_length:
             frame, self._frame, self._frame_view = self._frame, None, None
-            self.frame_started_s = 0.0
+            self._memory.ended(self.address, self)
             self._dispatch(frame, charged=True)
             self._flush()
             self._check_blocked()
+        elif self._filled == len(self._frame):
+            self._grow()
 
-    def _grow(self) -> memoryview:
-        frame = bytearray(min(self._frame_length, 2 * self._filled))
-        frame[: self._filled] = self._frame  # type: ignore[assignment]
+    def _grow(self) -> None:
+        """More room for the frame that is coming, or wait for memory."""
+        filled = self._filled
+        room = min(self._frame_length, filled * (4 if filled < _GROW_FAST_BYTES else 2))
+        if not self._memory.grow(self.address, room - filled, self):
+            self._starve()
+            return
+        self._charged += room - filled
+        frame = bytearray(room)
+        frame[:filled] = self._frame  # type: ignore[assignment]
         self._frame = frame
         self._frame_view = memoryview(frame)
-        return self._frame_view
+
+    def _starve(self) -> None:
+        self._starved = True
+        self._owner.starve(self)
+        self._pause_reading()
 
     def _parse(self, data: memoryview | bytes, size: int) -> None:
         """Hand over every whole frame in `data`, keep the rest."""
@@ -318,11 +374,8 @@ class Connection(asyncio.BufferedProtocol):
             size = len(data)
             self._head = b""
         pos = 0
-        if self._proxy_expected:
-            pos = self._take_proxy_header(bytes(data[:size]))
-            if self._proxy_expected:
-                return
         limits = self._owner.limits
+        until_s = 0.0
         while not self.closing:
             if self._is_blocked():
                 self._backlog = bytes(data[pos:size])
@@ -337,44 +390,42 @@ class Connection(asyncio.BufferedProtocol):
             if size - pos - 4 < length:
                 self._begin_frame(length, data, pos, size)
                 break
-            self._dispatch(bytearray(data[pos + 4 : pos + 4 + length]), charged=False)
+            began_s = self._dispatch(bytearray(data[pos + 4 : pos + 4 + length]), charged=False)
             pos += 4 + length
+            if not until_s:
+                until_s = began_s + SLICE_S
+            if pos < size and perf_counter() >= until_s:
+                self._defer()
         self._flush()
         self._check_blocked()
 
     def _begin_frame(self, length: int, data: memoryview | bytes, pos: int, size: int) -> None:
         """Give a frame that is still coming a buffer of its own."""
-        if not self._owner.charge(length):
+        have = size - pos - 4
+        room = min(length, max(_GROW_FROM_BYTES, min(4 * have, _GROW_FAST_BYTES), have))
+        if not self._memory.charge(self.address, room):
             # Start again at this frame's length once there is memory for it.
             self._backlog = bytes(data[pos:size])
-            self._starved = True
-            self._owner.starve(self)
+            self._starve()
             return
-        self._charged += length
-        have = size - pos - 4
-        frame = bytearray(min(length, max(_GROW_FROM_BYTES, have)))
+        self._charged += room
+        frame = bytearray(room)
         frame[:have] = data[pos + 4 : size]
         self._frame = frame
         self._frame_view = memoryview(frame)
         self._frame_length = length
-        self._filled = have
-        self.frame_started_s = self._owner.loop.time()
+        self._filled = self._swept_bytes = have
+        self._shortfall_bytes = 0.0
 
-    def _take_proxy_header(self, data: bytes) -> int:
-        """Bytes of the PROXY header at the start of `data`; keeps it all while incomplete."""
-        try:
-            header = parse_proxy_header(data)
-        except ValueError as e:
-            self._bad_frame("proxy_header", str(e))
-            return 0
-        if header is None:
-            self._head = data
-            return 0
-        self._proxy_expected = False
-        if header.source is not None and header.destination is not None:
-            self.peer_host, self.peer_port = header.source
-            self.local_host, self.local_port = header.destination
-        return header.size_bytes
+    def _defer(self) -> None:
+        """Go on when the loop has turned for others."""
+        self._deferred = True
+        self._owner.turns.later(self._resume)
+
+    def _resume(self) -> None:
+        self._deferred = False
+        self._pause_reading()
+        self._go_on()
 
     def _refuse_length(self, length: int, most: int) -> None:
         first = _LENGTH.pack(length)
@@ -403,18 +454,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests and responses
 
-    def _dispatch(self, frame: bytearray, *, charged: bool) -> None:
-        """Hand one frame over and take what the handler gives for it."""
+    def _dispatch(self, frame: bytearray, *, charged: bool) -> float:
+        """Hand one frame over and take what the handler gives for it; when that began."""
         started_s = perf_counter()
         self.request_count += 1
         size = len(frame)
         self._metrics.received_bytes[self.listener] += size + 4
         stats = self._metrics.api(frame[0] << 8 | frame[1])
         try:
-            result = self._owner.handler.handle(self, frame)
+            result = (self._doorkeeper or self._owner.handler).handle(self, frame)
         except Exception as e:
             self._handler_failed(e)
-            return
+            return started_s
         kind = type(result)
         response: Response | None = None
         future: asyncio.Future[Response] | None = None
@@ -429,20 +480,21 @@ class Connection(asyncio.BufferedProtocol):
             future = task
         else:
             self._handler_failed(TypeError(f"handler answered with {kind.__name__}"))
-            return
+            return started_s
         if future is None and not self._pending:
             if charged:
                 self._release(size)
             stats.observe(perf_counter() - started_s)
             self._emit(response)  # type: ignore[arg-type]
-            return
+            return started_s
         if not charged:
-            self._owner.charge(size, force=True)
+            self._memory.charge(self.address, size, force=True)
             self._charged += size
         self._inflight_bytes += size
         self._pending.append((future, response, size, stats, started_s))
         if future is not None:
             future.add_done_callback(self._on_done)
+        return started_s
 
     def _on_done(self, future: asyncio.Future[Response]) -> None:
         if self.closed:
@@ -517,6 +569,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._starved
+            or self._deferred
             or self._close_when_empty
             or len(self._pending) >= limits.inflight_requests_max
             or self._inflight_bytes >= limits.inflight_bytes_max
@@ -544,8 +597,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def fed(self) -> None:
-        """The listener has memory for frames again."""
+        """The listener may have memory for frames again."""
         self._starved = False
+        if self.closing:
+            return
+        if self._frame is not None and self._filled == len(self._frame):
+            self._grow()
         self._go_on()
 
     def pause_writing(self) -> None:
@@ -559,12 +616,32 @@ class Connection(asyncio.BufferedProtocol):
 
     def _release(self, size: int) -> None:
         self._charged -= size
-        self._owner.release(size)
+        self._owner.release(self, size)
+
+    def is_too_slow(self, elapsed_s: float) -> bool:
+        """Called every second: whether the request that comes in pieces has fallen too far behind.
+
+        While it waits for memory of ours only that counts whether the client has sent more.
+        """
+        if self._frame is None or (self._read_paused and not self._starved):
+            return False
+        received, self._swept_bytes = self._filled - self._swept_bytes, self._filled
+        if self._starved and self._has_unread():
+            return False
+        wanted = FRAME_BYTES_PER_S * elapsed_s
+        self._shortfall_bytes = max(0.0, self._shortfall_bytes + wanted - received)
+        return self._shortfall_bytes > FRAME_BYTES_PER_S * self._owner.limits.frame_timeout_ms / 1000
+
+    def _has_unread(self) -> bool:
+        raw = self._transport.get_extra_info("socket")
+        if raw is None or raw.fileno() < 0:
+            return False
+        return fcntl.ioctl(raw.fileno(), termios.FIONREAD, _NO_BYTES) != _NO_BYTES
 
     @property
     def mid_frame(self) -> bool:
         """Waiting for the client to send the rest of something."""
-        return not self._read_paused and (self._frame is not None or bool(self._head) or self._proxy_expected)
+        return not self._read_paused and (self._frame is not None or bool(self._head))
 
     @property
     def frame_length(self) -> int:

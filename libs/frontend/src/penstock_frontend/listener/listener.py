@@ -1,18 +1,19 @@
-"""A port that speaks Kafka's framing: accepting, caps, time limits, the end.
+"""A port that speaks Kafka's framing: what its connections share, time limits, the end.
 
-`Connection` does the work per connection; here is what they share. See its module for
-how requests and responses flow.
+`Connection` does the work per connection, `Doorway` lets clients in. See their modules for
+how requests and responses flow and who may connect.
 
 Rules. A peer that sends garbage costs one log line and one count. A peer that opens a
-connection and then says nothing, or stops in the middle of a request, is closed after a
+connection and then says nothing, or sends a request too slowly, is closed after a
 bound; so is one that is idle for as long as Kafka's own limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections import Counter, deque
+import ssl
+from collections import deque
+from collections.abc import Callable
 
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
@@ -26,15 +27,19 @@ from penstock_frontend.listener.connection import (
     Response,
     Signal,
 )
+from penstock_frontend.listener.doorway import Doorway
+from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_runtime.addresses import bind_sockets
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields, one_line
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.turns import LoopTurns
 
 _SCRATCH_BYTES = 64 * 1024
 _SWEEP_MS = 1_000
-_REFUSED_LOG_INTERVAL_MS = 1_000
+_LATE_SWEEP_S = 2.0
+"""A sweep that comes later than that was late itself: clients are not told to have been slow meanwhile."""
 
 
 class KafkaListener:
@@ -48,7 +53,11 @@ class KafkaListener:
         limits: ListenerLimits | None = None,
         *,
         allow_insecure_bind: bool | None = None,
+        doorkeeper: FrameHandler | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
+        next connection."""
         self.settings = settings
         self.name = settings.name
         self.handler = handler
@@ -63,14 +72,15 @@ class KafkaListener:
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment] # set by start
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         """Where every connection's small reads go; the loop reads and hands over in one step."""
-        self._by_host: Counter[str] = Counter()
+        self.memory = FrameMemory(self.limits.frames_bytes_max)
+        self.turns = LoopTurns.of(lifecycle)
+        self.doorkeeper = doorkeeper
+        self._doorway = Doorway(self, tls)
         self._quiet_since: dict[Connection, float] = {}
-        self._frames_bytes = 0
         self._starved: deque[Connection] = deque()
-        self._servers: list[asyncio.Server] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._swept_s = 0.0
         self._empty = asyncio.Event()
-        self._refused_logged_s = -1e9
 
     async def start(self) -> Endpoint:
         """Open the port; where it is. Raises StartupError naming the listener and the mend."""
@@ -78,17 +88,15 @@ class KafkaListener:
         sockets, endpoint = bind_sockets(
             self.settings.bind, f"listener {self.name}: bind", allow_insecure_bind=self._allow_insecure_bind
         )
-        self._servers = [
-            await self.loop.create_server(lambda: Connection(self), sock=s, backlog=1024) for s in sockets
-        ]
+        self._doorway.open(sockets)
+        self._swept_s = self.loop.time()
         self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
         self.lifecycle.at_end(lambda: self.stop(timeout_ms=0))
         return Endpoint(self.name, endpoint.host, endpoint.port, self.settings.security)
 
     async def stop(self, timeout_ms: int = 5_000) -> None:
         """Accept no more, let requests at hand be answered, close. Safe to call twice."""
-        for server in self._servers:
-            server.close()
+        await self._doorway.close()
         for connection in list(self.connections):
             connection.close_after_responses("the listener stops")
         if self.connections:
@@ -100,9 +108,6 @@ class KafkaListener:
                 for connection in list(self.connections):
                     connection.abort("the listener stops")
                 await self._empty.wait()
-        for server in self._servers:
-            await server.wait_closed()
-        self._servers = []
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
@@ -115,38 +120,21 @@ class KafkaListener:
     # What connections call
 
     def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Take a new connection, or refuse it when there are too many."""
+        """A new connection is there."""
+        del transport
         self.connections.add(connection)
-        self._by_host[connection.peer_host] += 1
+        self._quiet_since[connection] = self.loop.time()
         self.metrics.connections[self.name] = len(self.connections)
-        limits = self.limits
-        if len(self.connections) > limits.connections_max:
-            self._refuse(connection, "connections_max", limits.connections_max)
-        elif self._by_host[connection.peer_host] > limits.connections_per_host_max:
-            self._refuse(connection, "connections_per_host_max", limits.connections_per_host_max)
-        else:
-            raw: socket.socket | None = transport.get_extra_info("socket")
-            if raw is not None:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def _refuse(self, connection: Connection, reason: str, most: int) -> None:
-        self.metrics.refused[self.name, reason] += 1
-        now = self.loop.time()
-        # One line a second is enough to say so; the counter has them all.
-        if now - self._refused_logged_s >= _REFUSED_LOG_INTERVAL_MS / 1000:
-            self._refused_logged_s = now
-            self.log.warning("connection refused", peer=connection.peer, reason=f"{reason} = {most} reached")
-        connection.abort(reason)
+    def quiet_since_s(self, connection: Connection) -> float:
+        """Since when nothing was sent either way, by the loop's clock, as far as the last sweep knows."""
+        return self._quiet_since.get(connection, self._swept_s)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
         self._quiet_since.pop(connection, None)
-        # The PROXY header may have renamed the peer since it was counted.
-        host = connection.socket_host
-        self._by_host[host] -= 1
-        if self._by_host[host] <= 0:
-            del self._by_host[host]
+        self._doorway.left(connection.address)
         self.metrics.connections[self.name] = len(self.connections)
         if not self.connections:
             self._empty.set()
@@ -166,19 +154,18 @@ class KafkaListener:
             self.lifecycle.unhandled_errors.inc()
             self.log.error("request failed, closing", peer=connection.peer, **error_fields(error))
 
-    def charge(self, size: int, *, force: bool = False) -> bool:
-        """Count bytes of a frame held in memory; False when the listener's share is spent."""
-        if not force and self._frames_bytes and self._frames_bytes + size > self.limits.frames_bytes_max:
-            return False
-        self._frames_bytes += size
-        return True
+    def release(self, connection: Connection, size: int) -> None:
+        """Give memory for frames back; lets connections that wait for it go on."""
+        if size:
+            self.memory.release(connection.address, size)
+            if self._starved:
+                self.loop.call_soon(self._feed)
 
-    def release(self, size: int) -> None:
-        """The opposite of `charge`; lets a connection that waits for memory go on."""
-        self._frames_bytes -= size
-        if self._starved and size:
-            connection = self._starved.popleft()
-            self.loop.call_soon(connection.fed)
+    def _feed(self) -> None:
+        waiting, self._starved = self._starved, deque()
+        for connection in waiting:
+            if not connection.closed:
+                connection.fed()
 
     def starve(self, connection: Connection) -> None:
         """Wake `connection` when memory for frames comes free."""
@@ -187,31 +174,39 @@ class KafkaListener:
     # Time limits
 
     def _sweep(self) -> None:
-        """Close what has been silent too long. Every second; cheap per connection."""
+        """Close what has been silent or slow too long. Every second; cheap per connection."""
         now = self.loop.time()
+        elapsed_s = now - self._swept_s
+        if elapsed_s > _LATE_SWEEP_S:
+            elapsed_s = _SWEEP_MS / 1000
+        self._swept_s = now
         for connection in list(self.connections):
             if connection.moved:
                 connection.moved = False
                 self._quiet_since[connection] = now
-            reason = self._overdue(connection, now)
+            reason = self._overdue(connection, now, elapsed_s)
             if reason:
                 if reason != "idle":
                     self.metrics.bad_frames[self.name, "timeout"] += 1
                     self.log.warning("closing", peer=connection.peer, reason=reason)
                 connection.abort(reason)
+        self._feed()
         self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
 
-    def _overdue(self, connection: Connection, now: float) -> str:
+    def _overdue(self, connection: Connection, now: float, elapsed_s: float) -> str:
         limits = self.limits
-        quiet_ms = (now - self._quiet_since.get(connection, now)) * 1000
-        if connection.frame_started_s:
-            allowed_ms = limits.frame_timeout_ms + connection.frame_length / 64
-            if connection.mid_frame and (now - connection.frame_started_s) * 1000 > allowed_ms:
-                return f"a request of {connection.frame_length} bytes did not come whole in time"
-        elif connection.mid_frame and quiet_ms > limits.frame_timeout_ms:
+        quiet_ms = (now - self.quiet_since_s(connection)) * 1000
+        if connection.is_too_slow(elapsed_s):
+            return f"a request of {connection.frame_length} bytes came too slowly"
+        if connection.frame_length:
+            return ""
+        if connection.mid_frame and quiet_ms > limits.frame_timeout_ms:
             return "it stopped in the middle of a request"
-        if not connection.request_count and quiet_ms > limits.first_request_timeout_ms:
-            return "" if connection.inflight_count else "no request came"
+        if (
+            not connection.request_count
+            and (now - connection.opened_s) * 1000 > limits.first_request_timeout_ms
+        ):
+            return "no request came"
         if quiet_ms > limits.idle_timeout_ms and connection.may_be_idle:
             return "idle"
         return ""

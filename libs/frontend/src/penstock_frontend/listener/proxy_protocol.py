@@ -39,6 +39,51 @@ def parse_proxy_header(data: bytes) -> ProxyHeader | None:
     raise ValueError("no PROXY protocol header")
 
 
+_SHORTEST = 15
+"""Bytes that every header has: `PROXY UNKNOWN` and the line's end in version 1."""
+
+
+def bytes_of_header(data: bytes) -> int:
+    """How many of the bytes that come after `data` belong to the header for certain; 0 when it is whole.
+
+    What comes behind the header is another's to read (TLS above all), so none of it may be taken from the
+    socket. -1 for version 1, whose end can only be looked for: look ahead (MSG_PEEK) up to V1_BYTES_MAX in all,
+    and take up to the end of the line. Raises ValueError on anything else than a header.
+    """
+    if parse_proxy_header(data) is not None:
+        return 0
+    if len(data) < _SHORTEST:
+        return _SHORTEST - len(data)
+    if data[:6] == b"PROXY ":
+        return -1
+    if len(data) < _V2_HEAD.size:
+        return _V2_HEAD.size - len(data)
+    return _V2_HEAD.size + int(_V2_HEAD.unpack_from(data)[3]) - len(data)
+
+
+def take_header_bytes(sock: socket.socket, data: bytes) -> tuple[bytes, ProxyHeader | None]:
+    """Read on where `data` ended, and nothing behind the header: all bytes of it so far, and the header if whole.
+
+    `sock` does not block. Raises BlockingIOError when there is nothing to read yet, ConnectionError when the
+    peer has closed, ValueError on anything else than a header.
+    """
+    while True:
+        wanted = bytes_of_header(data)
+        if wanted == 0:
+            return data, parse_proxy_header(data)
+        if wanted < 0:
+            ahead = sock.recv(V1_BYTES_MAX - len(data), socket.MSG_PEEK)
+            end = (data + ahead).find(b"\r\n")
+            wanted = len(ahead) if end < 0 else end + 2 - len(data)
+        try:
+            more = sock.recv(wanted) if wanted else b""
+        except BlockingIOError:
+            return data, None
+        if not more:
+            raise ConnectionResetError("closed before its PROXY header was whole")
+        data += more
+
+
 def _parse_v1(data: bytes) -> ProxyHeader | None:
     end = data.find(b"\r\n", 0, V1_BYTES_MAX)
     if end < 0:

@@ -26,6 +26,9 @@ INT64: Final = struct.Struct(">q")
 
 UUID_BYTES: Final = 16
 
+REQUEST_ITEMS_MAX: Final = 20_000
+"""Items of all arrays of one request but Produce and Fetch, unless a setting says otherwise."""
+
 
 class Malformed(PenstockError):
     """Bytes that are no valid message: the connection that sent them is closed."""

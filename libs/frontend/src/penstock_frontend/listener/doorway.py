@@ -1,0 +1,231 @@
+"""Letting clients in: accept, caps by who they are, the PROXY header, then the connection.
+
+The PROXY header comes before anything else, TLS too, so it is read here, by exactly its bytes. It is believed
+of the addresses in `proxy_from` alone; from there it must come. Caps count the address that it names.
+
+Nothing here is waited for in the accept loop: a client that says nothing holds up none that comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from penstock_frontend.listener.admission import Admission, makes_room
+from penstock_frontend.listener.connection import Connection, ConnectionOwner
+from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
+
+_REFUSED_LOG_INTERVAL_S = 1.0
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NO_DESCRIPTORS_PAUSE_S = 0.1
+_ROOM_AT_ONCE = 100
+"""Connections that may have to go are looked for once for so many newcomers."""
+_ROOM_LOOKED_FOR_S = 0.1
+"""At most so often when none was found."""
+_HANDSHAKE_TIMEOUT_S = 10.0
+_RESET = struct.pack("ii", 1, 0)
+"""Linger of 0 s: who is refused leaves no socket in TIME_WAIT with us."""
+
+
+class DoorwayOwner(ConnectionOwner, Protocol):
+    """The listener, as its doorway sees it."""
+
+    connections: set[Connection]
+
+    def quiet_since_s(self, connection: Connection) -> float:
+        """Since when nothing was sent either way."""
+        ...
+
+
+class Doorway:
+    """The way in of one listener."""
+
+    def __init__(self, owner: DoorwayOwner, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._owner = owner
+        self._tls = tls
+        self._admission = Admission(owner.limits.caps)
+        self._balancers = [ipaddress.ip_network(each) for each in owner.settings.proxy_from]
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._entering: dict[asyncio.Task[None], socket.socket] = {}
+        self._logged_s = -1e9
+        self._room: deque[Connection] = deque()
+        self._room_looked_for_s = -1e9
+
+    def open(self, sockets: Iterable[socket.socket]) -> None:
+        """Accept on these listening sockets, which are the doorway's from now on."""
+        self._sockets = list(sockets)
+        self._accepting = [
+            self._owner.loop.create_task(self._accept(s), name=f"accepting at {self._owner.name}")
+            for s in self._sockets
+        ]
+
+    async def close(self) -> None:
+        """Let nobody in any more. Safe to call twice."""
+        tasks = [*self._accepting, *self._entering]
+        self._accepting = []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+    def left(self, address: str) -> None:
+        """A connection that was let in is gone."""
+        self._admission.removed(address)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = self._owner.loop
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._say_refused("", f"no file descriptors are left ({error.strerror})")
+                    self._make_room("")
+                    await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
+                continue
+            self._greet(client, str(peer[0]) if isinstance(peer, tuple) else "")
+
+    def _greet(self, client: socket.socket, host: str) -> None:
+        owner = self._owner
+        proxied = owner.settings.proxy_protocol
+        if proxied and not self._is_balancer(host):
+            self._bad_header(client, host, "its address is not in proxy_from of the listener")
+            return
+        # A balancer's connections are many; each is counted by its header's address below.
+        if not proxied and not self._may_enter(client, host):
+            return
+        task = owner.loop.create_task(self._enter(client, host, proxied))
+        self._entering[task] = client
+        task.add_done_callback(self._entering.pop)
+
+    def _is_balancer(self, host: str) -> bool:
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._balancers)
+
+    async def _enter(self, client: socket.socket, host: str, proxied: bool) -> None:
+        owner = self._owner
+        header: ProxyHeader | None = None
+        counted = not proxied
+        made = False
+        try:
+            if proxied:
+                async with asyncio.timeout(owner.limits.first_request_timeout_ms / 1000):
+                    header = await self._read_header(client)
+                host = header.source[0] if header.source is not None else host
+                if not self._may_enter(client, host):
+                    return
+                counted = True
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+            def connection() -> Connection:
+                nonlocal made
+                made = True
+                return Connection(owner, host, header)
+
+            # uvloop closes the socket itself when this fails.
+            context = None if self._tls is None else self._tls()
+            await owner.loop.connect_accepted_socket(
+                connection,
+                client,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
+            )
+        except TimeoutError:
+            self._bad_header(client, host, "it sent no whole PROXY protocol header in time")
+        except ValueError as error:
+            self._bad_header(client, host, str(error))
+        except OSError:
+            client.close()
+        except asyncio.CancelledError:
+            client.close()
+            raise
+        finally:
+            # Once there is a Connection, `lost` says that it left.
+            if counted and not made:
+                self._admission.removed(host)
+
+    async def _read_header(self, client: socket.socket) -> ProxyHeader:
+        data = b""
+        while True:
+            try:
+                data, header = take_header_bytes(client, data)
+            except BlockingIOError:
+                header = None
+            if header is not None:
+                return header
+            await self._readable(client)
+
+    async def _readable(self, client: socket.socket) -> None:
+        loop = self._owner.loop
+        ready = asyncio.Event()
+        loop.add_reader(client, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(client)
+
+    # Caps
+
+    def _may_enter(self, client: socket.socket, host: str) -> bool:
+        """Count a client in, or refuse it."""
+        now_s = self._owner.loop.time()
+        reason = self._admission.refusal(host, now_s)
+        if not reason and self._admission.full and not self._make_room(host):
+            reason = f"connections_max = {self._admission.caps.connections_max}"
+        if reason:
+            self._owner.metrics.refused[self._owner.name, reason.partition(" ")[0]] += 1
+            self._say_refused(host, f"{reason} reached")
+            _reset(client)
+            return False
+        self._admission.added(host)
+        return True
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Close an idle connection of whoever has most; False when that is the newcomer itself."""
+        owner, by_address = self._owner, self._admission.by_address
+        for fresh in (False, True):
+            while self._room:
+                one = self._room.popleft()
+                if not one.closing and one.may_be_idle and by_address[one.address] > by_address[newcomer]:
+                    owner.metrics.refused[owner.name, "made_room"] += 1
+                    one.abort("the listener is full, and its address has most connections")
+                    return True
+            now_s = owner.loop.time()
+            if fresh or now_s - self._room_looked_for_s < _ROOM_LOOKED_FOR_S:
+                return False
+            self._room_looked_for_s = now_s
+            self._room.extend(
+                makes_room(owner.connections, by_address, newcomer, owner.quiet_since_s, _ROOM_AT_ONCE)
+            )
+        return False
+
+    def _say_refused(self, host: str, reason: str) -> None:
+        now_s = self._owner.loop.time()
+        # One line a second is enough to say so; the counter has them all.
+        if now_s - self._logged_s >= _REFUSED_LOG_INTERVAL_S:
+            self._logged_s = now_s
+            self._owner.log.warning("connection refused", peer=host, reason=reason)
+
+    def _bad_header(self, client: socket.socket, host: str, reason: str) -> None:
+        owner = self._owner
+        owner.metrics.bad_frames[owner.name, "proxy_header"] += 1
+        self._say_refused(host, reason)
+        _reset(client)
+
+
+def _reset(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    client.close()

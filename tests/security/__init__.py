@@ -1,0 +1,1 @@
+"""Attacks from outside on real processes, and what they cost everybody else."""
