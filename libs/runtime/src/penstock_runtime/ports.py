@@ -50,6 +50,7 @@ class RolePorts:
     serve: Callable[..., Awaitable[tuple[grpc.aio.Server, Endpoint]]] = serve
     """Starts a gRPC server, as `grpc_tools.serve`."""
     http: Callable[..., HttpServer] = HttpServer
+    channels: Callable[..., ChannelPool] = ChannelPool
     freeze: Callable[[], None] = gc.freeze
     """Called when a whole metadata image has come: it has no cycles, so no collection needs to look at it."""
 
@@ -60,5 +61,4 @@ class MemberPorts(RolePorts):
 
     new_rng: Callable[[], random.Random] = random.Random
     """A generator of its own for each part that spreads its tries over time."""
-    channels: Callable[..., ChannelPool] = ChannelPool
     controllers: Callable[..., ControllerClient] = ControllerClient

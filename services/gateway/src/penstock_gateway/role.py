@@ -27,7 +27,7 @@ from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
-from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
+from penstock_frontend.listener.listener import KafkaListener
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders

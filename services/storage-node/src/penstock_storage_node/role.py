@@ -255,8 +255,8 @@ class StorageNode:
             wall_ms=self._clocks.wall_ms,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
-        limits = settings.listener_limits(LIMITS)
-        self._listeners = [ports.listener(each, handler, lifecycle, limits) for each in settings.listeners]
+        caps = settings.listener_limits(LIMITS)
+        self._listeners = [ports.listener(each, handler, lifecycle, caps) for each in settings.listeners]
         self._register_metrics()
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:

@@ -61,10 +61,8 @@ class Script:
                 ]
                 return pb.ElectLeadersResponse(results=results)
             if name == "UpdateFeatures":
-                results = script._errors(len(request.updates))
-                return pb.UpdateFeaturesResponse(
-                    results=results, error=next((e for e in results if e.code), None)
-                )
+                each = script._errors(len(request.updates))
+                return pb.UpdateFeaturesResponse(results=each, error=next((e for e in each if e.code), None))
             (error,) = script._errors(1)
             return pb.UnregisterNodeResponse(error=error)
 

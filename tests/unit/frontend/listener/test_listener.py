@@ -509,7 +509,12 @@ V2 = (
 def test_the_proxy_protocol_names_the_client(run: Run, header: bytes, cut: int) -> None:
     async def main() -> None:
         async with (
-            listening(echo, proxy_protocol=True, proxy_from=("127.0.0.0/8",)) as (listener, handler, endpoint, _l),
+            listening(echo, proxy_protocol=True, proxy_from=("127.0.0.0/8",)) as (
+                listener,
+                handler,
+                endpoint,
+                _l,
+            ),
             connected(endpoint) as (r, w),
         ):
             w.write(header[:cut])
@@ -528,7 +533,12 @@ def test_the_proxy_protocol_names_the_client(run: Run, header: bytes, cut: int) 
 def test_without_the_expected_proxy_header_the_connection_is_closed(run: Run) -> None:
     async def main() -> None:
         async with (
-            listening(echo, proxy_protocol=True, proxy_from=("127.0.0.0/8",)) as (_, handler, endpoint, lifecycle),
+            listening(echo, proxy_protocol=True, proxy_from=("127.0.0.0/8",)) as (
+                _,
+                handler,
+                endpoint,
+                lifecycle,
+            ),
             connected(endpoint) as (r, w),
         ):
             w.write(request(1))

@@ -66,12 +66,12 @@ def test_nothing_but_whole_batches_comes_out(rng: random.Random, _: int) -> None
     else:
         sent[at] = sent[at]._replace(total_bytes=sent[at].total_bytes + rng.choice((-1, 1, 5, MOST)))
     assembly = Assembly(MOST)
-    came = {}
+    came: dict[int, bytes] = {}
     try:
         for piece in sent:
-            batch = assembly.add(piece)
-            if batch is not None:
-                came[piece.base_offset] = bytes(batch)
+            whole = assembly.add(piece)
+            if whole is not None:
+                came[piece.base_offset] = bytes(whole)
     except MalformedMessage:
         assert not assembly.is_under_way
     for offset, batch in came.items():
@@ -105,7 +105,9 @@ def test_another_sender_may_begin_a_batch_anew() -> None:
     assembly = Assembly(MOST, may_restart=True)
     assembly.add(Piece(7, 6, 0, b"abc"))
     assert assembly.add(Piece(7, 6, 0, b"ab")) is None
-    assert assembly.add(Piece(7, 6, 2, b"cdef")) == b"abcdef"
+    whole = assembly.add(Piece(7, 6, 2, b"cdef"))
+    assert whole is not None
+    assert bytes(whole) == b"abcdef"
 
 
 def test_a_message_holds_what_protobuf_reads() -> None:
