@@ -12,7 +12,7 @@ from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicIma
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_gateway.relay.groups import GROUP_CALLS
 from penstock_gateway.relay.request import Part, Relayed
-from penstock_gateway.routing.in_flight import InFlight
+from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey, OnLoss
 from penstock_kafka.wire.frames import parse_request_header, request_header

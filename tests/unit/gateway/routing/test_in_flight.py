@@ -10,7 +10,8 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
-from penstock_gateway.routing.in_flight import GRACE_MS, RETRY_MS, InFlight, InFlightTable, State
+from penstock_gateway.routing.flight import InFlight, State
+from penstock_gateway.routing.in_flight import GRACE_MS, RETRY_MS, InFlightTable
 from penstock_kafka.producer_retries import EXPIRY_MS, PIPELINE_MAX, ProducerSequence
 from penstock_kafka.wire.apis import OnLoss
 from penstock_proto.v1 import common_pb2 as common
@@ -330,7 +331,7 @@ class Storm:
             if f.on_loss is not OnLoss.MAYBE_WRITTEN:
                 continue
             for key in f.partitions:
-                assert table._lines[key].node_id == f.node_id, "one partition at two nodes"
+                assert table._lines.node_of(key) == f.node_id, "one partition at two nodes"
                 if f.refused_by is None:
                     # First sends keep the order of arrival; a refused one comes again later.
                     assert f.seq > self.newest_sent[key.partition]

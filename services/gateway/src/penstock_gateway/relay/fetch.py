@@ -12,7 +12,7 @@ from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named, Veto
 from penstock_gateway.relay.request import Outcome, Part, Relayed
-from penstock_gateway.routing.in_flight import InFlight
+from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.wire.fetch import (
     FetchResult,
     decode_fetch,

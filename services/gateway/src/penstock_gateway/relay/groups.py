@@ -22,7 +22,7 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named, Veto
 from penstock_gateway.relay.request import SLACK_MS, Outcome, Part, Relayed
-from penstock_gateway.routing.in_flight import InFlight
+from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
 from penstock_kafka.wire import codec

@@ -22,7 +22,7 @@ from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named, R, Refusal, Veto, resolve
-from penstock_gateway.routing.in_flight import InFlight
+from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.producer_retries import SENT_AGAIN, ProducerSequence
 from penstock_kafka.wire.apis import ON_LOSS
 from penstock_kafka.wire.frames import RequestHeader

@@ -29,7 +29,8 @@ from penstock_gateway.relay.items import Veto
 from penstock_gateway.relay.node_stream import NodeStream
 from penstock_gateway.relay.produce import Produce, UnknownTopicGate
 from penstock_gateway.relay.request import Part, Relayed
-from penstock_gateway.routing.in_flight import InFlight, InFlightTable
+from penstock_gateway.routing.flight import InFlight
+from penstock_gateway.routing.in_flight import InFlightTable
 from penstock_kafka.wire.apis import OnLoss
 from penstock_kafka.wire.primitives import Buffer
 from penstock_proto.fast.forward import InFrame, OutFrame

@@ -1,6 +1,6 @@
 """The requests of one client connection on their way to partition leaders.
 
-A *flight* is a request, or a part of one, whose partitions have one leader. The table
+A flight (`flight`) is a request, or a part of one, whose partitions have one leader. The table
 decides when each is sent where and what becomes of it when leadership moves or a
 node is lost. It knows no event loop: the shell feeds events (`submit`, `ready`,
 `broken`, `image_changed`, `answered`, `refused`, `tick`) and then carries out what
@@ -22,21 +22,18 @@ Rules (rule "Maybe written, never 6"):
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicPartition
+from penstock_core.ids import NO_NODE, NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage
+from penstock_gateway.routing.flight import InFlight, P, State
+from penstock_gateway.routing.partition_lines import PartitionLines
 from penstock_gateway.routing.retry_gate import RetryGate
-from penstock_kafka.producer_retries import ProducerSequence
 from penstock_kafka.wire.apis import OnLoss
-
-P = TypeVar("P")
 
 GRACE_MS = 300
 """How long a live node that lost leadership may take to answer what it was sent."""
@@ -48,57 +45,12 @@ RETRY_MS = 100
 """How long a refused flight waits before it is tried at the same leader again."""
 
 
-class State(Enum):
-    """Where a flight stands."""
-
-    HELD = auto()
-    QUEUED = auto()
-    SENT = auto()
-    DONE = auto()
-
-
-@dataclass(slots=True, eq=False)
-class InFlight(Generic[P]):
-    """One request, or part of one. `payload` belongs to the shell."""
-
-    on_loss: OnLoss
-    partitions: Sequence[TopicPartition]
-    payload: P
-    size_bytes: int
-    hold_ms: int
-    """Longest time unsent."""
-    answer_ms: int
-    """Longest time that the node may take."""
-    split: Callable[[Sequence[Sequence[int]]], Sequence[InFlight[P]]]
-    """Parts of this flight by groups of indices into `partitions`."""
-    sequence: Callable[[int], ProducerSequence | None] = lambda _: None
-    """The idempotent producer's place of the batch for `partitions[i]`, if it has one."""
-    seq: int = 0
-    state: State = State.HELD
-    node_id: NodeId = NO_NODE
-    until_ms: int = 0
-    """When the present state ends: held too long, or no answer."""
-    expires_ms: int = 0
-    """When holding ends, from the first time it was held; never put off again."""
-    refused_by: tuple[NodeId, LeaderEpoch] | None = None
-    retry_ms: int = 0
-
-
 @dataclass(slots=True)
 class _Stream(Generic[P]):
     node_epoch: int
     ready: bool = False
     queue: deque[InFlight[P]] = field(default_factory=deque)
     sent: dict[InFlight[P], None] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Line(Generic[P]):
-    """Produce flights of one partition: how many are out at which node, and who waits."""
-
-    node_id: NodeId = NO_NODE
-    out: int = 0
-    held: list[InFlight[P]] = field(default_factory=list)
 
 
 class InFlightTable(Generic[P]):
@@ -109,7 +61,7 @@ class InFlightTable(Generic[P]):
         self._clock_ms = clock_ms
         self._streams: dict[NodeId, _Stream[P]] = {}
         self._held: dict[InFlight[P], None] = {}
-        self._lines: dict[TopicPartition, _Line[P]] = {}
+        self._lines: PartitionLines[P] = PartitionLines()
         self._retry_gate: RetryGate[TopicPartition] = RetryGate()
         self._seq = 0
         self._grace = False
@@ -129,7 +81,7 @@ class InFlightTable(Generic[P]):
         """A client's request, in the order of arrival."""
         self._seq += 1
         flight.seq = self._seq
-        if self._retry_gate and flight.on_loss is OnLoss.MAYBE_WRITTEN:
+        if self._retry_gate and flight.is_ordered:
             self._enter_fenced(flight)
         else:
             self._enter(flight)
@@ -151,7 +103,7 @@ class InFlightTable(Generic[P]):
         stream.queue.clear()
         stream.sent.clear()
         for flight in (*sent, *unsent):
-            self._leave_lines(flight)
+            self._lines.come_back(flight)
         for flight in unsent:
             self._hold_or_answer(flight)
         for flight in sent:
@@ -204,7 +156,7 @@ class InFlightTable(Generic[P]):
         if flight.state is not State.SENT:
             return False
         self._land(flight)
-        self._release_lines(flight)
+        self._retry_behind(flight)
         return True
 
     def refused(self, flight: InFlight[P], indices: Sequence[int], failed: Sequence[int] = ()) -> bool:
@@ -232,14 +184,10 @@ class InFlightTable(Generic[P]):
             part.retry_ms = now + RETRY_MS
             self._hold(part)
         refused = {flight.partitions[i] for i in indices}
-        behind = {
-            f
-            for f in stream.queue
-            if f.on_loss is OnLoss.MAYBE_WRITTEN and not refused.isdisjoint(f.partitions)
-        }
+        behind = {f for f in stream.queue if f.is_ordered and not refused.isdisjoint(f.partitions)}
         if behind:
             self._pull_back(stream, behind)
-        self._release_lines(flight)
+        self._retry_behind(flight)
         self._retry_held()
         return True
 
@@ -258,7 +206,7 @@ class InFlightTable(Generic[P]):
             for flight in [f for f in stream.sent if f.until_ms <= now]:
                 self._land(flight)
                 self._fail(flight, _lost_code(flight))
-                self._release_lines(flight)
+                self._retry_behind(flight)
             self._grace = self._grace or any(f.until_ms <= now + GRACE_MS for f in stream.sent)
         for flight in [f for f in self._held if f.until_ms <= now]:
             if flight.state is State.HELD:
@@ -365,26 +313,12 @@ class InFlightTable(Generic[P]):
             partition = self._partition(flight.partitions[0])
             if partition is None or flight.refused_by == (leader, partition.leader_epoch):
                 return False
-        if flight.on_loss is not OnLoss.MAYBE_WRITTEN:
-            return True
-        for key in flight.partitions:
-            line = self._lines.get(key)
-            if line is not None and (
-                (line.held and line.held[0].seq < flight.seq) or (line.out and line.node_id != leader)
-            ):
-                return False
-        return True
+        return self._lines.may_go(flight, leader)
 
     def _queue(self, flight: InFlight[P], leader: NodeId) -> None:
         flight.state = State.QUEUED
         flight.node_id = leader
-        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
-            for key in flight.partitions:
-                line = self._lines.get(key)
-                if line is None:
-                    line = self._lines[key] = _Line()
-                line.node_id = leader
-                line.out += 1
+        self._lines.go_out(flight, leader)
         self._streams[leader].queue.append(flight)
         self.awake.add(leader)
 
@@ -409,7 +343,7 @@ class InFlightTable(Generic[P]):
         for flight in queue:
             pulling = pulling or (flight in wrong and flight.on_loss is not OnLoss.ASK_CLIENT)
             if flight in wrong or (pulling and flight.on_loss is not OnLoss.ASK_CLIENT):
-                self._leave_lines(flight)
+                self._lines.come_back(flight)
                 self._hold_or_answer(flight)
             else:
                 stream.queue.append(flight)
@@ -437,22 +371,15 @@ class InFlightTable(Generic[P]):
             flight.expires_ms = self._clock_ms() + flight.hold_ms
         flight.until_ms = flight.expires_ms
         self._held[flight] = None
-        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
-            for key in flight.partitions:
-                line = self._lines.setdefault(key, _Line())
-                insort(line.held, flight, key=_seq)
+        self._lines.hold(flight)
 
     def _release(self, flight: InFlight[P]) -> None:
         """Take a held flight out of its lines."""
         del self._held[flight]
-        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
-            for key in flight.partitions:
-                line = self._lines[key]
-                line.held.remove(flight)
-                self._tidy(key, line)
+        self._lines.release(flight)
 
     def _retry_held(self) -> None:
-        for flight in sorted(self._held, key=_seq):
+        for flight in sorted(self._held, key=lambda flight: flight.seq):
             self._retry(flight)
 
     def _retry(self, flight: InFlight[P]) -> None:
@@ -468,32 +395,18 @@ class InFlightTable(Generic[P]):
             self._release(flight)
             self._queue(flight, leader)
 
-    def _leave_lines(self, flight: InFlight[P]) -> None:
-        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
-            for key in flight.partitions:
-                line = self._lines[key]
-                line.out -= 1
-                self._tidy(key, line)
-
-    def _tidy(self, key: TopicPartition, line: _Line[P]) -> None:
-        if not line.out and not line.held:
-            self._lines.pop(key, None)
-
     def _land(self, flight: InFlight[P]) -> None:
         """A sent flight is out no more."""
         stream = self._streams[flight.node_id]
         del stream.sent[flight]
         flight.state = State.DONE
-        self._leave_lines(flight)
+        self._lines.come_back(flight)
 
-    def _release_lines(self, flight: InFlight[P]) -> None:
+    def _retry_behind(self, flight: InFlight[P]) -> None:
         """Let those go that waited behind a flight."""
-        if flight.on_loss is not OnLoss.MAYBE_WRITTEN:
-            return
-        for key in flight.partitions:
-            line = self._lines.get(key)
-            if line is not None and line.held:
-                for waiting in list(line.held):
+        if flight.is_ordered:
+            for key in flight.partitions:
+                for waiting in self._lines.held(key):
                     self._retry(waiting)
 
     def _answer(self, flight: InFlight[P], code: ErrorCode) -> None:
@@ -503,7 +416,7 @@ class InFlightTable(Generic[P]):
     def _fail(self, flight: InFlight[P], code: ErrorCode) -> None:
         """Answer a flight that is in no line, and fail those behind it."""
         self._answer(flight, code)
-        if flight.on_loss is OnLoss.MAYBE_WRITTEN:
+        if flight.is_ordered:
             for i in range(len(flight.partitions)):
                 self._fail_behind(flight, i)
 
@@ -515,19 +428,14 @@ class InFlightTable(Generic[P]):
             failed, i = work.pop()
             key = failed.partitions[i]
             self._retry_gate.failed(key, failed.sequence(i), now)
-            line = self._lines.get(key)
-            for behind in [f for f in line.held if f.seq > failed.seq] if line else []:
+            for behind in [f for f in self._lines.held(key) if f.seq > failed.seq]:
                 self._release(behind)
                 self._answer(behind, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 work += [(behind, j) for j in range(len(behind.partitions))]
 
 
-def _seq(flight: InFlight[Any]) -> int:
-    return flight.seq
-
-
 def _lost_code(flight: InFlight[Any]) -> ErrorCode:
     """What a sent flight is answered when no answer will come."""
-    if flight.on_loss is OnLoss.MAYBE_WRITTEN:
+    if flight.is_ordered:
         return ErrorCode.REQUEST_TIMED_OUT
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
