@@ -14,10 +14,10 @@ from typing import Any
 from penstock_core.errors import PenstockError
 from penstock_frontend.authorizer import ANONYMOUS
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE
+from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.fetch import Fetch
 from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.request import Ending, Outcome, Relayed
-from penstock_gateway.relay.session import ClientInfo, RelaySession
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import parse_request_header
 from penstock_storage_node.kafka.request_context import RequestContext
@@ -105,18 +105,18 @@ class KafkaConnection:
 class GatewayConnection(KafkaConnection):
     """Through a gateway's relay."""
 
-    _session: RelaySession | None = None
+    _client: ClientRelay | None = None
 
     def handle(self, frame: bytearray, finish: Callable[[Outcome], None]) -> None:
-        if self._session is None:
+        if self._client is None:
             relay = self.process.relay  # type: ignore[attr-defined]
-            self._session = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
+            self._client = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
         header = parse_request_header(frame)
-        self._session.submit(_REQUESTS[header.api_key](header, frame, finish))
+        self._client.submit(_REQUESTS[header.api_key](header, frame, finish))
 
     def end(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        if self._client is not None:
+            self._client.close()
 
 
 class DirectConnection(KafkaConnection):

@@ -13,7 +13,7 @@ from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.registration import Registration
-from penstock_gateway.relay.session import Relay
+from penstock_gateway.relay.relay import Relay
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.metadata_client import MetadataClient
 from simulation.checked import CheckedControllerClient

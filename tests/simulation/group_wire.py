@@ -17,9 +17,9 @@ from penstock_core.metadata.image import NodeImage
 from penstock_frontend.authorizer import ANONYMOUS, AllowAll
 from penstock_frontend.cluster.find_coordinator import Coordinators
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_gateway.relay.client_relay import ClientInfo
 from penstock_gateway.relay.groups import GROUP_CALLS
 from penstock_gateway.relay.request import Outcome
-from penstock_gateway.relay.session import ClientInfo
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import parse_request_header, request_header
@@ -188,10 +188,10 @@ class GroupGatewayConnection(GatewayConnection):
         if header.api_key == FIND:
             _find(self.finder, self.process, frame, finish)
             return
-        if self._session is None:
+        if self._client is None:
             relay = self.process.relay  # type: ignore[attr-defined]
-            self._session = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
-        self._session.submit(GROUP_CALLS[header.api_key](header, frame, finish))
+            self._client = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
+        self._client.submit(GROUP_CALLS[header.api_key](header, frame, finish))
 
 
 class GroupDirectConnection(DirectConnection):

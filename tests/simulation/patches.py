@@ -19,7 +19,7 @@ import pysyncobj.journal
 import pysyncobj.pickle
 import pysyncobj.syncobj
 
-import penstock_gateway.relay.session
+import penstock_gateway.relay.relay
 import penstock_storage_node.groups.host
 import penstock_storage_node.log.directory
 import penstock_storage_node.replica.background
@@ -76,10 +76,10 @@ def _table(world: World) -> list[tuple[Any, str, Any]]:
         # others are still short beside what they look after (sessions, lags, requests' deadlines).
         (penstock_storage_node.groups.host, "TICK_MS", 2_000),
         (penstock_storage_node.replica.background, "TICK_MS", 200),
-        (penstock_gateway.relay.session, "TICK_MS", 100),
+        (penstock_gateway.relay.relay, "TICK_MS", 100),
         (penstock_storage_node.replica.partition, "set", OrderedSet),
         (penstock_storage_node.rpc.forward, "set", OrderedSet),
-        (penstock_gateway.relay.session, "set", OrderedSet),
+        (penstock_gateway.relay.relay, "set", OrderedSet),
     ]
     if world.groups is not None:
         table += world.groups.patches()

@@ -19,9 +19,10 @@ from penstock_core.errors import ErrorCode
 from penstock_frontend.authorizer import ANONYMOUS, AllowAll
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.queries import ListOffsetsQuery
+from penstock_gateway.relay.relay import Relay
 from penstock_gateway.relay.request import Outcome, Relayed
-from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
@@ -238,7 +239,7 @@ class RelayRig:
         await self.channels.close()
         assert not self.lifecycle.failed.is_set()
 
-    def session(self) -> RelaySession:
+    def client(self) -> ClientRelay:
         return self.relay.open(ClientInfo(ANONYMOUS, "127.0.0.1", "PROXY"))
 
     def move(self, partition: int, leader: int) -> None:
@@ -277,11 +278,9 @@ class RelayRig:
         )
         assert not self.metadata._take(controller_pb2.WatchMetadataResponse(snapshot=chunk))
 
-    def submit(
-        self, session: RelaySession, kind: type[Relayed[Any]], frame: bytes
-    ) -> asyncio.Future[Outcome]:
+    def submit(self, client: ClientRelay, kind: type[Relayed[Any]], frame: bytes) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        session.submit(kind(parse_request_header(frame), frame, future.set_result))
+        client.submit(kind(parse_request_header(frame), frame, future.set_result))
         return future
 
 

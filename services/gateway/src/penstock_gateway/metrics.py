@@ -22,7 +22,7 @@ class GatewayMetrics(Collector):
         self.kafka = kafka
         self._contact_age_ms = contact_age_ms
         self.in_flight: Callable[[], int] = lambda: 0
-        self.sessions = 0
+        self.client_relays = 0
         self.streams = 0
         self.streams_lost = 0
         self.reroutes = 0
@@ -37,7 +37,7 @@ class GatewayMetrics(Collector):
         """Samples for Prometheus."""
         for name, text, value in (
             ("in_flight_requests", "Relayed requests not answered yet.", self.in_flight()),
-            ("relay_sessions", "Clients with a relay to storage nodes.", self.sessions),
+            ("relay_sessions", "Clients with a relay to storage nodes.", self.client_relays),
             ("forward_streams", "Open streams to storage nodes.", self.streams),
             (
                 "metadata_age_seconds",

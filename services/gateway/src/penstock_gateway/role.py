@@ -35,7 +35,7 @@ from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.registration import Registration
-from penstock_gateway.relay.session import Relay
+from penstock_gateway.relay.relay import Relay
 from penstock_gateway.routing.addresses import AddressBook, Arrival, OwnListener
 from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
 from penstock_gateway.routing.node_spread import pick

@@ -3,7 +3,7 @@
 The route of every API stands in `penstock_kafka.wire.apis` (rule "A connection names no
 node"), and `RELAYED` is held against it when the handler is built. Cluster APIs are
 answered from metadata or handed to the controller by `ClusterApis`; requests for partition
-leaders and group coordinators go through this connection's relay session. APIs for single
+leaders and group coordinators go through this connection's relay. APIs for single
 nodes are not advertised; who sends one nevertheless is disconnected, as by Kafka.
 """
 
@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
+from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
 from penstock_gateway.relay.fetch import Fetch
 from penstock_gateway.relay.groups import GROUP_CALLS
 from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import DeleteRecordsQuery, LeaderEpochQuery, ListOffsetsQuery
+from penstock_gateway.relay.relay import Relay
 from penstock_gateway.relay.request import Ending, Outcome, Relayed
-from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
 from penstock_gateway.routing.address_aliases import needs_distinct_names
 from penstock_kafka.wire.apis import ON_LOSS, RELAYED_ROUTES, ApiKey, require_entries
 from penstock_kafka.wire.frames import RequestHeader
@@ -41,7 +42,7 @@ RELAYED: Final[dict[int, _RelayedMaker]] = {
 }
 """What takes a request apart for the nodes that it goes to, and joins their answers, by api key."""
 
-_SESSION: Final = "relay"
+_CLIENT_RELAY: Final = "relay"
 _NAMED_TOPICS: Final = "named_topics"
 CLIENT_SOFTWARE: Final = "client_software"
 """Where `ClusterApis` notes name and version of a client's software."""
@@ -80,9 +81,9 @@ class GatewayHandler:
     def _submit(
         self, connection: Connection, header: RequestHeader, frame: bytearray, kind: _RelayedMaker
     ) -> Response | Awaitable[Response]:
-        session = self._session(connection)
-        waiting = DeferredReply(session)
-        session.submit(kind(header, frame, waiting.finish))
+        client = self._client_relay(connection)
+        waiting = DeferredReply(client)
+        client.submit(kind(header, frame, waiting.finish))
         return waiting.result()
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:
@@ -100,22 +101,22 @@ class GatewayHandler:
         plain = asked is None and _NAMED_TOPICS not in state
         return self._cluster if plain else self._cluster_apart
 
-    def _session(self, connection: Connection) -> RelaySession:
-        session: RelaySession | None = connection.state.get(_SESSION)
-        if session is None:
-            client = ClientInfo(connection.principal, connection.peer_host, connection.listener)
-            session = connection.state[_SESSION] = self._relay.open(client)
-            connection.on_closed(session.close)
-        return session
+    def _client_relay(self, connection: Connection) -> ClientRelay:
+        client: ClientRelay | None = connection.state.get(_CLIENT_RELAY)
+        if client is None:
+            info = ClientInfo(connection.principal, connection.peer_host, connection.listener)
+            client = connection.state[_CLIENT_RELAY] = self._relay.open(info)
+            connection.on_closed(client.close)
+        return client
 
 
 class DeferredReply:
     """The outcome of a relayed request, as the listener wants it: at once, or a future."""
 
-    __slots__ = ("_future", "_outcome", "_session")
+    __slots__ = ("_client", "_future", "_outcome")
 
-    def __init__(self, session: RelaySession) -> None:
-        self._session = session
+    def __init__(self, client: ClientRelay) -> None:
+        self._client = client
         self._outcome: Response | None = None
         self._future: asyncio.Future[Response] | None = None
 
@@ -125,7 +126,7 @@ class DeferredReply:
         if self._future is None:
             self._outcome = response
             return
-        self._session.waiting_count -= 1
+        self._client.waiting_count -= 1
         if not self._future.done():
             self._future.set_result(response)
 
@@ -133,7 +134,7 @@ class DeferredReply:
         """What to hand the listener; called once, after the request was submitted."""
         if self._outcome is not None:
             return self._outcome
-        self._session.waiting_count += 1
+        self._client.waiting_count += 1
         self._future = asyncio.get_running_loop().create_future()
         return self._future
 

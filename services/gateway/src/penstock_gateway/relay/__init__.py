@@ -1,5 +1,6 @@
 """Requests on their way to partition leaders and back, for Kafka connections and native calls alike.
 
+`client_relay`        relaying one client's requests to partition leaders
 `describe_producers`  DescribeProducers, as it is relayed
 `fetch`               Fetch, as it is relayed, and what makes a consumer look for a leader that has moved
 `groups`              requests for group coordinators
@@ -7,6 +8,6 @@
 `node_stream`         one `Forward` stream
 `produce`             Produce, as it is relayed
 `queries`             ListOffsets, OffsetForLeaderEpoch and DeleteRecords
+`relay`               the relay of a gateway: what those of all its clients share
 `request`             one client request that is relayed: what all APIs have in common
-`session`             relaying requests to partition leaders
 """

@@ -4,7 +4,7 @@ Opened on demand, kept while the client's connection lives. It waits for the cha
 be connected before anything counts as sent: what was queued for a node that cannot be
 reached is known not to be written. Bytes go by without generated classes (`penstock_proto.fast`).
 
-A stream never reopens: `on_end` tells the session, which decides.
+A stream never reopens: `stream_ended` tells the client's relay, which decides.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_EPOCH
+from penstock_gateway.relay.client_relay import ClientRelay
 from penstock_gateway.relay.fetch import Fetch
 from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import NATIVE_VERSION, ListOffsetsQuery, encode_list_offsets, read_answers
 from penstock_gateway.relay.request import Ending, Outcome, Relayed
-from penstock_gateway.relay.session import RelaySession
 from penstock_kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -47,7 +47,7 @@ class OffsetAnswer:
     leader_epoch: int
 
 
-def submit(session: RelaySession, kind: type[Relayed[Any]], frame: Buffer) -> asyncio.Future[Buffer]:
+def submit(client: ClientRelay, kind: type[Relayed[Any]], frame: Buffer) -> asyncio.Future[Buffer]:
     """Relay a frame; the future has the whole response, or raises PenstockError."""
     future: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
 
@@ -61,11 +61,11 @@ def submit(session: RelaySession, kind: type[Relayed[Any]], frame: Buffer) -> as
         else:
             future.set_result(outcome[0] if len(outcome) == 1 else b"".join(outcome))
 
-    session.submit(kind(parse_request_header(frame), frame, finish))
+    client.submit(kind(parse_request_header(frame), frame, finish))
     return future
 
 
-async def list_offsets(session: RelaySession, queries: Sequence[tuple[str, int, int]]) -> list[OffsetAnswer]:
+async def list_offsets(client: ClientRelay, queries: Sequence[tuple[str, int, int]]) -> list[OffsetAnswer]:
     """Answers to (topic, partition, timestamp)s, in their order.
 
     Timestamps as in Kafka: -1 latest, -2 earliest, -3 of the largest timestamp. A Kafka
@@ -82,7 +82,7 @@ async def list_offsets(session: RelaySession, queries: Sequence[tuple[str, int, 
             rounds.append({(topic, partition): index})
     layout = ListOffsetsQuery.layout_of(NATIVE_VERSION)
     futures = [
-        submit(session, ListOffsetsQuery, encode_list_offsets([queries[i] for i in one.values()]))
+        submit(client, ListOffsetsQuery, encode_list_offsets([queries[i] for i in one.values()]))
         for one in rounds
     ]
     for one, future in zip(rounds, futures, strict=True):
@@ -95,7 +95,7 @@ async def list_offsets(session: RelaySession, queries: Sequence[tuple[str, int, 
     return [missing if a is None else a for a in answers]
 
 
-async def wait_for_records(session: RelaySession, at: Sequence[tuple[str, int, int]], wait_ms: int) -> bool:
+async def wait_for_records(client: ClientRelay, at: Sequence[tuple[str, int, int]], wait_ms: int) -> bool:
     """Wait until one of (topic, partition, offset) has a record there; False when some failed.
 
     A Fetch with the smallest limits: idle it costs nothing, and it ends with the first
@@ -105,18 +105,18 @@ async def wait_for_records(session: RelaySession, at: Sequence[tuple[str, int, i
         FetchPartition(topic, None, partition, NO_EPOCH, offset, -1, -1, 1) for topic, partition, offset in at
     ]
     request = FetchRequest(wait_ms, 1, 1, partitions=partitions)
-    data = await submit(session, Fetch, encode_fetch_request(FETCH_VERSION, 0, None, request))
+    data = await submit(client, Fetch, encode_fetch_request(FETCH_VERSION, 0, None, request))
     return all(r.error == 0 for r in decode_fetch_response(data, FETCH_VERSION).results)
 
 
 def produce(
-    session: RelaySession, topic: str, partition: int, records: bytes | bytearray, acks: int, timeout_ms: int
+    client: ClientRelay, topic: str, partition: int, records: bytes | bytearray, acks: int, timeout_ms: int
 ) -> asyncio.Future[Buffer]:
     """Append a batch; the future has the raw response, with a receipt, for `produce_result`."""
     one = ProducePartition(topic, None, partition, memoryview(records))
     skim = ProduceSkim(None, acks, timeout_ms, [one], want_receipt=True)
     buffers = encode_produce_request(PRODUCE_VERSION, 0, None, skim)
-    return submit(session, Produce, b"".join(buffers))
+    return submit(client, Produce, b"".join(buffers))
 
 
 def produce_result(data: Buffer) -> ProduceResult:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
-from penstock_gateway.relay.session import RelaySession
+from penstock_gateway.relay.client_relay import ClientRelay
 from penstock_gateway.rpc.offsets import produce, produce_result
 from penstock_kafka.wire.primitives import Buffer
 from penstock_proto.v1 import gateway_pb2 as pb
@@ -38,14 +38,14 @@ class ProduceStream:
 
     def __init__(
         self,
-        session: RelaySession,
+        client: ClientRelay,
         may_write: Callable[[str], bool],
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
     ) -> None:
         self._batch_bytes_max = batch_bytes_max
         self._begun: tuple[pb.ProduceRequest, bytearray] | None = None
         """A request whose batch is not whole yet, and what came of it."""
-        self._session = session
+        self._client = client
         self._may_write = may_write
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
@@ -133,7 +133,7 @@ class ProduceStream:
             return _failed(ErrorCode.INVALID_REQUIRED_ACKS, f"acks {request.acks}: give 1, or -1 for all")
         acks = request.acks or -1
         timeout_ms = min(request.timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS)
-        return produce(self._session, request.topic, request.partition, records, acks, timeout_ms)
+        return produce(self._client, request.topic, request.partition, records, acks, timeout_ms)
 
 
 def _failed(code: ErrorCode, message: str) -> asyncio.Future[Buffer]:

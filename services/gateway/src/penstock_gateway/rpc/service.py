@@ -25,7 +25,8 @@ from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_frontend.authorizer import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
-from penstock_gateway.relay.session import ClientInfo, Relay, RelaySession
+from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
+from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
 from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
@@ -56,7 +57,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
         self._own_endpoint = own_endpoint
-        self._queries: RelaySession | None = None
+        self._queries: ClientRelay | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""
@@ -122,10 +123,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[pb.ProduceResponse]:
         """Appends batches; answers in the order of the requests."""
         await self._check_ready("Produce", context)
-        session = self._open(context)
-        stream = ProduceStream(
-            session, lambda topic: self._may(Operation.WRITE, topic), self._batch_bytes_max
-        )
+        client = self._open(context)
+        stream = ProduceStream(client, lambda topic: self._may(Operation.WRITE, topic), self._batch_bytes_max)
         reader = asyncio.create_task(stream.read(requests), name="native produce requests")
         try:
             async for response in stream.responses():
@@ -136,7 +135,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             await self._abort("Produce", context, grpc.StatusCode.INVALID_ARGUMENT, e.message)
         finally:
             reader.cancel()
-            session.close()
+            client.close()
 
     async def FetchRange(  # type: ignore[override]  # noqa: N802 - responses are bytes already
         self, request: data_pb2.FetchRangeRequest, context: Context
@@ -163,7 +162,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             # Questions of all clients share streams: setting some up for each would cost more.
             self._queries = self._relay.open(ClientInfo(ANONYMOUS, "", LISTENER))
         deadline_ms = self._relay.clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
-        waiting: RelaySession | None = None
+        waiting: ClientRelay | None = None
         try:
             while True:
                 answers = await list_offsets(self._queries, queries)
@@ -224,7 +223,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             )
         return TopicPartition(TopicId(topic.topic_id), partition)
 
-    def _open(self, context: Context) -> RelaySession:
+    def _open(self, context: Context) -> ClientRelay:
         return self._relay.open(ClientInfo(ANONYMOUS, peer_host(context.peer()), LISTENER))
 
     def _may(self, operation: Operation, topic: str) -> bool:

@@ -67,29 +67,29 @@ def fetched(result: Outcome) -> dict[int, tuple[int, bytes]]:
 
 
 async def test_one_leader_gets_the_bytes_as_they_came(rig: Rig) -> None:
-    session = rig.session()
+    client = rig.client()
     frame = produce_frame((0, b"a"), (2, b"b"))
-    assert codes(await outcome(rig.submit(session, Produce, frame))) == {0: 0, 2: 0}
+    assert codes(await outcome(rig.submit(client, Produce, frame))) == {0: 0, 2: 0}
     assert [data for _, data in rig.nodes[1].frames] == [frame]
     assert rig.nodes[2].streams == 0
     for _ in range(3):
-        await outcome(rig.submit(session, Produce, frame))
+        await outcome(rig.submit(client, Produce, frame))
     assert rig.nodes[1].streams == 1
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_several_leaders_split_and_joined(rig: Rig, version: int) -> None:
     frame = produce_frame((0, b"a"), (1, b"bb"), (2, b"ccc"), (7, b"no"), version=version)
-    got = codes(await outcome(rig.submit(rig.session(), Produce, frame)), version)
+    got = codes(await outcome(rig.submit(rig.client(), Produce, frame)), version)
     assert got == {0: 0, 1: 0, 2: 0, 7: 3}
     assert rig.nodes[1].logs == {("t", 0): [b"a"], ("t", 2): [b"ccc"]}
     assert rig.nodes[2].logs == {("t", 1): [b"bb"]}
 
 
 async def test_unknown_topics_are_answered_here(rig: Rig) -> None:
-    got = codes(await outcome(rig.submit(rig.session(), Produce, produce_frame((0, b"a"), topic="x"))))
+    got = codes(await outcome(rig.submit(rig.client(), Produce, produce_frame((0, b"a"), topic="x"))))
     assert got == {0: 3}
-    closed = await outcome(rig.submit(rig.session(), Produce, produce_frame((0, b"a"), topic="x", acks=0)))
+    closed = await outcome(rig.submit(rig.client(), Produce, produce_frame((0, b"a"), topic="x", acks=0)))
     assert closed is Ending.CLOSE
     assert rig.nodes[1].frames == []
 
@@ -98,7 +98,7 @@ async def test_each_unknown_topic_is_called_unknown(rig: Rig) -> None:
     """Not "named twice" (INVALID_REQUEST, which no client retries), as the simulator saw."""
     partitions = [ProducePartition(name, None, 0, memoryview(b"a")) for name in ("x", "y", "x")]
     frame = b"".join(encode_produce_request(9, 42, "me", ProduceSkim(None, -1, 60_000, partitions)))
-    response = decode_produce_response(whole(await outcome(rig.submit(rig.session(), Produce, frame))), 9)
+    response = decode_produce_response(whole(await outcome(rig.submit(rig.client(), Produce, frame))), 9)
     assert {(r.topic, r.error) for r in response.results} == {("x", 3), ("y", 3)}
 
 
@@ -109,13 +109,13 @@ def numbered(sequence: int, topic: str = "t") -> bytes:
 
 async def test_a_batch_does_not_overtake_one_whose_topic_was_not_known_yet(rig: Rig) -> None:
     """The leader would take the second for the producer's first, and its client the first for written."""
-    session = rig.session()
-    assert codes(await outcome(rig.submit(session, Produce, numbered(0, "new")))) == {0: 3}
+    client = rig.client()
+    assert codes(await outcome(rig.submit(client, Produce, numbered(0, "new")))) == {0: 3}
     rig.topics["new"] = b"n" * 16
     rig.publish()
-    assert codes(await outcome(rig.submit(session, Produce, numbered(1, "new")))) == {0: 6}
+    assert codes(await outcome(rig.submit(client, Produce, numbered(1, "new")))) == {0: 6}
     for sequence in (0, 1, 2):
-        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence, "new")))) == {0: 0}
+        assert codes(await outcome(rig.submit(client, Produce, numbered(sequence, "new")))) == {0: 0}
     assert len(rig.nodes[1].logs["new", 0]) == 3
 
 
@@ -132,32 +132,32 @@ async def test_a_batch_does_not_overtake_one_whose_topic_was_not_known_yet(rig: 
 async def test_a_batch_does_not_overtake_one_that_a_node_refused(rig: Rig, code: ErrorCode) -> None:
     """Only the old leader knows what it refused: a new one would take the second for the first of an
     unknown producer (seed 2250 of the simulator)."""
-    session = rig.session()
+    client = rig.client()
     rig.nodes[1].refuse.add(0)
     rig.nodes[1].refuse_with = code
-    assert codes(await outcome(rig.submit(session, Produce, numbered(0)))) == {0: code}
+    assert codes(await outcome(rig.submit(client, Produce, numbered(0)))) == {0: code}
     rig.nodes[1].refuse_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
     rig.move(0, 2)
     rig.publish()
-    assert codes(await outcome(rig.submit(session, Produce, numbered(1)))) == {0: 6}
+    assert codes(await outcome(rig.submit(client, Produce, numbered(1)))) == {0: 6}
     assert not rig.nodes[2].logs
     for sequence in (0, 1):
-        assert codes(await outcome(rig.submit(session, Produce, numbered(sequence)))) == {0: 0}
+        assert codes(await outcome(rig.submit(client, Produce, numbered(sequence)))) == {0: 0}
     assert len(rig.nodes[2].logs["t", 0]) == 2
 
 
 async def test_without_acks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = rig.session()
+    client = rig.client()
     both = produce_frame((0, b"a"), (1, b"b"), acks=0)
-    assert await outcome(rig.submit(session, Produce, both)) is Ending.NO_RESPONSE
+    assert await outcome(rig.submit(client, Produce, both)) is Ending.NO_RESPONSE
     assert rig.nodes[2].logs == {("t", 1): [b"b"]}
     rig.nodes[2].refuse.add(1)
     with monkeypatch.context() as patched:
         patched.setattr(Relayed, "hold_ms", 500)
-        assert await outcome(rig.submit(session, Produce, both)) is Ending.CLOSE, (
+        assert await outcome(rig.submit(client, Produce, both)) is Ending.CLOSE, (
             "refused for as long as it is held"
         )
-    waiting = rig.submit(session, Produce, both)
+    waiting = rig.submit(client, Produce, both)
     before = len(rig.nodes[2].frames)
     await rig.nodes[2].frame(before + 1)
     rig.nodes[2].refuse.clear()
@@ -167,30 +167,30 @@ async def test_without_acks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_what_was_sent_without_acks_is_written_though_the_client_is_gone(rig: Rig) -> None:
     """As kcat does it: the last batch, then the end of the connection, before any node was dialled."""
-    session = rig.session()
-    done = rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b"), acks=0))
-    session.close()
+    client = rig.client()
+    done = rig.submit(client, Produce, produce_frame((0, b"a"), (1, b"b"), acks=0))
+    client.close()
     assert await outcome(done) is Ending.NO_RESPONSE
     assert (rig.nodes[1].logs, rig.nodes[2].logs) == ({("t", 0): [b"a"]}, {("t", 1): [b"b"]})
-    session.tick()
-    assert (rig.metrics.sessions, rig.relay.leaving_count) == (0, 0)
+    client.tick()
+    assert (rig.metrics.client_relays, rig.relay.leaving_count) == (0, 0)
 
 
 async def test_large_frames_both_ways(rig: Rig) -> None:
-    session = rig.session()
+    client = rig.client()
     big = bytes(range(256)) * 14_000  # 3.5 MiB
     frames = [produce_frame((0, big), version=8) for _ in range(3)]
-    results = await asyncio.gather(*(outcome(rig.submit(session, Produce, f)) for f in frames))
+    results = await asyncio.gather(*(outcome(rig.submit(client, Produce, f)) for f in frames))
     assert [codes(r, 8) for r in results] == [{0: 0}] * 3
     assert rig.nodes[1].logs["t", 0] == [big] * 3
-    got = fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0))))
+    got = fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0))))
     assert got == {0: (0, big * 3)}
 
 
 async def test_a_split_fetch_divides_its_bytes(rig: Rig) -> None:
-    session = rig.session()
-    await outcome(rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b"), (2, b"c"))))
-    got = fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0, 1, 2, 7))))
+    client = rig.client()
+    await outcome(rig.submit(client, Produce, produce_frame((0, b"a"), (1, b"b"), (2, b"c"))))
+    got = fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0, 1, 2, 7))))
     assert got == {0: (0, b"a"), 1: (0, b"b"), 2: (0, b"c"), 7: (3, b"")}
     header, data = rig.nodes[2].frames[-1]
     part = decode_fetch(data, header)
@@ -199,16 +199,16 @@ async def test_a_split_fetch_divides_its_bytes(rig: Rig) -> None:
 
 
 async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
-    session = rig.session()
+    client = rig.client()
     rig.nodes[1].silent = True
-    sent = rig.submit(session, Produce, produce_frame((0, b"a")))
-    reading = rig.submit(session, Fetch, fetch_frame(0, 2))
+    sent = rig.submit(client, Produce, produce_frame((0, b"a")))
+    reading = rig.submit(client, Fetch, fetch_frame(0, 2))
     await rig.nodes[1].frame(2)
     await rig.nodes[1].refuse_connections()
     assert codes(await outcome(sent)) == {0: 7}
     assert {code for code, _ in fetched(await outcome(reading)).values()} == {6}
     # What comes now is held until there is a leader, and arrives once.
-    later = rig.submit(session, Produce, produce_frame((0, b"b")))
+    later = rig.submit(client, Produce, produce_frame((0, b"b")))
     tried = rig.nodes[1].attempts
     await eventually(lambda: rig.nodes[1].attempts >= tried + 2, "attempts at the dead node")
     assert not later.done()
@@ -221,8 +221,8 @@ async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
 
 async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:
     await rig.nodes[1].refuse_connections()
-    session = rig.session()
-    held = [rig.submit(session, Produce, produce_frame((0, bytes([i])))) for i in range(5)]
+    client = rig.client()
+    held = [rig.submit(client, Produce, produce_frame((0, bytes([i])))) for i in range(5)]
     await eventually(lambda: rig.nodes[1].attempts >= 2, "attempts at the dead node")
     assert not any(future.done() for future in held)
     rig.move(0, 2)
@@ -233,9 +233,9 @@ async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:
 
 
 async def test_a_hung_node_is_answered_for_once_it_is_fenced(rig: Rig) -> None:
-    session = rig.session()
+    client = rig.client()
     rig.nodes[1].silent = True
-    sent = rig.submit(session, Produce, produce_frame((0, b"a"), (1, b"b")))
+    sent = rig.submit(client, Produce, produce_frame((0, b"a"), (1, b"b")))
     await rig.nodes[1].frame()
     await rig.nodes[2].frame()
     rig.fenced.add(1)
@@ -248,10 +248,10 @@ async def test_a_hung_node_is_answered_for_once_it_is_fenced(rig: Rig) -> None:
 async def test_a_refusal_is_routed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same leader is not asked again, however long it takes until another one is known.
     monkeypatch.setattr(in_flight, "RETRY_MS", 3_600_000)
-    session = rig.session()
+    client = rig.client()
     rig.nodes[1].refuse.add(0)
-    first = rig.submit(session, Produce, produce_frame((0, b"a"), (2, b"c")))
-    second = rig.submit(session, Produce, produce_frame((0, b"b")))
+    first = rig.submit(client, Produce, produce_frame((0, b"a"), (2, b"c")))
+    second = rig.submit(client, Produce, produce_frame((0, b"b")))
     await eventually(lambda: rig.metrics.reroutes == 2, "both refusals")
     assert not first.done()
     assert not second.done()
@@ -265,10 +265,10 @@ async def test_a_refusal_is_routed_again(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 async def test_queries_find_the_new_leader(rig: Rig) -> None:
-    session = rig.session()
+    client = rig.client()
     rig.nodes[1].refuse.add(0)
     asked = rig.submit(
-        session, ListOffsetsQuery, encode_list_offsets([("t", 0, -1), ("t", 1, -1), ("t", 9, -1)])
+        client, ListOffsetsQuery, encode_list_offsets([("t", 0, -1), ("t", 1, -1), ("t", 9, -1)])
     )
     await rig.nodes[1].frame()
     rig.move(0, 2)
@@ -279,24 +279,24 @@ async def test_queries_find_the_new_leader(rig: Rig) -> None:
 
 
 async def test_a_moved_leader_is_told_to_a_consumer_once(rig: Rig) -> None:
-    session = rig.session()
-    await outcome(rig.submit(session, Produce, produce_frame((0, b"a"))))
-    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (0, b"a")}
+    client = rig.client()
+    await outcome(rig.submit(client, Produce, produce_frame((0, b"a"))))
+    assert fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0)))) == {0: (0, b"a")}
     rig.move(0, 2)
     rig.publish()
-    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (6, b"")}
-    assert fetched(await outcome(rig.submit(session, Fetch, fetch_frame(0)))) == {0: (0, b"")}
+    assert fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0)))) == {0: (6, b"")}
+    assert fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0)))) == {0: (0, b"")}
 
 
-async def test_a_closed_session_ends_its_streams(rig: Rig) -> None:
-    session = rig.session()
+async def test_the_streams_of_a_client_end_with_its_relay(rig: Rig) -> None:
+    client = rig.client()
     rig.nodes[1].silent = True
-    pending = rig.submit(session, Produce, produce_frame((0, b"a")))
+    pending = rig.submit(client, Produce, produce_frame((0, b"a")))
     await rig.nodes[1].frame()
-    assert (rig.metrics.sessions, rig.metrics.streams) == (1, 1)
-    session.close()
+    assert (rig.metrics.client_relays, rig.metrics.streams) == (1, 1)
+    client.close()
     await eventually(lambda: rig.nodes[1].streams_ended == 1, "the end of the stream at the node")
-    assert (rig.metrics.sessions, rig.metrics.streams, rig.metrics.streams_lost) == (0, 0, 0)
+    assert (rig.metrics.client_relays, rig.metrics.streams, rig.metrics.streams_lost) == (0, 0, 0)
     assert not pending.done()
 
 
@@ -304,6 +304,6 @@ async def test_a_partition_named_twice_is_refused(rig: Rig) -> None:
     frame = produce_frame((0, b"a"), (2, b"b"))
     twice = frame.replace(b"\x00\x00\x00\x02\x02b", b"\x00\x00\x00\x00\x02b")
     assert twice != frame
-    result = decode_produce_response(whole(await outcome(rig.submit(rig.session(), Produce, twice))), 9)
+    result = decode_produce_response(whole(await outcome(rig.submit(rig.client(), Produce, twice))), 9)
     assert sorted((r.partition, r.error) for r in result.results) == [(0, 0), (0, 42)]
     assert rig.metrics.kafka.errors[0, 42] == 1

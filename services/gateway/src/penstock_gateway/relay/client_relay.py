@@ -1,22 +1,20 @@
-"""Relaying requests to partition leaders: sessions, and what they share.
+"""Relaying one client's requests to partition leaders.
 
-A `Session` is one client connection's relay: a table of flights (which decides) and one
+A `ClientRelay` belongs to one client connection: a table of flights (which decides) and one
 stream per storage node (which carries). It belongs to no Kafka connection, so that the
-native API uses the same road. The `Relay` has what all sessions share: metadata,
-channels, a clock, a slow tick for what waits.
+native API uses the same road. What those of all clients share is in `relay`.
 
 Bounds (rule "A relay keeps order"): a client's requests in flight are capped where they come
-in, so a session's queues hold no more than that; what is taken from them at once is
+in, so the queues of its relay hold no more than that; what is taken from them at once is
 TAKE_BYTES_MAX.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -36,106 +34,52 @@ from penstock_kafka.wire.primitives import Buffer
 from penstock_proto.fast.forward import InFrame, OutFrame
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
-from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 
 TAKE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes of requests that a stream takes at once (a single request may exceed it)."""
 
-TICK_MS: Final = 50
 REOPEN_MIN_MS: Final = 20
 REOPEN_MAX_MS: Final = 1_000
 LEAVING_MS: Final = 10_000
-"""How long a session outlives its client for what came without waiting for an answer (acks=0)."""
+"""How long a relay outlives its client for what came without waiting for an answer (acks=0)."""
 LEAVING_MAX: Final = 100
-"""Most sessions that do."""
+"""Most relays that do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """For whom a session relays."""
+    """For whom requests are relayed."""
 
     principal: Principal
     host: str
     listener: str
 
 
-class Relay:
-    """What all sessions of a gateway share."""
+class GatewayRelay(Protocol):
+    """What a client's relay takes from its gateway's."""
 
-    def __init__(
-        self,
-        gateway_id: str,
-        metadata: MetadataClient,
-        channels: ChannelPool,
-        metrics: GatewayMetrics,
-        authorizer: Authorizer,
-        lifecycle: Lifecycle,
-        clock_ms: Callable[[], int],
-    ) -> None:
-        self.gateway_id = gateway_id
-        self.metadata = metadata
-        self.channels = channels
-        self.metrics = metrics
-        self.authorizer = authorizer
-        self.log = lifecycle.log
-        self.on_bug = lifecycle.fail_with
-        self.clock_ms = clock_ms
-        self.sessions: set[RelaySession] = set()
-        self.busy: set[RelaySession] = set()
-        """Those that the passing of time means something to: thousands of idle ones cost nothing."""
-        self.leaving_count = 0
-        """Sessions whose client is gone, see `LEAVING_MS`."""
-        self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
-        """Told of a node whose stream broke."""
-        self._closing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        metrics.in_flight = lambda: sum(s.waiting_count for s in self.sessions)
-        self._off = metadata.on_change(lambda old, new, _: self._image_changed(old, new))
-
-    def start(self) -> None:
-        """Begin to tick."""
-        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
-
-    def stop(self) -> None:
-        """Close all sessions; their requests stay unanswered."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._off()
-        for session in list(self.sessions):
-            session.close(at_once=True)
-
-    def open(self, client: ClientInfo) -> RelaySession:
-        """A relay for one client; close it."""
-        session = RelaySession(self, client)
-        self.sessions.add(session)
-        self.metrics.sessions += 1
-        return session
-
-    def _image_changed(self, old: MetadataImage, new: MetadataImage) -> None:
-        if old.topics is new.topics and old.nodes is new.nodes:
-            return
-        for session in list(self.sessions):
-            session.image_changed(new)
-        gone = {n.grpc.address for n in old.nodes.values()} - {n.grpc.address for n in new.nodes.values()}
-        for address in gone:
-            task = asyncio.create_task(self.channels.drop(address), name=f"closing channels to {address}")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    def _tick(self) -> None:
-        for session in list(self.busy):
-            session.tick()
-            if session.idle:
-                self.busy.discard(session)
-        self.start()
+    gateway_id: str
+    metadata: MetadataClient
+    channels: ChannelPool
+    metrics: GatewayMetrics
+    authorizer: Authorizer
+    log: Any
+    on_bug: Callable[[BaseException], None]
+    clock_ms: Callable[[], int]
+    clients: set[ClientRelay]
+    busy: set[ClientRelay]
+    """Those that the passing of time means something to."""
+    leaving_count: int
+    """Relays whose client is gone, see `LEAVING_MS`."""
+    on_stream_lost: Callable[[NodeId], None]
+    """Told of a node whose stream broke."""
 
 
-class RelaySession:
+class ClientRelay:
     """One client's requests on their way to leaders and back."""
 
-    def __init__(self, relay: Relay, client: ClientInfo) -> None:
+    def __init__(self, relay: GatewayRelay, client: ClientInfo) -> None:
         self._relay = relay
         self._client = client
         self._metrics = relay.metrics
@@ -213,9 +157,9 @@ class RelaySession:
         if self._leaving_until_ms:
             relay.leaving_count -= 1
         self._closed = True
-        self._relay.sessions.discard(self)
+        self._relay.clients.discard(self)
         self._relay.busy.discard(self)
-        self._metrics.sessions -= 1
+        self._metrics.client_relays -= 1
         for link in self._streams.values():
             self._drop(link)
         self._streams.clear()

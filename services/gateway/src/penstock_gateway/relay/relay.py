@@ -1,0 +1,93 @@
+"""The relay of a gateway: what those of all its clients share.
+
+Metadata, channels to nodes, a clock, and a slow tick for what waits. See `client_relay` for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from penstock_core.ids import NodeId
+from penstock_core.metadata.image import MetadataImage
+from penstock_frontend.authorizer import Authorizer
+from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
+from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.metadata_client import MetadataClient
+
+TICK_MS: Final = 50
+
+
+class Relay:
+    """What the relays of all clients of a gateway share."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        metadata: MetadataClient,
+        channels: ChannelPool,
+        metrics: GatewayMetrics,
+        authorizer: Authorizer,
+        lifecycle: Lifecycle,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.gateway_id = gateway_id
+        self.metadata = metadata
+        self.channels = channels
+        self.metrics = metrics
+        self.authorizer = authorizer
+        self.log = lifecycle.log
+        self.on_bug: Callable[[BaseException], None] = lifecycle.fail_with
+        self.clock_ms = clock_ms
+        self.clients: set[ClientRelay] = set()
+        self.busy: set[ClientRelay] = set()
+        """Those that the passing of time means something to: thousands of idle ones cost nothing."""
+        self.leaving_count = 0
+        """Relays whose client is gone, see `LEAVING_MS`."""
+        self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
+        """Told of a node whose stream broke."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.in_flight = lambda: sum(client.waiting_count for client in self.clients)
+        self._off = metadata.on_change(lambda old, new, _: self._image_changed(old, new))
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+
+    def stop(self) -> None:
+        """Close the relays of all clients; their requests stay unanswered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._off()
+        for client in list(self.clients):
+            client.close(at_once=True)
+
+    def open(self, info: ClientInfo) -> ClientRelay:
+        """A relay for one client; close it."""
+        client = ClientRelay(self, info)
+        self.clients.add(client)
+        self.metrics.client_relays += 1
+        return client
+
+    def _image_changed(self, old: MetadataImage, new: MetadataImage) -> None:
+        if old.topics is new.topics and old.nodes is new.nodes:
+            return
+        for client in list(self.clients):
+            client.image_changed(new)
+        gone = {n.grpc.address for n in old.nodes.values()} - {n.grpc.address for n in new.nodes.values()}
+        for address in gone:
+            task = asyncio.create_task(self.channels.drop(address), name=f"closing channels to {address}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _tick(self) -> None:
+        for client in list(self.busy):
+            client.tick()
+            if client.idle:
+                self.busy.discard(client)
+        self.start()
