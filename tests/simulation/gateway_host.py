@@ -12,6 +12,7 @@ from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.ports import GatewayPorts
 from penstock_gateway.registration import Registration
 from penstock_gateway.relay.relay import Relay
 from penstock_proto.v1 import controller_pb2 as pb
@@ -37,24 +38,33 @@ class GatewayProcess(Process):
         self.spawn(self._run())
 
     async def _run(self) -> None:
-        channels: Any = SimChannelPool(self)
+        ports = self._ports()
+        channels = ports.channels()
+        clock_ms = ports.clocks.ms
         addresses = [f"{i}@c{i}:{GRPC_PORT}" for i in self.world.controller_ids]
-        self.controllers = CheckedControllerClient(
-            addresses, self.name, channels, clock_ms=self.clock_ms, rng=self.new_rng()
+        self.controllers = ports.controllers(
+            addresses, self.name, channels, clock_ms=clock_ms, rng=ports.new_rng()
         )
         self.metadata = MetadataClient(
             self.controllers,
             self.name,
-            self.clock_ms,
+            clock_ms,
             log=self.log,
-            rng=self.new_rng(),
-            freeze=lambda: None,
+            rng=ports.new_rng(),
+            freeze=ports.freeze,
         )
         checker = self.world.checker
         self.metadata.on_change(lambda _old, new, _records: checker.on_node_image(self.name, new))
         metrics = GatewayMetrics(KafkaMetrics(), self.metadata.contact_age_ms)
         self.relay = Relay(
-            self.name, self.metadata, channels, metrics, AllowAll(), self.lifecycle, self.clock_ms
+            self.name,
+            self.metadata,
+            channels,
+            metrics,
+            AllowAll(),
+            self.lifecycle,
+            clock_ms,
+            ports.tick_ms,
         )
         self.producer_ids = ProducerIdAllocator(self.controllers, self.name)
         # The controllers probe this port.
@@ -63,6 +73,17 @@ class GatewayProcess(Process):
         self.lifecycle.create_task(self.metadata.run(), "metadata")
         self.relay.start()
         self.lifecycle.create_task(registration.run(), "registration")
+
+    def _ports(self) -> GatewayPorts:
+        ports: dict[str, Any] = {
+            "clocks": self.clocks,
+            "new_rng": self.new_rng,
+            "freeze": lambda: None,
+            "channels": lambda *_: SimChannelPool(self),
+            "controllers": CheckedControllerClient,
+            "tick_ms": 100,
+        }
+        return GatewayPorts(**ports)
 
     def _request(self) -> pb.RegisterGatewayRequest:
         return pb.RegisterGatewayRequest(

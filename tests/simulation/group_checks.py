@@ -623,6 +623,9 @@ class CheckedShard(Shard):
 class CheckedGroupHost(GroupHost):
     """The coordinators of a node; what they have read is compared with what is there."""
 
+    log_class = CheckedPartitionLog
+    shard_class = CheckedShard
+
     async def _load(self, hosted: _Hosted) -> None:
         await super()._load(hosted)
         if hosted.ready and not hosted.shard.closed:

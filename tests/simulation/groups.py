@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import penstock_storage_node.groups.host as host_module
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
@@ -21,8 +20,6 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_storage_node.groups.consumer.group import Parts
 from simulation.group_checks import (
-    CheckedPartitionLog,
-    CheckedShard,
     GroupChecker,
 )
 from simulation.group_classic import ClassicMember
@@ -39,7 +36,7 @@ CHANCE = 0.25
 """Of a seed to have groups."""
 TOPIC = "gwork"
 """What members read and commit offsets of; nobody writes it."""
-TICK_MS = 100
+GROUP_TICK_MS = 100
 _SUBSCRIPTIONS = ("names", "names", "two names", "regex", "all")
 
 
@@ -125,15 +122,6 @@ class Groups:
             "offsets_retention_minutes": self._retention_ms / 60_000,
             "offsets_retention_check_interval_ms": 2_000,
         }
-
-    @staticmethod
-    def patches() -> list[tuple[Any, str, Any]]:
-        """Observed classes in place of the shipped ones; the clock of groups ticks now."""
-        return [
-            (host_module, "TICK_MS", TICK_MS),
-            (host_module, "_PartitionLog", CheckedPartitionLog),
-            (host_module, "Shard", CheckedShard),
-        ]
 
     # --- for members
 

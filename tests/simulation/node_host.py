@@ -18,6 +18,7 @@ from simulation.cleaner_process import SimWorker
 from simulation.controller_host import GRPC_PORT
 from simulation.disk_pool import SimDiskPool
 from simulation.group_checks import CheckedGroupHost
+from simulation.groups import GROUP_TICK_MS
 from simulation.process import Process
 from simulation.rpc import RunningServer, SimChannelPool, SimServer
 from support.simulated_fs import SimulatedFileSystem
@@ -123,6 +124,9 @@ class NodeProcess(Process):
                 registration=CheckedRegistration,
                 groups=GroupHost if groups is None else CheckedGroupHost,
             ),
+            # As `ControllerProcess` has it; groups have a short tick where there are any.
+            "tick_ms": 200,
+            "group_tick_ms": 2_000 if groups is None else GROUP_TICK_MS,
         }
         return NodePorts(**ports)
 

@@ -11,6 +11,8 @@ import os
 import random
 import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
 from simulation.network import DEAD_AFTER_US, Network, NetworkProfile, Pipe
+from simulation.patches import PATCHED, installed
 from simulation.planted import BUGS, Bug
 from simulation.producer import Producer
 from simulation.scheduler import Scheduler
@@ -104,6 +107,25 @@ def test_a_direct_client_goes_to_no_leader_that_it_knows_to_be_deposed() -> None
     assert leader(node_with(1, 3), node_with(NO_NODE, 5)) is None
     assert leader(node_with(1, 3), node_with(2, 4)) is None
     assert leader(node_with(1, 6), node_with(2, 4)) == 1
+
+
+def test_a_run_replaces_names_of_libraries_alone() -> None:
+    """Shipped code is handed what it takes from the world; a new module cannot be forgotten here."""
+    owners = {getattr(owner, "__name__", "") for owner, *_ in PATCHED}
+    assert not [name for name in owners if name.startswith("penstock")]
+    assert len(PATCHED) < 10
+    assert all(why for _, _, why, _ in PATCHED)
+
+
+def test_who_asks_the_real_clock_or_the_system_for_chance_in_a_run_is_refused() -> None:
+    before = time.monotonic, random.Random
+    with installed(World(1)):
+        for ask in (time.monotonic, time.time_ns, random.random, random.Random, uuid.uuid4):
+            with pytest.raises(RuntimeError, match="inside a simulation: it would not replay"):
+                ask()
+        assert random.Random(7).random() == before[1](7).random(), "with a seed it is as it was"
+    assert (time.monotonic, random.Random) == before
+    assert uuid.uuid4() != uuid.uuid4()
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class World:
         self.raft_listeners: dict[str, SimSocket] = {}
         self.cluster_ids: dict[str, bytes] = {}
         self.disks = Disks()
-        self.sim_os = SimOs(self.disks)
+        self.sim_os: SimOs = SimOs(self.disks)
         self.controller_ids = list(range(1, self.settings.controllers + 1))
         self.hosts: list[Host] = []
         self.producer_id_set: set[int] = set()

@@ -1,7 +1,7 @@
 """What a role takes from the world around it: clocks, chance, the network.
 
 Each role has one object of this kind and hands its parts on in constructors: `NodePorts` in
-`penstock_storage_node.ports`, `GatewayPorts` in `penstock_gateway.role`, `ControllerPorts` in
+`penstock_storage_node.ports`, `GatewayPorts` in `penstock_gateway.ports`, `ControllerPorts` in
 `penstock_controller.active.ports`. The default of every field is the real thing; the simulator gives its own.
 """
 

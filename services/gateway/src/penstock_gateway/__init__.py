@@ -3,6 +3,7 @@
 `http`          the REST API
 `kafka`         Kafka clients' connections
 `metrics`       counters of one gateway
+`ports`         what the gateway takes from the world around it
 `registration`  registration with the controllers, and the session that keeps it
 `relay`         requests on their way to partition leaders and back, for Kafka connections and native calls
                 alike

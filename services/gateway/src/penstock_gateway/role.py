@@ -27,13 +27,13 @@ from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
-from penstock_frontend.listener.listener import KafkaListener
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
 from penstock_gateway.metrics import GatewayMetrics
+from penstock_gateway.ports import GatewayPorts
 from penstock_gateway.registration import Registration
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.routing.addresses import AddressBook, Arrival, OwnListener
@@ -45,14 +45,12 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, Route, intersect
 from penstock_proto.v1 import controller_pb2, metadata_pb2
 from penstock_runtime.addresses import StartupError, advertised_endpoint, check_bind, check_free
-from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
-from penstock_runtime.http import HttpServer
-from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
+from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
 
+_REAL: Final = GatewayPorts()
 _WATCH_S: Final = 0.5
 _WAIT_METADATA_MS: Final = 1_000
 _CATCH_UP_MS: Final = 5_000
@@ -116,16 +114,29 @@ def has_shrunk(before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[
 class Gateway:
     """Everything that one gateway process has open."""
 
-    def __init__(self, settings: GatewaySettings, lifecycle: Lifecycle) -> None:
+    def __init__(self, settings: GatewaySettings, lifecycle: Lifecycle, ports: GatewayPorts = _REAL) -> None:
         self._settings = settings
         self._lifecycle = lifecycle
-        self._channels = ChannelPool()
+        self._ports = ports
+        clock_ms = ports.clocks.ms
+        self._channels = ports.channels()
         try:
-            self._controllers = ControllerClient(settings.controllers, settings.gateway_id, self._channels)
+            self._controllers = ports.controllers(
+                settings.controllers,
+                settings.gateway_id,
+                self._channels,
+                clock_ms=clock_ms,
+                rng=ports.new_rng(),
+            )
         except PenstockError as e:
             raise StartupError(f"controllers: {e.message}") from None
         self._metadata = MetadataClient(
-            self._controllers, settings.gateway_id, monotonic_ms, log=lifecycle.log
+            self._controllers,
+            settings.gateway_id,
+            clock_ms,
+            log=lifecycle.log,
+            rng=ports.new_rng(),
+            freeze=ports.freeze,
         )
         kafka_metrics = KafkaMetrics.of(lifecycle)
         self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms)
@@ -138,9 +149,10 @@ class Gateway:
             self._metrics,
             authorizer,
             lifecycle,
-            monotonic_ms,
+            clock_ms,
+            ports.tick_ms,
         )
-        suspected_leaders = SuspectedLeaders(self._metadata, monotonic_ms)
+        suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._relay.on_stream_lost = suspected_leaders.suspect
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
         book = AddressBook(settings.gateway_id, self._own, _host_gateways())
@@ -158,13 +170,14 @@ class Gateway:
                 controller_id=_named_controller,
                 suspected_leaders=suspected_leaders,
                 auto_create=settings.auto_create_topics,
+                wall_ms=ports.clocks.wall_ms,
             )
             for addresses in (self._addresses, apart)
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
         limits = settings.listener_limits()
-        self._listeners = [KafkaListener(s, handler, lifecycle, limits) for s in settings.listeners]
-        self._http = HttpServer(
+        self._listeners = [ports.listener(s, handler, lifecycle, limits) for s in settings.listeners]
+        self._http = ports.http(
             settings.http_bind,
             lifecycle,
             routes(lambda: self._metadata.image, self._metadata.contact_age_ms),
@@ -195,7 +208,7 @@ class Gateway:
             service = GatewayService(
                 self._relay, lambda: self._grpc_endpoint, settings.socket_request_max_bytes
             )
-            grpc_server, grpc_bound = await serve(
+            grpc_server, grpc_bound = await self._ports.serve(
                 settings.grpc_bind, service.add_to, allow_insecure_bind=settings.allow_insecure_bind
             )
             self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)

@@ -11,8 +11,10 @@ from penstock_runtime.ports import MemberPorts
 from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.disk.group_flush import GroupFlush, open_group_flush
 from penstock_storage_node.disk.pool import DiskPool
+from penstock_storage_node.groups import host
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.log import FileSystem, PartitionLog
+from penstock_storage_node.replica import background
 from penstock_storage_node.replica.compactor import Worker
 from penstock_storage_node.replication.replica import PartitionReplica
 
@@ -29,7 +31,7 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePorts(MemberPorts):
-    """The real ones, each field."""
+    """The real ones, each field; and how often what goes by the clock does."""
 
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
     fs: Callable[[], FileSystem] = FileSystem
@@ -40,3 +42,5 @@ class NodePorts(MemberPorts):
     """Starts the process that compacts."""
     listener: Callable[..., KafkaListener] = KafkaListener
     parts: NodeParts = NodeParts()
+    tick_ms: int = background.TICK_MS
+    group_tick_ms: int = host.TICK_MS

@@ -219,7 +219,7 @@ class StorageNode:
         self._streams = LeaderStreams(manager, limits)
         self._proposer = IsrProposer(manager, controllers)
         manager.connect(self._streams, self._links, self._proposer.propose)
-        self._background = BackgroundJobs(manager, self._directory, settings)
+        self._background = BackgroundJobs(manager, self._directory, settings, ports.tick_ms)
         self._compaction = Compactor(manager, self._directory, settings, ports.worker)
         authorizer = AllowAll()
         self._groups = ports.parts.groups(
@@ -228,6 +228,7 @@ class StorageNode:
             settings.group_settings(),
             expiry_interval_ms=settings.offsets_retention_check_interval_ms,
             new_uuid=ports.new_uuid,
+            tick_ms=ports.group_tick_ms,
         )
         manager.roles.watchers.append(self._groups)
         self._positions = LogEndsService(manager.registry)

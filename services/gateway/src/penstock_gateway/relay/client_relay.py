@@ -67,8 +67,9 @@ class GatewayRelay(Protocol):
     log: Any
     on_bug: Callable[[BaseException], None]
     clock_ms: Callable[[], int]
-    clients: set[ClientRelay]
-    busy: set[ClientRelay]
+    clients: dict[ClientRelay, None]
+    """In the order in which they were opened."""
+    busy: dict[ClientRelay, None]
     """Those that the passing of time means something to."""
     leaving_count: int
     """Relays whose client is gone, see `LEAVING_MS`."""
@@ -101,7 +102,7 @@ class ClientRelay:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
         if isinstance(request, Produce):
             request.unknown_topics = self._unknown_topics
-        self._relay.busy.add(self)
+        self._relay.busy[self] = None
         flight = request.start(self._relay.metadata.image, self._veto(request))
         if request.error_codes:
             self._count_errors(request)
@@ -151,14 +152,14 @@ class ClientRelay:
             if not self._leaving_until_ms and relay.leaving_count < LEAVING_MAX:
                 relay.leaving_count += 1
                 self._leaving_until_ms = relay.clock_ms() + LEAVING_MS
-                relay.busy.add(self)
+                relay.busy[self] = None
             if relay.clock_ms() < self._leaving_until_ms:
                 return
         if self._leaving_until_ms:
             relay.leaving_count -= 1
         self._closed = True
-        self._relay.clients.discard(self)
-        self._relay.busy.discard(self)
+        self._relay.clients.pop(self, None)
+        self._relay.busy.pop(self, None)
         self._metrics.client_relays -= 1
         for link in self._streams.values():
             self._drop(link)

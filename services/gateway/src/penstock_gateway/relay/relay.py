@@ -33,7 +33,9 @@ class Relay:
         authorizer: Authorizer,
         lifecycle: Lifecycle,
         clock_ms: Callable[[], int],
+        tick_ms: int = TICK_MS,
     ) -> None:
+        self._tick_ms = tick_ms
         self.gateway_id = gateway_id
         self.metadata = metadata
         self.channels = channels
@@ -42,8 +44,9 @@ class Relay:
         self.log = lifecycle.log
         self.on_bug: Callable[[BaseException], None] = lifecycle.fail_with
         self.clock_ms = clock_ms
-        self.clients: set[ClientRelay] = set()
-        self.busy: set[ClientRelay] = set()
+        self.clients: dict[ClientRelay, None] = {}
+        """In the order in which they were opened."""
+        self.busy: dict[ClientRelay, None] = {}
         """Those that the passing of time means something to: thousands of idle ones cost nothing."""
         self.leaving_count = 0
         """Relays whose client is gone, see `LEAVING_MS`."""
@@ -56,7 +59,7 @@ class Relay:
 
     def start(self) -> None:
         """Begin to tick."""
-        self._timer = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._tick_ms / 1000, self._tick)
 
     def stop(self) -> None:
         """Close the relays of all clients; their requests stay unanswered."""
@@ -70,7 +73,7 @@ class Relay:
     def open(self, info: ClientInfo) -> ClientRelay:
         """A relay for one client; close it."""
         client = ClientRelay(self, info)
-        self.clients.add(client)
+        self.clients[client] = None
         self.metrics.client_relays += 1
         return client
 
@@ -89,5 +92,5 @@ class Relay:
         for client in list(self.busy):
             client.tick()
             if client.idle:
-                self.busy.discard(client)
+                self.busy.pop(client, None)
         self.start()

@@ -157,6 +157,9 @@ class _Hosted:
 class GroupHost:
     """All shards of this node."""
 
+    log_class = _PartitionLog
+    shard_class = Shard
+
     def __init__(
         self,
         manager: ReplicaManager,
@@ -165,6 +168,7 @@ class GroupHost:
         *,
         expiry_interval_ms: int,
         new_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
+        tick_ms: int = TICK_MS,
     ) -> None:
         self.settings = settings
         self.topics = _Topics(manager)
@@ -173,6 +177,7 @@ class GroupHost:
         self._expiry_interval_ms = expiry_interval_ms
         self._clock_s = manager.clocks.s
         self._new_uuid = new_uuid
+        self._tick_ms = tick_ms
         self._hosted: dict[int, _Hosted] = {}
         self.loaded_records = 0
         self.bad_records = 0
@@ -223,8 +228,8 @@ class GroupHost:
         if partition.replica.topic != OFFSETS_TOPIC or leadership is None:
             return
         self.on_stop(partition)
-        shard = Shard(
-            _PartitionLog(self._manager, partition, leadership),
+        shard = self.shard_class(
+            self.log_class(self._manager, partition, leadership),
             self.topics,
             self.settings,
             clock_ms=self._manager.clock_ms,
@@ -329,7 +334,7 @@ class GroupHost:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_MS / 1000)
+            await asyncio.sleep(self._tick_ms / 1000)
             now_ms = self._manager.clock_ms()
             for shard in list(self.shards()):
                 if shard.next_timer_ms <= now_ms:

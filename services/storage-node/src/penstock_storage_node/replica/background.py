@@ -29,11 +29,16 @@ class BackgroundJobs:
     """Three tasks for the life of the role."""
 
     def __init__(
-        self, manager: ReplicaManager, directory: LogDirectory, settings: StorageNodeSettings
+        self,
+        manager: ReplicaManager,
+        directory: LogDirectory,
+        settings: StorageNodeSettings,
+        tick_ms: int = TICK_MS,
     ) -> None:
         self._manager = manager
         self._directory = directory
         self._settings = settings
+        self._tick_ms = tick_ms
         self._trimmed_at_bytes = 0
         self._tick_count = 0
         self._probing: asyncio.Task[None] | None = None
@@ -56,11 +61,11 @@ class BackgroundJobs:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_MS / 1000)
+            await asyncio.sleep(self._tick_ms / 1000)
             self.tick()
 
     def tick(self) -> None:
-        """Every TICK_MS."""
+        """Every `tick_ms`."""
         manager = self._manager
         now_ms = manager.clock_ms()
         self._tick_count += 1

@@ -103,8 +103,8 @@ class Partition:
         self.name = replica.name
         self.replica = replica
         self.log = log
-        self.readers: set[Callable[[], None]] = set()
-        """Called when the high watermark rises or leadership ends."""
+        self.readers: dict[Callable[[], None], None] = {}
+        """Called, in the order in which they came, when the high watermark rises or leadership ends."""
         self.sessions: dict[SenderSession, None] = {}
         """Followers' sessions while this node leads."""
         self.access = LogAccess()
@@ -397,7 +397,7 @@ class Partition:
 
     def wake_readers(self) -> None:
         """Readers that wait for records, or that must hear of lost leadership, look again."""
-        readers, self.readers = self.readers, set()
+        readers, self.readers = self.readers, {}
         for reader in readers:
             reader()
 
@@ -419,13 +419,13 @@ async def wait_for_change(partitions: Sequence[Partition], deadline_s: float) ->
 
     timer = loop.call_at(deadline_s, wake)
     for partition in partitions:
-        partition.readers.add(wake)
+        partition.readers[wake] = None
     try:
         await changed
     finally:
         timer.cancel()
         for partition in partitions:
-            partition.readers.discard(wake)
+            partition.readers.pop(wake, None)
 
 
 class LeadershipWatcher(Protocol):

@@ -88,11 +88,11 @@ class _Range:
             if not changed.done():
                 changed.set_result(None)
 
-        partition.readers.add(wake)
+        partition.readers[wake] = None
         try:
             await changed
         finally:
-            partition.readers.discard(wake)
+            partition.readers.pop(wake, None)
         if partition.closed:
             raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.name} was deleted")
 

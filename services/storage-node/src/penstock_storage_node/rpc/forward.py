@@ -90,7 +90,7 @@ class ForwardStream:
         self._room = asyncio.Event()
         self._ready = asyncio.Event()
         self._is_ending = False
-        self._tasks: set[asyncio.Future[Response]] = set()
+        self._tasks: dict[asyncio.Future[Response], None] = {}
 
     def close(self) -> None:
         """The client has gone: give up what still runs for it."""
@@ -172,7 +172,7 @@ class ForwardStream:
         result = self._start(caller, frame)
         if isinstance(result, Awaitable):
             future = asyncio.ensure_future(result)
-            self._tasks.add(future)
+            self._tasks[future] = None
             future.add_done_callback(lambda done: self._on_done(first.request_id, size, caller, done))
         else:
             self._answer(first.request_id, size, caller, result)
@@ -202,7 +202,7 @@ class ForwardStream:
     def _on_done(
         self, request_id: int, size: int, caller: RequestContext, done: asyncio.Future[Response]
     ) -> None:
-        self._tasks.discard(done)
+        self._tasks.pop(done, None)
         if done.cancelled():
             self._request_count -= 1
             return
