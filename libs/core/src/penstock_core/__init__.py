@@ -7,6 +7,7 @@
 `ids`         the small types that everything speaks in
 `limits`      every bound of the system, named
 `metadata`    the immutable image of the cluster and how records advance it
+`security`    what decides in sign-in, rights and quotas
 `topics`      rules for topic names
 """
 

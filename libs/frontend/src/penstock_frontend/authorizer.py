@@ -6,53 +6,23 @@ once there are users and ACLs, so that no path forgets to ask.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.security.acl import CLUSTER_NAME, ResourceType
+from penstock_core.security.acl import AclOperation as Operation
+from penstock_core.security.principal import ANONYMOUS, Principal
 
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who a connection is, as Kafka writes it: `User:alice`."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.name}"
-
-
-ANONYMOUS = Principal("User", "ANONYMOUS")
-
-
-class Operation(Enum):
-    """What is asked for (Kafka: org.apache.kafka.common.acl.AclOperation)."""
-
-    READ = "READ"
-    WRITE = "WRITE"
-    CREATE = "CREATE"
-    DELETE = "DELETE"
-    ALTER = "ALTER"
-    DESCRIBE = "DESCRIBE"
-    CLUSTER_ACTION = "CLUSTER_ACTION"
-    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
-    ALTER_CONFIGS = "ALTER_CONFIGS"
-    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
-
-
-class ResourceType(Enum):
-    """What it is asked of (Kafka: org.apache.kafka.common.resource.ResourceType)."""
-
-    TOPIC = "TOPIC"
-    GROUP = "GROUP"
-    CLUSTER = "CLUSTER"
-    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
-
-
-CLUSTER_NAME = "kafka-cluster"
-"""Name of the one resource of type CLUSTER."""
+__all__ = [
+    "ANONYMOUS",
+    "CLUSTER_NAME",
+    "AllowAll",
+    "Authorizer",
+    "Operation",
+    "Principal",
+    "ResourceType",
+    "require_cluster",
+]
 
 
 class Authorizer(Protocol):

@@ -1,0 +1,7 @@
+"""What decides in security: principals, ACLs, sign-in, quotas. Plain objects and functions.
+
+`acl`                entries, filters, and what is refused
+`acl_decision`       whether a principal may, and which rule decided
+`acl_set`            all ACLs at one version
+`principal`          who asks, and how that is written
+"""
