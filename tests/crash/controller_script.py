@@ -29,7 +29,10 @@ SNAPSHOT_EVERY = 12
 
 def command(index: int, term: int) -> bytes:
     """What entry `index` of that term holds; over a sector long now and then, with zeros in it."""
-    return b"%d.%d\x00" % (index, term) * (1 + index * 37 % 120)
+    record = pb.MetadataRecord(
+        gateway=pb.GatewayRecord(gateway_id=f"{index}.{term}\0" * (1 + index * 37 % 120))
+    )
+    return b"\0" + pb.MetadataCommand(base_version=index, records=[record]).SerializeToString()
 
 
 def image() -> MetadataImage:
@@ -58,7 +61,7 @@ class Script:
         self.marks = 0
 
     def run(self) -> None:
-        memory = PeerMemory(self.directory, b"d" * 16)
+        memory = PeerMemory(self.directory, 1, b"d" * 16)
         memory.mark_joined()
         self.elect()
         for step in range(STEPS):

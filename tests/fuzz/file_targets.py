@@ -21,6 +21,7 @@ from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata import MetadataImage
 from penstock_kafka.records.batch import read_header
 from penstock_kafka.records.crc import crc32c
+from penstock_proto.v1 import metadata_pb2
 from penstock_storage_node.log import checkpoints, index
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState
@@ -165,7 +166,9 @@ def _snapshot(data: bytes) -> None:
 
 def _snapshot_seeds() -> Iterator[bytes]:
     image = MetadataImage.from_records(metadata_records()[:-3], 77)
-    snapshot = snapshot_format.Snapshot((b"previous", 9, 2), (b"last", 10, 3), image)
+    command = metadata_pb2.MetadataCommand(base_version=8, records=metadata_records()[:2])
+    last = b"\0" + command.SerializeToString(), 10, 3
+    snapshot = snapshot_format.Snapshot((b"\1", 9, 2), last, image)
     whole = b"".join(snapshot_format.encode(snapshot))
     yield b"\x00" + whole
     position, parts = snapshot_format._START.size, []
@@ -185,7 +188,7 @@ def _peers(data: bytes) -> None:
         _DIRECTORY.append(TemporaryDirectory(prefix="penstock-fuzz-"))
     directory = Path(_DIRECTORY[0].name)
     (directory / PEERS_FILE).write_bytes(data)
-    memory = PeerMemory(directory, b"d" * 16)
+    memory = PeerMemory(directory, 1, b"d" * 16)
     memory.directory_of(1)
     memory.is_former(1, b"d" * 16)
 

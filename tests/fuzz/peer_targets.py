@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from fuzz.target import Target, expect
 from penstock_controller.quorum import messages
+from penstock_controller.quorum.commands import NUMBER_END, find_poison
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
 from penstock_core.metadata import MetadataImage
@@ -129,19 +130,31 @@ def _fetch_range_seeds() -> Iterator[bytes]:
 def _quorum_message(data: bytes) -> None:
     message = messages.decode(memoryview(data))
     again = messages.encode(message)
+    expect(again is not None, "what was taken can be sent again")
+    assert again is not None
     expect(messages.decode(memoryview(again)) == message, "a message is read back")
+    numbers = [v for v in message.values() if isinstance(v, int)]
+    expect(all(n < NUMBER_END for n in numbers), "terms and indexes leave room for what follows")
+    entries = message.get("entries", [])
+    expect(len(entries) <= messages.ENTRIES_MAX, "entries are counted before they are made")
+    expect(find_poison(entries) == "", "what goes into the log can be applied")
+    if entries:
+        first = message["prevLogIdx"] + 1
+        expect([e[1] for e in entries] == list(range(first, first + len(entries))), "no gap in the log")
 
 
 def _quorum_seeds() -> Iterator[bytes]:
     ids = {"directory_id": b"d" * 16, "remembered": bytes(16), "cluster_id": b"c" * 16}
     prevote = {"round": 7, "term": 3, "last_log_index": 9, "last_log_term": 2}
     common = {"type": "append_entries", "term": 3, "commit_index": 8}
+    records = metadata_pb2.MetadataCommand(base_version=5, records=metadata_records())
+    command = b"\0" + records.SerializeToString()
     for message in (
         {"type": "hello", "from": 1, "to": 2, "joined": True, **ids},
         {"type": "keepalive"},
         {"type": "request_vote", "term": 3, "last_log_index": 9, "last_log_term": 2},
         {"type": "response_vote", "term": 3},
-        {**common, "entries": [(b"command", 9, 3), (b"", 10, 3)], "prevLogIdx": 8, "prevLogTerm": 2},
+        {**common, "entries": [(command, 9, 3), (b"\1", 10, 3)], "prevLogIdx": 8, "prevLogTerm": 2},
         {**common, "entries": [], "prevLogIdx": 8, "prevLogTerm": 2},
         {**common, "serialized": (b"snapshot", True, False)},
         {"type": "next_node_idx", "term": 3, "next_node_idx": 9, "reset": False, "success": True},
@@ -150,7 +163,9 @@ def _quorum_seeds() -> Iterator[bytes]:
         {"type": "prevote_reply", "round": 7, "term": 3, "granted": True},
         {"type": "term_notice", "term": 3},
     ):
-        yield messages.encode(message)
+        payload = messages.encode(message)
+        assert payload is not None
+        yield payload
 
 
 def _metadata_delta(data: bytes) -> None:

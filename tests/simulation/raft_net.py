@@ -102,10 +102,12 @@ class SimSocket:
     def listen(self, _: int) -> None:
         self.world.raft_listeners[self._listens_at] = self
 
-    def accept(self) -> tuple[SimSocket, None]:
+    def accept(self) -> tuple[SimSocket, tuple[str, int]]:
         if not self.accepted:
             raise BlockingIOError
-        return self.accepted.popleft(), None
+        accepted = self.accepted.popleft()
+        assert accepted.connection is not None
+        return accepted, (address_of(accepted.connection.hosts[0]), 0)
 
     def connect_ex(self, address: tuple[str, int]) -> int:
         self.connection = Connection(self.world, self.process.name, host_of(address[0]))
@@ -219,6 +221,14 @@ class SimPeerConnection:
     @property
     def is_idle(self) -> bool:
         return not self._unsent
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(map(len, self._unsent))
+
+    def crawls(self) -> bool:
+        """Frames come whole."""
+        return False
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
         """On the tick thread of the process that this link belongs to."""

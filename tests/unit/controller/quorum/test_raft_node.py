@@ -57,10 +57,10 @@ def test_installing_a_snapshot_keeps_the_entries_behind_it(tmp_path: Path) -> No
         raft = quorum._raft
         raft.tick()
         for index in range(2, 21):
-            raft.journal.add(b"\x00c%d" % index, index, 1)
+            raft.journal.add(b"\x01", index, 1)
         raft.journal.sync()
         image = MetadataImage(version=7, cluster_id=b"c" * 16)
-        data = b"".join(fmt.encode(Snapshot((b"\x00c9", 9, 1), (b"\x00c10", 10, 1), image)))
+        data = b"".join(fmt.encode(Snapshot((b"\x01", 9, 1), (b"\x01", 10, 1), image)))
         raft.receive_snapshot((data, True, False))
         raft.receive_snapshot((b"", False, True))
         assert is_installing(quorum)
@@ -121,9 +121,11 @@ def test_a_directory_that_was_not_admitted_does_not_vote(tmp_path: Path) -> None
         assert not may_vote(quorum)
         raft.machine.image = MetadataImage(version=4, controllers={1: b"d" * 16})
         assert may_vote(quorum)
-        # The peer's new directory is taken for good, its old one is refused.
-        assert not raft.is_former(2, hello)
+        # A peer's new directory is taken for good once the log names it, not because it says so.
+        raft.machine.image = MetadataImage(version=5, controllers={1: b"d" * 16, 2: b"p" * 16})
         raft.on_hello(2, dict(hello, directory_id=b"q" * 16))
+        assert not raft.is_former(2, hello)
+        raft.machine.image = MetadataImage(version=6, controllers={1: b"d" * 16, 2: b"q" * 16})
         assert raft.is_former(2, hello)
     finally:
         quorum.stop()

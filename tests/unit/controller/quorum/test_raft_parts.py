@@ -17,7 +17,7 @@ import pysyncobj.transport
 import pytest
 
 from penstock_controller.quorum import messages, pysyncobj_pins
-from penstock_controller.quorum.append_filter import filter_append
+from penstock_controller.quorum.append_filter import cuts_committed, filter_append
 from penstock_controller.quorum.events import Applied, Outcome
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
@@ -169,6 +169,13 @@ def test_would_vote(hears: bool, asked_term: int, asked_last: tuple[int, int], w
     assert answer is wanted
 
 
+COMMAND = (
+    b"\x00"
+    + pb.MetadataCommand(
+        base_version=7, records=[pb.MetadataRecord(gateway=pb.GatewayRecord(gateway_id="g" * 70_000))]
+    ).SerializeToString()
+)
+
 MESSAGES: list[dict[str, Any]] = [
     {
         "type": "hello",
@@ -182,7 +189,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"type": "keepalive"},
     {"type": "request_vote", "term": 4, "last_log_index": 9, "last_log_term": 3},
     {"type": "response_vote", "term": 4},
-    append(entry(3, 2), [entry(4, 2), (b"", 5, 2), (bytes(70_000), 6, 3)], 3, 4),
+    append(entry(3, 2), [(b"\x01", 4, 2), (COMMAND, 5, 2), (COMMAND, 6, 3)], 3, 4),
     append(entry(3, 2), [], 3, 4),
     {"type": "append_entries", "term": 4, "commit_index": 2, "serialized": (b"part", True, False)},
     {"type": "next_node_idx", "term": 4, "next_node_idx": 9, "reset": True, "success": False},
@@ -195,16 +202,22 @@ MESSAGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: str(m["type"]))
 def test_messages_round_trip(message: dict[str, Any]) -> None:
-    assert messages.decode(memoryview(messages.encode(message))) == message
+    assert messages.decode(memoryview(encoded(message))) == message
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    payload = messages.encode(message)
+    assert payload is not None
+    return payload
 
 
 def test_garbage_is_refused() -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
-    encoded = [messages.encode(m) for m in MESSAGES]
+    seeds = [encoded(m) for m in MESSAGES]
     for _ in range(5000):
-        data = bytearray(rng.choice(encoded)[:200])
+        data = bytearray(rng.choice(seeds)[:200])
         for _ in range(rng.randrange(1, 4)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         data = data[: rng.randrange(len(data) + 1)]
@@ -217,8 +230,59 @@ def test_garbage_is_refused() -> None:
 
 
 def test_commands_of_followers_are_never_sent() -> None:
-    with pytest.raises(messages.BadMessage):
-        messages.encode({"type": "apply_command", "command": b"x"})
+    assert messages.encode({"type": "apply_command", "command": b"x"}) is None
+
+
+def test_what_cannot_be_encoded_ends_nothing() -> None:
+    """A peer that moved its marks made PySyncObj ask for numbers that no message has room for."""
+    assert messages.encode(append(entry(3, 2), [], 3, 2**64)) is None
+    assert messages.encode({**append(entry(3, 2), [], 3, 4), "prevLogIdx": None}) is None
+    assert messages.encode({"type": "request_vote", "term": -1}) is None
+    assert messages.encode({"type": "append_entries"}) is None
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a term": ({"type": "term_notice", "term": 2**62}, "beyond what a quorum reaches"),
+    "an index": (
+        {"type": "next_node_idx", "term": 4, "next_node_idx": 2**63, "reset": True, "success": False},
+        "beyond what a quorum reaches",
+    ),
+    "an empty command": (append(entry(3, 2), [(b"", 4, 2)], 3, 4), "entry 4 of term 2 is empty"),
+    "no command": (append(entry(3, 2), [(b"\x00\xff", 4, 2)], 3, 4), "is no metadata command"),
+    "an unknown record": (
+        append(entry(3, 2), [(b"\x00\x12\x00", 4, 2)], 3, 4),
+        "holds a record of a newer version: upgrade this controller",
+    ),
+    "an unknown kind": (append(entry(3, 2), [(b"\x02", 4, 2)], 3, 4), "is of the unknown kind 2"),
+    "a fat no-op": (append(entry(3, 2), [(b"\x01x", 4, 2)], 3, 4), "is a no-op of 2 bytes"),
+    "a gap": (append(entry(3, 2), [(b"\x01", 5, 2)], 3, 4), "entry 5 of term 2 cannot follow 3 of 2"),
+    "a term that falls": (append(entry(3, 2), [(b"\x01", 4, 1)], 3, 4), "cannot follow"),
+    "a term to come": (append(entry(3, 2), [(b"\x01", 4, 5)], 3, 4), "cannot follow"),
+    "many entries": (
+        append(entry(3, 2), [(b"\x01", 4 + n, 2) for n in range(20_001)], 3, 4),
+        "20001 entries in a message",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "reason"), FAULTS.values(), ids=FAULTS.keys())
+def test_messages_out_of_bounds_are_refused(message: dict[str, Any], reason: str) -> None:
+    with pytest.raises(messages.BadMessage, match=reason):
+        messages.decode(memoryview(encoded(message)))
+
+
+def test_an_append_may_not_cut_what_is_committed() -> None:
+    log = [entry(n, 2) for n in range(10, 20)]
+
+    def cuts(message: dict[str, Any]) -> bool:
+        return cuts_committed(message, 10, log, 15)
+
+    assert not cuts(append(entry(13, 2), [entry(14, 2), entry(15, 2), entry(16, 3)], 15, 4))
+    assert not cuts(append(entry(15, 2), [entry(16, 4)], 15, 4))
+    assert not cuts(append(entry(30, 2), [entry(31, 4)], 15, 4))
+    assert not cuts(append(entry(3, 2), [], 15, 4))
+    assert cuts(append(entry(14, 2), [entry(15, 3)], 15, 4))
+    assert cuts(append(entry(9, 2), [entry(10, 3), entry(11, 3)], 15, 4))
 
 
 # --- the state machine --------------------------------------------------------------

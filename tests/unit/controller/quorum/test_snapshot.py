@@ -10,11 +10,15 @@ from pysyncobj.config import SERIALIZER_STATE
 
 from penstock_controller.quorum import snapshot_format as fmt
 from penstock_controller.quorum.files import DamagedFile
+from penstock_controller.quorum.journal_format import Entry
 from penstock_controller.quorum.snapshot import SnapshotStore
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from support.waiting import wait_for
+
+NO_OP = b"\1"
+COMMAND = b"\0" + pb.MetadataCommand(base_version=76).SerializeToString()
 
 
 def image(topics: int = 250) -> MetadataImage:
@@ -28,7 +32,24 @@ def image(topics: int = 250) -> MetadataImage:
 
 
 def snapshot(last: int = 10) -> Snapshot:
-    return Snapshot((b"prev\x00", last - 1, 3), (b"last", last, 4), image())
+    return Snapshot((NO_OP, last - 1, 3), (COMMAND, last, 4), image())
+
+
+@pytest.mark.parametrize(
+    ("previous", "last"),
+    [
+        ((NO_OP, 9, 3), (b"", 10, 4)),
+        ((b"\0\xff", 9, 3), (COMMAND, 10, 4)),
+        ((NO_OP, 8, 3), (COMMAND, 10, 4)),
+        ((NO_OP, 9, 5), (COMMAND, 10, 4)),
+        ((NO_OP, 2**62 - 1, 3), (COMMAND, 2**62, 4)),
+    ],
+)
+def test_entries_that_no_log_holds_are_refused(previous: Entry, last: Entry) -> None:
+    """They would stand in our log from then on, and end each run."""
+    data = b"".join(fmt.encode(Snapshot(previous, last, image(1))))
+    with pytest.raises(DamagedFile, match="its last entries are none"):
+        fmt.decode(data, "snapshot")
 
 
 def store(directory: Path, held: MetadataImage | None = None) -> SnapshotStore:
@@ -64,7 +85,7 @@ def test_every_cut_and_every_flip_is_refused() -> None:
 
 
 def write(target: SnapshotStore, last: int) -> int:
-    target.serialize((None, (b"last", last, 4), (b"prev", last - 1, 4), None), last - 1)
+    target.serialize((None, (COMMAND, last, 4), (NO_OP, last - 1, 4), None), last - 1)
 
     def ended() -> list[int]:
         state, _ = target.checkSerializing()
@@ -80,7 +101,7 @@ def test_written_in_the_background_and_loaded(tmp_path: Path) -> None:
     assert target.checkSerializing()[0] == SERIALIZER_STATE.NOT_SERIALIZING
     loaded = store(tmp_path).load()
     assert loaded is not None
-    assert loaded.last == (b"last", 20, 4)
+    assert loaded.last == (COMMAND, 20, 4)
     assert loaded.image == image()
     # Nothing new since: nothing is written, nothing fails.
     assert write(target, 20) == SERIALIZER_STATE.NOT_SERIALIZING

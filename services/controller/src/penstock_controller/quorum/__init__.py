@@ -1,6 +1,8 @@
 """The Raft quorum of the controllers: the only package that imports PySyncObj.
 
+`admission`        who may stay on the Raft port, and who of two with one name
 `append_filter`    what an append really changes in a follower's log
+`commands`         what may stand in the Raft log
 `events`           plain data that crosses from the tick thread to the event loop, and the quorum's settings
 `files`            replacing files durably
 `identity`         which data directory each peer had

@@ -31,6 +31,19 @@ def bare(message: dict[str, Any], matched_index: int) -> dict[str, Any]:
     }
 
 
+def cuts_committed(
+    message: dict[str, Any], first_index: int, log: Sequence[Entry], commit_index: int
+) -> bool:
+    """Whether an append has other entries than ours where ours are committed: no leader that was elected does."""
+    for _, index, term in message["entries"]:
+        at = index - first_index
+        if index > commit_index or at >= len(log):
+            return False
+        if at >= 0 and log[at][2] != term:
+            return True
+    return False
+
+
 def filter_append(message: dict[str, Any], first_index: int, log: Sequence[Entry]) -> Filtered:
     """`log` is the follower's log, whose first entry has `first_index`."""
     previous, entries = message["prevLogIdx"], message["entries"]

@@ -34,6 +34,7 @@ from pathlib import Path
 from pysyncobj.journal import Journal
 
 from penstock_controller.quorum import journal_format as fmt
+from penstock_controller.quorum.commands import NUMBER_END, find_poison
 from penstock_controller.quorum.files import REAL_FILES, DamagedFile, Files
 from penstock_controller.quorum.journal_format import Entry
 from penstock_core.failpoints import hit, torn
@@ -239,6 +240,21 @@ class DurableJournal(Journal):  # type: ignore[misc]
         if entries and 0 <= at < len(entries) and _same(entries[at], last):
             following = entries[at + 1 :]
         self.replace([previous, last, *following])
+
+    def check(self, controller_id: int) -> None:
+        """Look through what was found at the start, as through what peers send.
+
+        An entry that cannot be applied would end each run anew, once it is committed; a term without successor would
+        end every election. Builds of before took both from anybody. Raises DamagedFile with the place and the mend.
+        """
+        mend = (
+            "restore this controller's data directory as it was before, or wipe it and "
+            f"`penstock controller replace {controller_id}`, so that it copies its peers"
+        )
+        if self._term >= NUMBER_END - 1:
+            raise DamagedFile(f"{self._meta_path}: term {self._term} is none that elections reach; {mend}")
+        if poison := find_poison(self._entries):
+            raise DamagedFile(f"{self._path}: {poison}; {mend}")
 
     # --- cutting on a thread ---------------------------------------------------------
 

@@ -44,6 +44,8 @@ class Machine:
     ) -> None:
         self.image = image
         self.broken = False
+        self.entry_index = 0
+        """Where in the log stands what is applied, for errors."""
         self._staged: _Staged | None = None
         self._emit = emit
         self._on_fatal = on_fatal
@@ -70,12 +72,10 @@ class Machine:
         try:
             command = pb.MetadataCommand.FromString(data)
         except DecodeError:
-            return self._break(
-                "the Raft log holds a command that this version cannot read; upgrade this controller"
-            )
+            return self._break("is a command that this version cannot read; upgrade this controller")
         records = list(command.records)
         if any(record.WhichOneof("record") is None for record in records):
-            return self._break("the Raft log holds a record of a newer version; upgrade this controller")
+            return self._break("holds a record of a newer version; upgrade this controller")
         if command.base_version != self.image.version:
             return Outcome.STALE
         if command.part == 0:
@@ -94,7 +94,10 @@ class Machine:
                 staged.builder.replay(record)
         except InvariantBroken as error:
             # Every controller comes to the same end here, so refusing keeps them alike.
-            return self._break(f"command after version {self.image.version} cannot be applied: {error}")
+            return self._break(
+                f"cannot be applied to version {self.image.version} ({error}); upgrade this controller, or restore "
+                "the data directories of all controllers as they were before that entry"
+            )
         staged.records.extend(records)
         if command.more:
             self._staged = staged._replace(next_part=staged.next_part + 1)
@@ -108,5 +111,5 @@ class Machine:
 
     def _break(self, message: str) -> Outcome:
         self.broken = True
-        self._on_fatal(InvariantBroken(message))
+        self._on_fatal(InvariantBroken(f"entry {self.entry_index} of the Raft log {message}"))
         return Outcome.UNKNOWN

@@ -4,6 +4,9 @@ A message is the dict that PySyncObj makes, or one of our own kinds. What comes 
 peer is parsed by `struct` alone, so no frame can run code; every length is checked
 against what is left. Acknowledgements and votes carry the sender's term, which
 PySyncObj leaves out (a delayed one from an older term must not count).
+
+A peer may be broken or hostile. Terms and indexes lie below NUMBER_END, entries follow one another and hold commands
+that this version reads (`commands`): what passes `decode` can be written to the log, applied, and encoded again.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from penstock_controller.quorum.commands import NUMBER_END, fault_of
 
 PROTOCOL_VERSION = 1
 
@@ -27,6 +32,11 @@ _PREVOTE_REPLY = struct.Struct("<BQQB")
 _HELLO_ID, _KEEPALIVE_ID, _VOTE_ID, _GRANT_ID, _APPEND_ID, _SNAPSHOT_ID = 1, 2, 3, 4, 5, 6
 _ACK_ID, _TIMEOUT_ID, _PREVOTE_ID, _PREVOTE_REPLY_ID, _NOTICE_ID = 7, 8, 9, 10, 11
 
+ENTRIES_MAX = 20_000
+"""Entries of one message: bounds what a frame full of the smallest ones costs the tick thread."""
+ENTRIES_SENT_MAX = 5_000
+"""What this version puts into one."""
+
 Message = dict[str, Any]
 
 
@@ -34,21 +44,29 @@ class BadMessage(Exception):
     """A frame that is none of ours."""
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """The payload of one frame. Raises BadMessage for a kind that never leaves a process."""
-    kind = message["type"]
-    encoder = _ENCODERS.get(kind)
-    if encoder is None:
-        raise BadMessage(f"message type {kind!r} is not sent between controllers")
-    return encoder(message)
+def encode(message: Mapping[str, Any]) -> bytes | None:
+    """The payload of one frame; None for what never leaves a process. Never raises.
+
+    PySyncObj would hand a follower's queued command to the leader; and where a peer had moved its marks it could ask
+    for a number that has no place in a message.
+    """
+    encoder = _ENCODERS.get(message["type"])
+    try:
+        return None if encoder is None else encoder(message)
+    except (struct.error, KeyError, TypeError, ValueError):
+        return None
 
 
 def decode(payload: memoryview) -> Message:
     """The message of one frame's payload. Raises BadMessage."""
     try:
-        return _DECODERS[payload[0]](payload)
+        message = _DECODERS[payload[0]](payload)
     except (struct.error, IndexError, KeyError) as error:
         raise BadMessage(f"not a controller's message: {type(error).__name__}") from None
+    for name in _NUMBERS:
+        if message.get(name, 0) >= NUMBER_END:
+            raise BadMessage(f"{name} {message[name]} of a {message['type']} is beyond what a quorum reaches")
+    return message
 
 
 def _encode_hello(m: Mapping[str, Any]) -> bytes:
@@ -75,8 +93,8 @@ def _encode_append(m: Mapping[str, Any]) -> bytes:
     if "serialized" in m:
         data, first, last = m["serialized"] or (b"", False, False)
         return _SNAPSHOT.pack(_SNAPSHOT_ID, m["term"], m["commit_index"], first, last) + data
-    if "transmission" in m or "prevLogIdx" not in m:
-        raise BadMessage("entries above the batch size are never sent")
+    if "transmission" in m:
+        raise ValueError("entries above the batch size are never sent")
     entries = m["entries"]
     head = _APPEND.pack(
         _APPEND_ID, m["term"], m["commit_index"], m["prevLogIdx"], m["prevLogTerm"], len(entries)
@@ -90,15 +108,26 @@ def _encode_append(m: Mapping[str, Any]) -> bytes:
 
 def _decode_append(p: memoryview) -> Message:
     _, term, commit_index, previous_index, previous_term, count = _APPEND.unpack_from(p)
+    if count > ENTRIES_MAX:
+        raise BadMessage(f"{count} entries in a message, the most is {ENTRIES_MAX}")
     offset = _APPEND.size
     entries = []
+    last_index, last_term = previous_index, previous_term
     for _ in range(count):
         index, entry_term, length = _ENTRY.unpack_from(p, offset)
         offset += _ENTRY.size
         if offset + length > len(p):
             raise BadMessage("entry reaches past its frame")
-        entries.append((bytes(p[offset : offset + length]), index, entry_term))
+        if index != last_index + 1 or not last_term <= entry_term <= term:
+            raise BadMessage(f"entry {index} of term {entry_term} cannot follow {last_index} of {last_term}")
+        command = bytes(p[offset : offset + length])
+        if fault := fault_of(command):
+            raise BadMessage(f"entry {index} of term {entry_term} {fault}")
+        entries.append((command, index, entry_term))
         offset += length
+        last_index, last_term = index, entry_term
+    if offset != len(p):
+        raise BadMessage(f"{len(p) - offset} bytes behind the last entry")
     return {
         "type": "append_entries",
         "term": term,
@@ -150,6 +179,17 @@ def _decode_prevote_reply(p: memoryview) -> Message:
     _, round_id, term, granted = _PREVOTE_REPLY.unpack(p)
     return {"type": "prevote_reply", "round": round_id, "term": term, "granted": bool(granted)}
 
+
+_NUMBERS = (
+    "term",
+    "commit_index",
+    "prevLogIdx",
+    "prevLogTerm",
+    "last_log_index",
+    "last_log_term",
+    "next_node_idx",
+    "round",
+)
 
 _ENCODERS: dict[str, Callable[[Mapping[str, Any]], bytes]] = {
     "hello": _encode_hello,

@@ -3,7 +3,8 @@
     frame = length(u32) crc(u32) payload
 
 Lives on the tick thread and on PySyncObj's poller. Frames are bounded, before the
-hello far more tightly; what a slow peer does not take is bounded too.
+hello far more tightly; what a slow peer does not take is bounded too. Memory grows with what
+came, not with what was announced, and a frame that was begun has to go on (`crawls`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from typing import Any
 from pysyncobj.poller import POLL_EVENT_TYPE
 
 _FRAME = struct.Struct("<II")
-FRAME_BYTES_MAX = 24 * 1024 * 1024
+FRAME_BYTES_MAX = 13 * 1024 * 1024
+"""An append: PySyncObj's batch of 8 MiB, filled up by one command of at most 4 MiB, and their heads."""
 HELLO_BYTES_MAX = 256
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
+PACE_S = 5.0
+PACE_BYTES_MIN = 64 * 1024 * 5
+"""What has to come of an unfinished frame in each PACE_S."""
 
 
 class BadFrame(Exception):
@@ -52,6 +57,8 @@ class PeerConnection:
         self._on_frame = on_frame
         self._on_closed = on_closed
         self._received = bytearray()
+        self._received_bytes = 0
+        self._pace = (self.opened_at, 0)
         self._unsent: bytearray = bytearray()
         self.closed = False
         self._subscribe()
@@ -78,6 +85,22 @@ class PeerConnection:
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return not self._unsent
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the system has not taken yet."""
+        return len(self._unsent)
+
+    def crawls(self) -> bool:
+        """To be asked now and then: whether a frame was begun that comes too slowly to hold memory for it."""
+        now = self._now()
+        if not self._received:
+            self._pace = (now, self._received_bytes)
+        elif now - self._pace[0] >= PACE_S:
+            came = self._received_bytes - self._pace[1]
+            self._pace = (now, self._received_bytes)
+            return came < PACE_BYTES_MIN
+        return False
 
     def close(self, reason: str) -> None:
         if self.closed:
@@ -137,6 +160,7 @@ class PeerConnection:
             return
         self.last_read_at = self._now()
         self._received += data
+        self._received_bytes += len(data)
         try:
             self._take_frames()
         except BadFrame as error:

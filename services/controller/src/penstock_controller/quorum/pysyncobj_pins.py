@@ -25,6 +25,7 @@ _CLASS_NAMES = (
     "_SyncObj__connectedToAnyone",
     "_SyncObj__doApplyCommand",
     "_SyncObj__generateRaftTimeout",
+    "_SyncObj__getEntries",
     "_SyncObj__loadDumpFile",
     "_SyncObj__onBecomeLeader",
     "_SyncObj__onMessageReceived",

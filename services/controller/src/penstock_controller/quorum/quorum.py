@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 from penstock_controller.quorum import pysyncobj_pins
 from penstock_controller.quorum import snapshot as snapshot_store
+from penstock_controller.quorum.commands import COMMAND_BYTES_MAX
 from penstock_controller.quorum.events import QuorumConfig, QuorumEvent, QuorumMeters, Reset
 from penstock_controller.quorum.files import REAL_FILES, Files
 from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.peer_connection import REAL_NETWORK, PeerNetwork
-from penstock_controller.quorum.raft import COMMAND_BYTES_MAX, RaftNode
+from penstock_controller.quorum.raft import RaftNode
 from penstock_controller.quorum.snapshot import Slicer, SnapshotStore
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata import MetadataImage
@@ -102,6 +103,7 @@ class Quorum:
             snapshot = store.load()
             if snapshot is not None:
                 journal.align(snapshot.previous, snapshot.last)
+            journal.check(config.controller_id)
             self._machine: Machine = (ports.machine_class or Machine)(
                 snapshot.image if snapshot is not None else MetadataImage(),
                 lambda event: self._raft.emit(event),
@@ -114,7 +116,7 @@ class Quorum:
                 store,
                 snapshot,
                 self._machine,
-                PeerMemory(config.directory, config.directory_id, ports.files),
+                PeerMemory(config.directory, config.controller_id, config.directory_id, ports.files),
                 deliver,
                 meters.bad_frame,
                 clock_s=ports.clock_s,

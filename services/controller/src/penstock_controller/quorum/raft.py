@@ -2,6 +2,7 @@
 
 | hook | stock behaviour that it mends |
 |---|---|
+| `__getEntries` | a message holds any number of small entries; here ENTRIES_SENT_MAX |
 | `__connectedToAnyone` | no pre-vote: a resumed follower unseats a healthy leader |
 | `__generateRaftTimeout` | a lost election waits a whole silence timeout; here 150-300 ms |
 | `__doApplyCommand` | unpickles, and repeats one that raises; here `Machine.apply`, which never raises |
@@ -13,11 +14,10 @@
 
 Names are private to PySyncObj and pinned (`pysyncobj_pins`). Ticks come from `Quorum`'s thread.
 
-Joining (a controller that lost its disk): a peer that remembers another directory for
-this controller id says so in its hello, and the log names the directory that was
-admitted (`identity`). Until both agree with ours, this controller neither votes nor
-stands, else two controllers could elect a leader without acknowledged entries; nor does
-what it acknowledges count.
+Joining (a controller that lost its disk): the log names the directory that was admitted, and a
+peer that remembers another one for this controller id says so in its hello (`identity`). Until both
+agree with ours, this controller neither votes nor stands, else two controllers could elect a leader
+without acknowledged entries; nor does what it acknowledges count.
 
 Everything that depends on time, chance or the network comes in through the constructor
 or through `pysyncobj.syncobj.monotonicTime` and `.random`, so a simulation can own it.
@@ -36,6 +36,7 @@ from pysyncobj.monotonic import monotonic
 from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 
 from penstock_controller.quorum import pysyncobj_pins
+from penstock_controller.quorum.commands import NUMBER_END
 from penstock_controller.quorum.events import (
     Outcome,
     PeerSaid,
@@ -47,8 +48,9 @@ from penstock_controller.quorum.events import (
 )
 from penstock_controller.quorum.identity import PeerMemory
 from penstock_controller.quorum.journal import DurableJournal
+from penstock_controller.quorum.journal_format import Entry
 from penstock_controller.quorum.machine import Machine
-from penstock_controller.quorum.messages import Message
+from penstock_controller.quorum.messages import ENTRIES_SENT_MAX, Message
 from penstock_controller.quorum.peer_connection import REAL_NETWORK, PeerNetwork
 from penstock_controller.quorum.prevote import PreVote, would_vote
 from penstock_controller.quorum.raft_port import PeerNode
@@ -57,8 +59,6 @@ from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_controller.quorum.transport import PeerTransport
 from penstock_core.failpoints import hit
 
-COMMAND_BYTES_MAX = 4 * 1024 * 1024
-"""Largest command. Below PySyncObj's batch size, above which it splits entries wrongly."""
 _BATCH_BYTES = 8 * 1024 * 1024
 _FIRST_ELECTION_S = (0.02, 0.12)
 _NEXT_ELECTION_S = (0.15, 0.3)
@@ -263,7 +263,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__connectedToAnyone(self) -> bool:
         """Asked once the election deadline has passed: may this controller stand now?"""
-        if not self.may_vote or self.resigning:
+        if not self.may_vote or self.resigning or self.raftCurrentTerm + 1 >= NUMBER_END:
             return False
         if self._SyncObj__transferInProgress:
             self._standing = True
@@ -319,7 +319,17 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         if command[0] != _COMMAND_TYPE.REGULAR:
             self.machine.interrupt()
             return Outcome.APPLIED
+        self.machine.entry_index = self.raftLastApplied + 1
         return self.machine.apply(command[1:])
+
+    def _SyncObj__getEntries(
+        self, fromIDx: int | None, count: int | None = None, maxSizeBytes: int | None = None
+    ) -> list[Entry]:
+        if maxSizeBytes is not None:
+            # For a message: no peer takes any number of entries in one.
+            count = ENTRIES_SENT_MAX if count is None else min(count, ENTRIES_SENT_MAX)
+        entries: list[Entry] = super()._SyncObj__getEntries(fromIDx, count, maxSizeBytes)
+        return entries
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         """First tick: the snapshot was checked, and the journal aligned to it, before we began."""
@@ -348,8 +358,9 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def not_voting_reason(self) -> str:
         """Why this controller neither votes nor stands, with the mend; "" when it does."""
         me = self.config.controller_id
-        admitted = self.machine.image.controllers.get(me)
-        if admitted == self.config.directory_id or (admitted is None and not self._memory.joining):
+        memory = self._current_memory()
+        admitted = memory.own
+        if admitted == self.config.directory_id or not (any(admitted) or memory.joining):
             return ""
         return (
             f"controller {me} has a data directory that is new to the quorum and does not vote; "
@@ -363,8 +374,12 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def _is_member(self, peer_id: int) -> bool:
         """Whether what a peer acknowledges counts: not with a directory that was not admitted."""
         said = self._said.get(peer_id)
-        expected = self.machine.image.controllers.get(peer_id) or self._memory.directory_of(peer_id)
-        return said is None or not any(expected) or expected == said.directory_id
+        return said is None or self.is_member_directory(peer_id, said.directory_id)
+
+    def _current_memory(self) -> PeerMemory:
+        """What is known of directories, with what the log says by now."""
+        self._memory.on_records(self.machine.image.controllers)
+        return self._memory
 
     def would_vote(self, message: Message) -> bool:
         last = self.journal.entries[-1]
@@ -457,7 +472,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             "to": peer_id,
             "joined": self._memory.joined,
             "directory_id": self.config.directory_id,
-            "remembered": self._memory.directory_of(peer_id),
+            "remembered": self._current_memory().directory_of(peer_id),
             "cluster_id": self._cluster_id,
         }
 
@@ -472,11 +487,16 @@ class RaftNode(SyncObj):  # type: ignore[misc]
 
     def is_former(self, peer_id: int, message: Message) -> bool:
         """Whether the peer comes with a directory that was replaced."""
-        return self._memory.is_former(peer_id, message["directory_id"])
+        return self._current_memory().is_former(peer_id, message["directory_id"])
+
+    def is_member_directory(self, peer_id: int, directory_id: bytes) -> bool:
+        """Whether the peer counts with this directory, as far as is known here."""
+        expected = self._current_memory().directory_of(peer_id)
+        return not any(expected) or expected == directory_id
 
     def on_hello(self, peer_id: int, message: Message) -> None:
         self._said[peer_id] = PeerSaid(peer_id, message["directory_id"], message["joined"])
-        self._memory.on_hello(peer_id, message["directory_id"], message["joined"], message["remembered"])
+        self._current_memory().on_hello(peer_id, message["directory_id"], message["remembered"])
 
     def _remember_joined(self) -> None:
         """Once the log holds our admission (in a new cluster: anything), we are a full member."""

@@ -46,6 +46,11 @@ class RaftPort(Protocol):
         ...
 
     @property
+    def raftCommitIndex(self) -> int:  # noqa: N802 - PySyncObj's name
+        """Through where the log is known to be committed."""
+        ...
+
+    @property
     def is_leader(self) -> bool:
         """Whether this controller leads."""
         ...
@@ -80,6 +85,10 @@ class RaftPort(Protocol):
 
     def is_former(self, peer_id: int, message: Message) -> bool:
         """Whether it comes with a data directory that was replaced."""
+        ...
+
+    def is_member_directory(self, peer_id: int, directory_id: bytes) -> bool:
+        """Whether a peer counts with this data directory, as far as is known here."""
         ...
 
     def on_link_lost(self, node: PeerNode, within_s: float) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from penstock_controller.quorum.commands import NUMBER_END, find_poison
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.journal_format import Entry
 from penstock_core.metadata import ImageBuilder, MetadataImage
@@ -103,7 +104,10 @@ def _head(head: memoryview) -> tuple[Entry, Entry, int]:
     index0, term0, index1, term1, version, length0, length1 = _HEAD.unpack_from(head)
     at = _HEAD.size
     command0, command1 = struct.unpack_from(f"{length0}s{length1}s", head, at)
-    return (command0, index0, term0), (command1, index1, term1), version
+    previous, last = (command0, index0, term0), (command1, index1, term1)
+    if index1 != index0 + 1 or term0 > term1 or version >= NUMBER_END or find_poison([previous, last]):
+        raise struct.error("its last entries are none")
+    return previous, last, version
 
 
 def _chunks(data: bytes, name: str, mend: str, breathe: Callable[[], None]) -> list[memoryview]:

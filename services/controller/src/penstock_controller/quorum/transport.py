@@ -4,6 +4,10 @@
 - Acknowledgements and votes of another term, and a voter's second vote, do not count.
 - Appends pass `append_filter`; snapshots are checked before they are installed.
 - Peers say hello with their ids; anybody else is closed. Nothing is ever unpickled.
+- The peer of the higher id dials, so nobody comes in the name of a lower one. Of two that claim one name
+  `admission` says who stays, and who makes room before it has said one.
+- A message that no elected peer sends (a leap of the term, an acknowledgement of what is not there, an append that
+  cuts committed entries) closes its link before any of it counts.
 - Quiet links carry keepalives; silent ones are closed; lost ones are dialled again
   after 0.1 s by the peer of the higher id.
 - A leader of an older term is told so, else a controller that moved ahead would never
@@ -24,7 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
 
-from penstock_controller.quorum.append_filter import bare, filter_append
+from penstock_controller.quorum.admission import Contests, LogBudget, Standing, WaitingRoom
+from penstock_controller.quorum.append_filter import bare, cuts_committed, filter_append
 from penstock_controller.quorum.events import QuorumConfig
 from penstock_controller.quorum.messages import BadMessage, Message, decode, encode
 from penstock_controller.quorum.peer_connection import (
@@ -42,7 +47,13 @@ HOUSEKEEPING_S = 0.02
 KEEPALIVE_S = 0.5
 LINK_SILENCE_S = 5.0
 HELLO_S = 2.0
-UNKNOWN_LINKS_MAX = 16
+TERM_LEAP_MAX = 1 << 32
+"""No term so much above ours is taken: elections alone do not lead there."""
+FIRST_TERM_MAX = 1 << 61
+"""What a controller without a log takes: its peers may be anywhere below, and have as much before them."""
+UNSENT_APPENDS_BYTES_MAX = 16 * 1024 * 1024
+_BACKLOG = 128
+_ACCEPTS_A_TURN = 4
 LEADER_LOST_S = 0.05
 _REFUSALS_LOGGED_MAX = 100
 _SOMETHING = object()
@@ -68,7 +79,10 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._network = network
         self._links: dict[int, PeerConnection] = {}
         self._dialling: dict[int, PeerConnection] = {}
-        self._unknown: set[PeerConnection] = set()
+        self._unknown: WaitingRoom[PeerConnection] = WaitingRoom()
+        self._standing: dict[int, Standing] = {}
+        self._contests = Contests()
+        self._log_budget = LogBudget()
         self._dialled_at: dict[int, float] = {}
         self._addresses: dict[str, str] = {}
         self._resolving: set[str] = set()
@@ -96,15 +110,17 @@ class PeerTransport(Transport):  # type: ignore[misc]
                 message = dict(message, term=self._raft.raftCurrentTerm)
         elif message.get("serialized", _SOMETHING) is None:
             self._raft.end_turn_of(node)
-        try:
-            return link.send(encode(message))
-        except BadMessage:
-            # A follower's queued command that PySyncObj would hand to the leader: proposals
-            # are made on the active controller only, so it simply fails.
+        elif message.get("entries") and link.unsent_bytes > UNSENT_APPENDS_BYTES_MAX:
+            # As if it was lost: the peer says where it stands once it has taken what waits.
+            self._raft.end_turn_of(node)
             return False
+        payload = encode(message)
+        # None is a follower's queued command that PySyncObj would hand to the leader: proposals
+        # are made on the active controller only, so it simply fails.
+        return payload is not None and link.send(payload)
 
     def destroy(self) -> None:
-        for link in [*self._links.values(), *self._dialling.values(), *self._unknown]:
+        for link in [*self._links.values(), *self._dialling.values(), *self._unknown.links]:
             link.close("this controller stops")
         if self._server is not None:
             self._raft.poller.unsubscribe(self._server.fileno())
@@ -156,9 +172,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
         for link in list(self._links.values()):
             if now - link.last_read_at > LINK_SILENCE_S:
                 link.close(f"silent for {LINK_SILENCE_S:g} s")
+            elif link.crawls():
+                link.close("its message comes too slowly")
             elif now - link.last_sent_at > KEEPALIVE_S:
-                link.send(encode({"type": "keepalive"}))
-        for link in [*self._unknown, *self._dialling.values()]:
+                self._say(link, {"type": "keepalive"})
+        for link in [*self._unknown.links, *self._dialling.values()]:
             if now - link.opened_at > HELLO_S:
                 link.close("no hello in time")
 
@@ -175,7 +193,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.setblocking(False)
             server.bind(address)
-            server.listen(UNKNOWN_LINKS_MAX)
+            server.listen(_BACKLOG)
         except OSError as error:
             if server is not None:
                 server.close()
@@ -189,17 +207,19 @@ class PeerTransport(Transport):  # type: ignore[misc]
         )
 
     def _on_accept(self, _fd: int, _mask: int) -> None:
-        if self._server is None:
-            return
-        try:
-            sock, _ = self._server.accept()
-        except OSError:
-            # The peer gave up already, or we are out of descriptors; the poller asks again.
-            return
-        if len(self._unknown) >= UNKNOWN_LINKS_MAX:
-            sock.close()
-            return
-        self._unknown.add(self._open(sock, connecting=False))
+        for _ in range(_ACCEPTS_A_TURN):
+            if self._server is None:
+                return
+            try:
+                sock, remote = self._server.accept()
+            except OSError:
+                # Nobody is left, the peer gave up, or we are out of descriptors; the poller asks again.
+                return
+            address = str(remote[0]).removeprefix("::ffff:")
+            leaves = self._unknown.leaves_for(address)
+            if leaves is not None:
+                leaves.close("makes room for a newer one")
+            self._unknown.add(self._open(sock, connecting=False), address)
 
     def _dial(self, node: PeerNode, now: float) -> None:
         controller_id = node.controller_id
@@ -221,7 +241,13 @@ class PeerTransport(Transport):  # type: ignore[misc]
             return
         link = self._open(sock, connecting=True)
         self._dialling[controller_id] = link
-        link.send(encode(self._raft.hello(controller_id)))
+        self._say(link, self._raft.hello(controller_id))
+
+    @staticmethod
+    def _say(link: PeerConnection, message: Message) -> None:
+        payload = encode(message)
+        if payload is not None:
+            link.send(payload)
 
     def _resolve(self, host: str) -> str | None:
         """An IP address for `host`; None while a thread looks it up."""
@@ -265,6 +291,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if self._links.get(link.peer_id) is not link:
             return
         del self._links[link.peer_id]
+        self._standing.pop(link.peer_id, None)
         _log.info("link to controller %d lost: %s", link.peer_id, reason)
         if reason.startswith("bad frame"):
             self._bad_frame(f"controller {link.peer_id}: {reason}")
@@ -279,7 +306,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
             _log.warning("%s", line)
 
     def _bad_frame(self, line: str) -> None:
-        _log.warning("%s", line)
+        if self._log_budget.take(self._clock_s()):
+            _log.warning("%s", line)
         if self._on_bad_frame is not None:
             self._on_bad_frame()
 
@@ -294,7 +322,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if link.peer_id is None:
             self._on_hello(link, message)
         elif message["type"] == "hello":
-            self._raft.on_hello(link.peer_id, message)
+            self._on_further_hello(link, link.peer_id, message)
+        elif fault := self._fault_of(message):
+            link.close(f"bad frame: {fault}")
         else:
             self._on_message(self._nodes[link.peer_id], message)
 
@@ -305,6 +335,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
         peer_id = message["from"]
         if message["to"] != self._config.controller_id or peer_id not in self._nodes:
             link.close("bad frame: hello from a controller that is not in raft_peers")
+            return
+        if misplaced := self._misplaced(link, peer_id):
+            link.close(f"bad frame: {misplaced}")
             return
         if self._raft.is_stranger(message):
             link.close(f"bad frame: controller {peer_id} is of another cluster; check raft_peers")
@@ -317,22 +350,85 @@ class PeerTransport(Transport):  # type: ignore[misc]
             self._log_once(reason)
             link.close(reason)
             return
+        standing = self._standing_of(link, message)
+        old = self._links.get(peer_id)
+        if old is not None:
+            now = self._clock_s()
+            silent_s = now - old.last_read_at
+            if not self._contests.is_won(peer_id, now, silent_s, self._standing[peer_id], standing):
+                reason = (
+                    f"a second connection says to be controller {peer_id}; kept the first. Two processes with "
+                    "one controller_id, or a stranger on the network?"
+                )
+                self._log_once(reason)
+                link.close(reason)
+                return
         dialled = self._dialling.pop(peer_id, None)
         if dialled is not None and dialled is not link:
             dialled.close("doubled")
         self._unknown.discard(link)
         link.peer_id = peer_id
         link.frame_bytes_max = FRAME_BYTES_MAX
-        old = self._links.pop(peer_id, None)
         if old is not None:
+            del self._links[peer_id]
             old.peer_id = None
             old.close("replaced by a newer one")
             self._onNodeDisconnected(self._nodes[peer_id])
         if dialled is not link:
-            link.send(encode(self._raft.hello(peer_id)))
+            self._say(link, self._raft.hello(peer_id))
         self._raft.on_hello(peer_id, message)
         self._links[peer_id] = link
+        self._standing[peer_id] = standing
         self._onNodeConnected(self._nodes[peer_id])
+
+    def _misplaced(self, link: PeerConnection, peer_id: int) -> str:
+        """Why a hello comes on a connection of the wrong direction; "" when it does not."""
+        for controller_id, dialled in self._dialling.items():
+            if dialled is link and controller_id != peer_id:
+                return f"controller {peer_id} answers at the address of controller {controller_id}; check raft_peers"
+        if link in self._unknown.links and peer_id < self._config.controller_id:
+            return f"hello of controller {peer_id}, which this one dials itself"
+        return ""
+
+    def _standing_of(self, link: PeerConnection, message: Message) -> Standing:
+        peer_id = message["from"]
+        is_member = self._raft.is_member_directory(peer_id, message["directory_id"])
+        host = self._nodes[peer_id].peer.host
+        came_from = self._unknown.address_of(link)
+        is_at_home = not came_from or came_from == self._resolve(host)
+        if not is_at_home:
+            # The name may have got another address since.
+            self._addresses.pop(host, None)
+        return Standing(is_member, is_at_home)
+
+    def _on_further_hello(self, link: PeerConnection, peer_id: int, message: Message) -> None:
+        """A peer says again who it is, since it is a full member now."""
+        if message["from"] != peer_id or message["to"] != self._config.controller_id:
+            link.close("bad frame: hello of another controller")
+            return
+        self._standing[peer_id] = self._standing[peer_id]._replace(
+            is_member=self._raft.is_member_directory(peer_id, message["directory_id"])
+        )
+        self._raft.on_hello(peer_id, message)
+
+    def _fault_of(self, message: Message) -> str:
+        """Why no peer that keeps to Raft sends this here and now; "" when one may."""
+        raft = self._raft
+        term, own = message.get("term", 0), raft.raftCurrentTerm
+        entries = raft.journal.entries
+        last_index = entries[-1][1]
+        if term > (own + TERM_LEAP_MAX if last_index > 1 else FIRST_TERM_MAX):
+            return f"term {term} leaps from {own}"
+        kind = message["type"]
+        if kind == "next_node_idx" and term == own and raft.is_leader:
+            if not 1 <= message["next_node_idx"] <= last_index + 1:
+                return f"acknowledges up to {message['next_node_idx']}, the log ends at {last_index}"
+        elif kind == "append_entries" and term >= own:
+            if term == own and raft.is_leader:
+                return f"leads in term {term}, in which this controller leads"
+            if "entries" in message and cuts_committed(message, entries[0][1], entries, raft.raftCommitIndex):
+                return f"append of term {term} behind {message['prevLogIdx']} cuts committed entries off"
+        return ""
 
     def _on_message(self, node: PeerNode, message: Message) -> None:
         kind = message["type"]
