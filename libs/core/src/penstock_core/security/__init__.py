@@ -4,4 +4,8 @@
 `acl_decision`       whether a principal may, and which rule decided
 `acl_set`            all ACLs at one version
 `principal`          who asks, and how that is written
+`sasl`               what mechanisms have in common
+`saslprep`           the normal form of passwords
+`scram`              the server's side of SCRAM, and what is stored of a password
+`scram_client`       the client's side
 """
