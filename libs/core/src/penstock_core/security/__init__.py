@@ -7,6 +7,7 @@
 `plain`              the PLAIN mechanism, on the users of SCRAM
 `principal`          who asks, and how that is written
 `sasl`               what mechanisms have in common
+`sasl_session`       which request is allowed when on a connection that signs in
 `saslprep`           the normal form of passwords
 `scram`              the server's side of SCRAM, and what is stored of a password
 `scram_client`       the client's side
