@@ -6,6 +6,7 @@
 `oauthbearer`        the OAUTHBEARER mechanism, and what a token must claim
 `plain`              the PLAIN mechanism, on the users of SCRAM
 `principal`          who asks, and how that is written
+`principal_mapping`  rules that make a user's name of a certificate's subject
 `sasl`               what mechanisms have in common
 `sasl_session`       which request is allowed when on a connection that signs in
 `saslprep`           the normal form of passwords
