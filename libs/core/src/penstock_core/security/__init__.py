@@ -7,6 +7,9 @@
 `plain`              the PLAIN mechanism, on the users of SCRAM
 `principal`          who asks, and how that is written
 `principal_mapping`  rules that make a user's name of a certificate's subject
+`quota_entities`     who a quota is for, its keys, and which of several counts
+`quota_rates`        measured rates, token buckets, and for how long to throttle
+`quota_shares`       how processes share a quota of the whole cluster
 `sasl`               what mechanisms have in common
 `sasl_session`       which request is allowed when on a connection that signs in
 `saslprep`           the normal form of passwords
