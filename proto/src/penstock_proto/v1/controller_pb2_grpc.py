@@ -119,6 +119,21 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.FromString,
                 _registered_method=True)
+        self.AlterUserCredentials = channel.unary_unary(
+                '/penstock.v1.Controller/AlterUserCredentials',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsResponse.FromString,
+                _registered_method=True)
+        self.AlterAcls = channel.unary_unary(
+                '/penstock.v1.Controller/AlterAcls',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterAclsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterAclsResponse.FromString,
+                _registered_method=True)
+        self.AlterQuotas = channel.unary_unary(
+                '/penstock.v1.Controller/AlterQuotas',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -243,6 +258,27 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterUserCredentials(self, request, context):
+        """Sets and deletes what users prove themselves by (KIP-554).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterAcls(self, request, context):
+        """Adds and deletes ACLs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterQuotas(self, request, context):
+        """Sets and removes client quotas (KIP-546).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -330,6 +366,21 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.UpdateFeatures,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.SerializeToString,
+            ),
+            'AlterUserCredentials': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterUserCredentials,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsResponse.SerializeToString,
+            ),
+            'AlterAcls': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterAcls,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterAclsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterAclsResponse.SerializeToString,
+            ),
+            'AlterQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterQuotas,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -791,6 +842,87 @@ class Controller:
             '/penstock.v1.Controller/UpdateFeatures',
             penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.UpdateFeaturesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterUserCredentials(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterUserCredentials',
+            penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.AlterUserCredentialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterAcls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterAcls',
+            penstock__proto_dot_v1_dot_controller__pb2.AlterAclsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.AlterAclsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterQuotas',
+            penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,12 @@ class ControllerStub:
     """Lets a controller that has a new data directory become a voter again."""
     UpdateFeatures: _grpc.UnaryUnaryMultiCallable[_controller_pb2.UpdateFeaturesRequest, _controller_pb2.UpdateFeaturesResponse]
     """Raises the levels of features (KIP-584) once every process understands them."""
+    AlterUserCredentials: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterUserCredentialsRequest, _controller_pb2.AlterUserCredentialsResponse]
+    """Sets and deletes what users prove themselves by (KIP-554)."""
+    AlterAcls: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterAclsRequest, _controller_pb2.AlterAclsResponse]
+    """Adds and deletes ACLs."""
+    AlterQuotas: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterQuotasRequest, _controller_pb2.AlterQuotasResponse]
+    """Sets and removes client quotas (KIP-546)."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -113,6 +119,12 @@ class ControllerAsyncStub(ControllerStub):
     """Lets a controller that has a new data directory become a voter again."""
     UpdateFeatures: _aio.UnaryUnaryMultiCallable[_controller_pb2.UpdateFeaturesRequest, _controller_pb2.UpdateFeaturesResponse]  # type: ignore[assignment]
     """Raises the levels of features (KIP-584) once every process understands them."""
+    AlterUserCredentials: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterUserCredentialsRequest, _controller_pb2.AlterUserCredentialsResponse]  # type: ignore[assignment]
+    """Sets and deletes what users prove themselves by (KIP-554)."""
+    AlterAcls: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterAclsRequest, _controller_pb2.AlterAclsResponse]  # type: ignore[assignment]
+    """Adds and deletes ACLs."""
+    AlterQuotas: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterQuotasRequest, _controller_pb2.AlterQuotasResponse]  # type: ignore[assignment]
+    """Sets and removes client quotas (KIP-546)."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -252,5 +264,29 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.UpdateFeaturesResponse, _abc.Awaitable[_controller_pb2.UpdateFeaturesResponse]]:
         """Raises the levels of features (KIP-584) once every process understands them."""
+
+    @_abc_1.abstractmethod
+    def AlterUserCredentials(
+        self,
+        request: _controller_pb2.AlterUserCredentialsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterUserCredentialsResponse, _abc.Awaitable[_controller_pb2.AlterUserCredentialsResponse]]:
+        """Sets and deletes what users prove themselves by (KIP-554)."""
+
+    @_abc_1.abstractmethod
+    def AlterAcls(
+        self,
+        request: _controller_pb2.AlterAclsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterAclsResponse, _abc.Awaitable[_controller_pb2.AlterAclsResponse]]:
+        """Adds and deletes ACLs."""
+
+    @_abc_1.abstractmethod
+    def AlterQuotas(
+        self,
+        request: _controller_pb2.AlterQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterQuotasResponse, _abc.Awaitable[_controller_pb2.AlterQuotasResponse]]:
+        """Sets and removes client quotas (KIP-546)."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock_core.errors import InvariantBroken
 from penstock_proto.v1 import metadata_pb2 as pb
+
+SIGN_IN_KEY: Final = "sign-in"
+"""The secret from which salts of users that there are not are made, so that nobody learns which there are."""
 
 
 class CredentialKey(NamedTuple):

@@ -20,6 +20,7 @@ from penstock_controller.active.metadata_stream import CutOff
 from penstock_controller.quorum import RaftPeer
 from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.state import (
+    acls,
     cluster,
     configs,
     controllers,
@@ -28,8 +29,10 @@ from penstock_controller.state import (
     gateways,
     isr,
     nodes,
+    quotas,
     reassignments,
     topics,
+    users,
 )
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.sessions import RequestedTransition
@@ -280,6 +283,23 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         # Asked of those alone that would decide: another controller's answer is thrown away.
         levels = await self._levels.ask() if self._core.active else {}
         return await self._do(context, lambda ctx: features.update_features(ctx, request, levels))
+
+    # --- security ---------------------------------------------------------------------------------
+
+    async def AlterUserCredentials(
+        self, request: api.AlterUserCredentialsRequest, context: ServicerContext
+    ) -> api.AlterUserCredentialsResponse:
+        return await self._do(context, lambda ctx: users.alter_user_credentials(ctx, request))
+
+    async def AlterAcls(
+        self, request: api.AlterAclsRequest, context: ServicerContext
+    ) -> api.AlterAclsResponse:
+        return await self._do(context, lambda ctx: acls.alter_acls(ctx, request))
+
+    async def AlterQuotas(
+        self, request: api.AlterQuotasRequest, context: ServicerContext
+    ) -> api.AlterQuotasResponse:
+        return await self._do(context, lambda ctx: quotas.alter_quotas(ctx, request))
 
     # --- answered by every controller --------------------------------------------------------------
 

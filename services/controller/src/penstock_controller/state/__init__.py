@@ -1,6 +1,7 @@
 """What the controller decides: pure functions from an image and a request to records,
 and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 
+`acls`           who may do what: ACLs in the metadata
 `cluster`        what belongs to the cluster as a whole
 `configs`        dynamic settings of topics, nodes, the cluster and groups
 `controllers`    which data directory makes each controller a voter
@@ -12,7 +13,9 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `nodes`          registration, fencing, unfencing and draining of nodes; preferred leaders
 `partitions`     how a partition's ISR, ELR and leader change: Kafka's PartitionChangeBuilder
 `placement`      where replicas go: even over nodes, spread over racks
+`quotas`         client quotas (KIP-546)
 `reassignments`  moving replicas (KIP-455), elections by hand (KIP-460), forgetting nodes
 `sessions`       who is alive
 `topics`         creating, growing and deleting topics, with Kafka's errors
+`users`          what users prove themselves by: SCRAM credentials (KIP-554)
 """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from penstock_controller.state.features import feature_record
+from penstock_controller.state.features import level_records
 from penstock_controller.state.generation import Context, Generated
 from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
-from penstock_core.metadata.levels import METADATA_LEVEL
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -19,7 +18,7 @@ def found_cluster(ctx: Context, feature_level: int) -> Generated[bool]:
         True,
         [
             pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id)),
-            feature_record(METADATA_LEVEL, feature_level, ctx.version),
+            *level_records(ctx, feature_level),
         ],
     )
 

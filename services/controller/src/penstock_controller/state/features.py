@@ -13,6 +13,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.levels import METADATA_LEVEL, level_of, too_old, understood
+from penstock_core.metadata.security import SIGN_IN_KEY
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -39,17 +40,23 @@ def update_features(
                 reply.error.CopyFrom(error_pb(error))
             continue
         if level_of(ctx.image) != update.level:
-            records.append(feature_record(update.name, update.level, ctx.version))
+            records += level_records(ctx, update.level)
     if reply.error.code or request.validate_only:
         records = []
     return Generated(reply, records)
 
 
-def feature_record(name: str, level: int, version: int) -> pb.MetadataRecord:
-    """The record that sets a feature; `version` is that of the command, kept from level 2 on."""
-    return pb.MetadataRecord(
-        feature=pb.FeatureRecord(name=name, level=level, version=version if level >= 2 else 0)
-    )
+def level_records(ctx: Context, level: int) -> list[pb.MetadataRecord]:
+    """What brings the cluster to `level`: the feature, and what every cluster of that level has."""
+    if level < 2:
+        return [pb.MetadataRecord(feature=pb.FeatureRecord(name=METADATA_LEVEL, level=level))]
+    records = [
+        pb.MetadataRecord(feature=pb.FeatureRecord(name=METADATA_LEVEL, level=level, version=ctx.version))
+    ]
+    if SIGN_IN_KEY not in ctx.image.security.secrets:
+        secret = pb.ClusterSecretRecord(name=SIGN_IN_KEY, value=ctx.rng.randbytes(32))
+        records.append(pb.MetadataRecord(cluster_secret=secret))
+    return records
 
 
 def refusal(image: MetadataImage, process: common.ProcessInfo) -> common.Error | None:
