@@ -21,6 +21,8 @@ from penstock_controller.settings import ControllerSettings
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.levels import level_of
+from penstock_core.metadata.security import SIGN_IN_KEY
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.addresses import StartupError
@@ -415,3 +417,16 @@ async def test_journal_error_ends_the_process(process: Process, monkeypatch: pyt
     assert process.life.exit_code == 70
     await process.task
     await process.life.end_tasks()
+
+
+async def test_a_cluster_is_founded_at_the_level_of_this_build(process: Process) -> None:
+    metadata = MetadataClient(process.client, "test", monotonic_ms)
+    follow = asyncio.create_task(metadata.run())
+    assert await metadata.wait_for_version(1, 60_000)
+    image = metadata.image
+    assert len(image.cluster_id) == 16
+    assert level_of(image) == FEATURE_LEVEL
+    assert image.feature_versions == {"metadata.level": 1}
+    assert len(image.security.secrets[SIGN_IN_KEY]) == 32
+    follow.cancel()
+    await asyncio.wait([follow])

@@ -73,6 +73,12 @@ def test_a_record_above_the_level_is_refused_with_the_mend() -> None:
     assert e.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
+def test_a_record_that_raises_the_level_counts_for_those_behind_it() -> None:
+    require_records(at_level(1), [feature("metadata.level", 2), acl("alice")])
+    with pytest.raises(PenstockError, match=r"acl need metadata.level 2"):
+        require_records(at_level(1), [acl("alice"), feature("metadata.level", 2)])
+
+
 def test_what_needs_a_level_says_so() -> None:
     require_level(at_level(2), 2, "users")
     with pytest.raises(PenstockError, match=r"users need metadata.level 2, the cluster has 1"):

@@ -81,14 +81,17 @@ def require_level(image: MetadataImage, level: int, what: str) -> None:
 def require_records(image: MetadataImage, records: list[pb.MetadataRecord]) -> None:
     """Raises UNSUPPORTED_VERSION when one of `records` is of a kind above the cluster's level.
 
-    The one place that cannot be forgotten: whoever proposes asks it. Costs nothing at this build's level.
+    A record that raises the level counts for those behind it. The one place that cannot be forgotten: whoever
+    proposes asks it. Costs nothing at this build's level.
     """
     level = level_of(image)
     if level >= FEATURE_LEVEL:
         return
     for record in records:
         kind = record.WhichOneof("record")
-        if kind is not None and KIND_LEVELS[kind] > level:
+        if kind == "feature" and record.feature.name == METADATA_LEVEL:
+            level = max(level, record.feature.level)
+        elif kind is not None and KIND_LEVELS[kind] > level:
             require_level(image, KIND_LEVELS[kind], f"records of the kind {kind}")
 
 

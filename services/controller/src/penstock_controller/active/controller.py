@@ -158,7 +158,11 @@ class Controller:
             self.spawn(self._found_cluster(), "found cluster")
 
     async def _found_cluster(self) -> None:
-        if await self.submit_quietly(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL)):
+        try:
+            founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL))
+        except NotActive:
+            return
+        if founded:
             self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
         self._lifecycle.set_ready()
 
