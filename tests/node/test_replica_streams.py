@@ -9,7 +9,7 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import LeaderEpoch, NodeId
 from penstock_storage_node.replication.receiver import FollowerReceiver
-from penstock_storage_node.replication.sender import LeaderSender, SenderSession
+from penstock_storage_node.replication.sender import LeaderSender, ReplicationSession
 from unit.storage_node.replication.replica_model import ENTRY_BYTES
 from unit.storage_node.replication.test_leadership import STATE, Leader, nodes
 
@@ -21,12 +21,12 @@ class Sending:
         self.leader = Leader()
         self.sender = LeaderSender(NodeId(2), 1, credit * ENTRY_BYTES, self.leader.effects)
 
-    def append(self, *sessions: SenderSession) -> None:
+    def append(self, *sessions: ReplicationSession) -> None:
         pushed = self.leader.log.append(5, 0)
         for session in sessions:
             self.sender.on_append(session, *pushed)
 
-    def read(self, session: SenderSession, max_bytes: int) -> None:
+    def read(self, session: ReplicationSession, max_bytes: int) -> None:
         self.sender.on_read(session, *self.leader.log.read(session.next_offset, max_bytes))
 
     def take(self) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from penstock_storage_node.replication.effects import Effects
 from penstock_storage_node.replication.following import Truncation
 from penstock_storage_node.replication.receiver import FollowerReceiver, Outgoing
 from penstock_storage_node.replication.replica import Change, PartitionReplica
-from penstock_storage_node.replication.sender import DataFrame, LeaderSender, SenderSession
+from penstock_storage_node.replication.sender import DataFrame, LeaderSender, ReplicationSession
 from unit.storage_node.replication.replica_model import ENTRY_BYTES, ModelLog
 
 KEY = TopicPartition(TopicId(bytes(15) + b"\x01"), 0)
@@ -244,7 +244,7 @@ class World:
         if stream is None:
             return
 
-        def read(session: SenderSession, max_bytes: int) -> None:
+        def read(session: ReplicationSession, max_bytes: int) -> None:
             log = session.replica.log
             assert isinstance(log, ModelLog)
             stream.sender.on_read(session, *log.read(session.next_offset, max_bytes))

@@ -26,7 +26,7 @@ from penstock_core.ids import NodeId
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replication.effects import Effects, OutgoingStream
-from penstock_storage_node.replication.sender import SenderSession
+from penstock_storage_node.replication.sender import ReplicationSession
 from penstock_storage_node.replication.state import ReplicaState
 
 
@@ -36,7 +36,7 @@ class LeaderStreamsPort(Protocol):
     def wake(self, sender: OutgoingStream) -> None:
         """There is something to send."""
 
-    def tell_later(self, session: SenderSession) -> None:
+    def tell_later(self, session: ReplicationSession) -> None:
         """The high watermark rose: tell soon, along with data if any go out meanwhile."""
 
 

@@ -33,7 +33,7 @@ from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.log_access import LogAccess, Verdict, Work
 from penstock_storage_node.replica.memory_budget import MemoryBudget
 from penstock_storage_node.replication.replica import PartitionReplica
-from penstock_storage_node.replication.sender import Buffer, SenderSession
+from penstock_storage_node.replication.sender import Buffer, ReplicationSession
 
 FULL_RETRY_MS = 1000
 """How often a log on a full disk tries to write again."""
@@ -105,7 +105,7 @@ class Partition:
         self.log = log
         self.readers: dict[Callable[[], None], None] = {}
         """Called, in the order in which they came, when the high watermark rises or leadership ends."""
-        self.sessions: dict[SenderSession, None] = {}
+        self.sessions: dict[ReplicationSession, None] = {}
         """Followers' sessions while this node leads."""
         self.access = LogAccess()
         self._ports = ports

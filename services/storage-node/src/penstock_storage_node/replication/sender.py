@@ -34,7 +34,7 @@ READ_BYTES_MAX = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class SenderSession:
+class ReplicationSession:
     """One partition on one stream, as the leader sees it."""
 
     sender: LeaderSender
@@ -96,7 +96,7 @@ class LeaderSender:
         session that has reached the end waits for its `move`, which the next read leads to.
         `takes_pieces`: the follower's build knows them."""
         self._takes_pieces = takes_pieces
-        self._large_read: SenderSession | None = None
+        self._large_read: ReplicationSession | None = None
         """Whose read may bring in a batch that goes in pieces."""
         self._catch_up = catch_up
         self._read_credit_bytes = credit_bytes if catch_up else credit_bytes // 2
@@ -106,15 +106,15 @@ class LeaderSender:
         self._credit_bytes = credit_bytes
         self._effects = effects
         self._outstanding_bytes = 0
-        self._sessions: dict[int, SenderSession] = {}
-        self._dirty: dict[SenderSession, None] = {}
+        self._sessions: dict[int, ReplicationSession] = {}
+        self._dirty: dict[ReplicationSession, None] = {}
         self._told: deque[DataFrame] = deque()
-        self._behind: dict[int, SenderSession] = {}
+        self._behind: dict[int, ReplicationSession] = {}
 
     # -- sessions -----------------------------------------------------------------
 
     @property
-    def sessions(self) -> Iterable[SenderSession]:
+    def sessions(self) -> Iterable[ReplicationSession]:
         """Every open session."""
         return self._sessions.values()
 
@@ -123,10 +123,10 @@ class LeaderSender:
         """Queued and sent bytes that the follower has not acknowledged."""
         return self._outstanding_bytes
 
-    def open(self, number: int, replica: PartitionReplica, fetch_offset: int) -> SenderSession:
+    def open(self, number: int, replica: PartitionReplica, fetch_offset: int) -> ReplicationSession:
         """The leader has accepted an open; sending starts at `fetch_offset`."""
         live = fetch_offset == replica.log.log_end_offset
-        session = SenderSession(self, number, replica, fetch_offset, live)
+        session = ReplicationSession(self, number, replica, fetch_offset, live)
         self._sessions[number] = session
         if not live:
             self._behind[number] = session
@@ -139,7 +139,7 @@ class LeaderSender:
         self._told.append(frame)
         self._effects.sending[self] = None
 
-    def close(self, number: int) -> SenderSession | None:
+    def close(self, number: int) -> ReplicationSession | None:
         """Forget a session, e.g. because the follower gave it up."""
         session = self._sessions.pop(number, None)
         if session is None:
@@ -156,17 +156,17 @@ class LeaderSender:
             self._large_read = None
         return session
 
-    def end(self, session: SenderSession, code: ErrorCode, message: str) -> None:
+    def end(self, session: ReplicationSession, code: ErrorCode, message: str) -> None:
         """Close a session and tell the follower why."""
         if self.close(session.number) is not None:
             self.tell(DataFrame(session.number, error=(code, message)))
 
-    def start_over(self, session: SenderSession, offset: int, log_end_offset: int) -> None:
+    def start_over(self, session: ReplicationSession, offset: int, log_end_offset: int) -> None:
         """Close a session: the follower is to empty its log and begin at `offset`."""
         if self.close(session.number) is not None:
             self.tell(DataFrame(session.number, out_of_range=(offset, log_end_offset)))
 
-    def move(self, session: SenderSession, lane: int) -> None:
+    def move(self, session: ReplicationSession, lane: int) -> None:
         """Close a session: the follower is to open it again on the pair's other stream."""
         if self.close(session.number) is not None:
             self.tell(DataFrame(session.number, move=lane))
@@ -174,7 +174,7 @@ class LeaderSender:
     # -- what happens -------------------------------------------------------------
 
     def on_append(
-        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+        self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
     ) -> None:
         """The leader has appended: push it, or let the session fall behind."""
         if not session.live:
@@ -189,7 +189,7 @@ class LeaderSender:
         self._enqueue(session, base_offset, end_offset, buffers, size)
 
     def on_read(
-        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+        self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
     ) -> None:
         """A read for a session that is behind has come back."""
         session.reading = False
@@ -205,7 +205,7 @@ class LeaderSender:
             self._behind.pop(session.number, None)
 
     def _enqueue(
-        self, session: SenderSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+        self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
     ) -> None:
         session.queue.append((base_offset, end_offset, buffers, size))
         session.next_offset = end_offset
@@ -221,12 +221,12 @@ class LeaderSender:
         """Whether the follower can be sent a batch of that size."""
         return size <= WHOLE_BATCH_BYTES_MAX or self._takes_pieces
 
-    def mark(self, session: SenderSession) -> None:
+    def mark(self, session: ReplicationSession) -> None:
         """Something of this session is to be sent: data, or a new high watermark."""
         self._dirty[session] = None
         self._effects.sending[self] = None
 
-    def on_ack(self, number: int, end_offset: int) -> SenderSession | None:
+    def on_ack(self, number: int, end_offset: int) -> ReplicationSession | None:
         """The follower has written up to `end_offset`; frees the credit of it."""
         session = self._sessions.get(number)
         if session is None:
@@ -259,7 +259,7 @@ class LeaderSender:
                     self._dirty[session] = None  # to the end of the line
         return frames
 
-    def _frame(self, session: SenderSession, budget: int) -> DataFrame | None:
+    def _frame(self, session: ReplicationSession, budget: int) -> DataFrame | None:
         replica = session.replica
         high_watermark, log_start = replica.high_watermark, replica.log.log_start_offset
         queue = session.queue
@@ -284,7 +284,7 @@ class LeaderSender:
             session.in_flight.append((end, size))
         return frame
 
-    def _put_piece(self, session: SenderSession, frame: DataFrame) -> None:
+    def _put_piece(self, session: ReplicationSession, frame: DataFrame) -> None:
         """The next piece of the first in the queue."""
         base, end, buffers, total_bytes = session.queue[0]
         if session.pieces is None:
@@ -304,7 +304,7 @@ class LeaderSender:
         """True when `take` would give something."""
         return bool(self._told or self._dirty)
 
-    def reads(self, start: Callable[[SenderSession, int], None]) -> None:
+    def reads(self, start: Callable[[ReplicationSession, int], None]) -> None:
         """Start reads for sessions that are behind, in turn, within their share of the credit.
 
         `start(session, max_bytes)` must lead to `on_read`, now or later, or to the session's end.

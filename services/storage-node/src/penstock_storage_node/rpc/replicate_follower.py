@@ -91,7 +91,7 @@ class FollowerStream:
             started_ms = self._manager.clock_ms()
             if node is not None:
                 try:
-                    await self._session(node)
+                    await self._run_stream(node)
                     reason = "ended by the leader"
                 except grpc.aio.AioRpcError as e:
                     reason = e.details() or e.code().name
@@ -107,7 +107,7 @@ class FollowerStream:
                 await asyncio.sleep(pause_ms / 1000)
                 pause_ms = min(max(PAUSE_MS_MIN, pause_ms * 2), PAUSE_MS_MAX)
 
-    async def _session(self, node: NodeImage) -> None:
+    async def _run_stream(self, node: NodeImage) -> None:
         manager = self._manager
         channel = self._channels.get(node.grpc.address, CHANNELS[self._lane])
         call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]

@@ -28,7 +28,12 @@ from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.effects import OutgoingStream
 from penstock_storage_node.replication.following import OpenRequest
 from penstock_storage_node.replication.leadership import Leadership
-from penstock_storage_node.replication.sender import READ_BYTES_MAX, DataFrame, LeaderSender, SenderSession
+from penstock_storage_node.replication.sender import (
+    READ_BYTES_MAX,
+    DataFrame,
+    LeaderSender,
+    ReplicationSession,
+)
 from penstock_storage_node.rpc.bidirectional import run_both_ways
 from penstock_storage_node.rpc.replication_lanes import LIVE, Lane, LaneLimits
 
@@ -66,14 +71,14 @@ class _Stream:
         self._context = context
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._later: dict[SenderSession, None] = {}
+        self._later: dict[ReplicationSession, None] = {}
         self._later_timer: asyncio.TimerHandle | None = None
         self.ended = False
 
     def wake(self) -> None:
         self._wake.set()
 
-    def tell_later(self, session: SenderSession) -> None:
+    def tell_later(self, session: ReplicationSession) -> None:
         self._later[session] = None
         if self._later_timer is None:
             self._later_timer = asyncio.get_running_loop().call_later(TELL_LATER_MS / 1000, self._tell)
@@ -186,7 +191,7 @@ class _Stream:
                 return
             partition.sessions[sender.open(asked.session, partition.replica, asked.fetch_offset)] = None
 
-    def _move(self, session: SenderSession, lane: Lane) -> None:
+    def _move(self, session: ReplicationSession, lane: Lane) -> None:
         """Have a follower open that session again on the pair's other stream."""
         self.sender.move(session, lane)
         partition = self._manager.registry.partitions.get(session.replica.key)
@@ -248,7 +253,7 @@ class _Stream:
                 return owed_bytes
         return 0.0
 
-    def _start_read(self, session: SenderSession, max_bytes: int) -> None:
+    def _start_read(self, session: ReplicationSession, max_bytes: int) -> None:
         partition = self._manager.registry.partitions.get(session.replica.key)
         if partition is None:
             self.sender.end(session, ErrorCode.UNKNOWN_TOPIC_ID, "no such replica here any more")
@@ -271,7 +276,7 @@ class _Stream:
             self._on_read(partition, session, found, None)
 
     def _on_read(
-        self, partition: Partition, session: SenderSession, data: ReadData, error: BaseException | None
+        self, partition: Partition, session: ReplicationSession, data: ReadData, error: BaseException | None
     ) -> None:
         if error is not None:
             self._end_session(partition, session, error)
@@ -288,7 +293,7 @@ class _Stream:
             self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
         self._wake.set()
 
-    def _end_session(self, partition: Partition, session: SenderSession, error: BaseException) -> None:
+    def _end_session(self, partition: Partition, session: ReplicationSession, error: BaseException) -> None:
         code = error.code if isinstance(error, PenstockError) else ErrorCode.KAFKA_STORAGE_ERROR
         self.sender.end(session, code, str(error))
         partition.sessions.pop(session, None)
@@ -311,7 +316,7 @@ class LeaderStreams:
         if stream is not None:
             stream.wake()
 
-    def tell_later(self, session: SenderSession) -> None:
+    def tell_later(self, session: ReplicationSession) -> None:
         """The high watermark rose."""
         stream = self._by_sender.get(session.sender)
         if stream is not None:
