@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,132 @@ def test_live_data_go_before_catching_up() -> None:
     s.append(behind, live)
     frames = [f.session for f in s.sender.take(1 << 20) if f.size_bytes]
     assert frames == [2, 1] or not behind.queue
+
+
+class Many:
+    """A leader of several partitions with one stream; `credit` in entries."""
+
+    def __init__(self, credit: int, partitions: int) -> None:
+        self.leaders = [Leader() for _ in range(partitions)]
+        self.sender = LeaderSender(NodeId(2), 1, credit * ENTRY_BYTES, self.leaders[0].effects)
+        self.sessions = [
+            self.sender.open(number, leader.replica, 0) for number, leader in enumerate(self.leaders)
+        ]
+
+    def append(self, number: int) -> None:
+        self.sender.on_append(self.sessions[number], *self.leaders[number].log.append(5, 0))
+
+    def read(self, session: ReplicationSession, max_bytes: int) -> None:
+        log = self.leaders[session.number].log
+        self.sender.on_read(session, *log.read(session.next_offset, max_bytes))
+
+    def pass_on(self, stuck: set[int]) -> None:
+        """One message to the follower, which acknowledges all of it but for its stuck logs."""
+        self.sender.reads(self.read)
+        self.sender.take(1 << 20)
+        for session in self.sessions:
+            if session.number not in stuck and session.in_flight:
+                self.sender.on_ack(session.number, session.in_flight[-1][0])
+
+    def lag(self, number: int) -> int:
+        """Entries that the follower has not acknowledged."""
+        session = self.sessions[number]
+        end = self.leaders[number].log.log_end_offset
+        return end - session.next_offset + session.held_bytes // ENTRY_BYTES
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_log_of_the_follower_that_does_not_write_keeps_no_other_partition_from_it(before: bool) -> None:
+    """It took all of the credit while it was alone, or as it fell behind with the others."""
+    s = Many(credit=8, partitions=4)
+    for round_ in range(30):
+        for number in range(4) if round_ >= 10 or not before else range(1):
+            s.append(number)
+        s.pass_on(stuck={0})
+    assert not s.sessions[0].live
+    for _ in range(30):
+        s.pass_on(stuck={0})
+    assert [s.lag(number) for number in (1, 2, 3)] == [0, 0, 0]
+    assert all(s.sessions[number].live for number in (1, 2, 3))
+    # What the stuck log holds stays within the credit, and all of it within a quarter more.
+    assert s.sessions[0].held_bytes <= 8 * ENTRY_BYTES
+    assert s.sender.outstanding_bytes <= 10 * ENTRY_BYTES
+    # When it goes on, so does its partition.
+    for _ in range(30):
+        s.pass_on(stuck=set())
+    assert s.lag(0) == 0
+    assert s.sender.outstanding_bytes == 0
+
+
+def test_a_stuck_batch_larger_than_the_credit_keeps_no_large_batch_of_others() -> None:
+    s = Many(credit=4, partitions=3)
+    for number in (0, 1, 2):
+        s.leaders[number].log.append(5, 0)
+        s.sender.on_append(s.sessions[number], 0, 1, [bytes(100 * ENTRY_BYTES)], 100 * ENTRY_BYTES)
+    s.pass_on(stuck={0})
+    assert s.sessions[1].held_bytes == 0
+    s.pass_on(stuck={0})  # the third came by a read, after the second
+    s.pass_on(stuck={0})
+    assert [s.lag(number) for number in (1, 2)] == [0, 0]
+
+
+def test_reads_under_way_count_as_what_they_may_bring() -> None:
+    s = Many(credit=8, partitions=6)
+    asked: list[tuple[ReplicationSession, int]] = []
+    for number in range(6):
+        for _ in range(20):
+            s.leaders[number].log.append(5, 0)
+        s.sender.close(number)
+        s.sessions[number] = s.sender.open(number, s.leaders[number].replica, 0)
+    s.sender.reads(lambda session, most: asked.append((session, most)))
+    s.sender.reads(lambda session, most: asked.append((session, most)))
+    half, quarter = 4 * ENTRY_BYTES, 2 * ENTRY_BYTES
+    assert asked[0][1] == half
+    assert sum(most for _, most in asked[1:]) <= quarter
+    # A session that ends before its read does gives back what was set aside for it, and others are told.
+    s.leaders[0].effects.sending.clear()
+    for session, _ in asked:
+        s.sender.close(session.number)
+    assert s.sender in s.leaders[0].effects.sending
+    again: list[int] = []
+    s.sender.reads(lambda _, most: again.append(most))
+    assert again[0] == half
+    for session, most in asked:
+        s.read(session, most)
+    assert s.sender.outstanding_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_credit_is_the_sum_of_what_sessions_hold(seed: int) -> None:
+    rng = random.Random(seed)
+    s = Many(credit=rng.randint(1, 12), partitions=5)
+    under_way: list[tuple[ReplicationSession, int]] = []
+    for step in range(400):
+        number = rng.randrange(5)
+        session = s.sessions[number]
+        match rng.randrange(7):
+            case 0 | 1:
+                s.append(number)
+            case 2:
+                s.sender.reads(s.read if rng.random() < 0.5 else lambda *asked: under_way.append(asked))
+            case 3 if under_way:
+                s.read(*under_way.pop(rng.randrange(len(under_way))))
+            case 4:
+                s.sender.take(rng.randint(1, 10) * ENTRY_BYTES)
+            case 5 if session.in_flight:
+                s.sender.on_ack(number, rng.choice(session.in_flight)[0])
+            case 6 if rng.random() < 0.2:
+                s.sender.close(number)
+                at = rng.randint(0, s.leaders[number].log.log_end_offset)
+                s.sessions[number] = s.sender.open(number, s.leaders[number].replica, at)
+        s.sender.validate()
+        held = [each.held_bytes for each in s.sessions]
+        assert s.sender.outstanding_bytes == sum(held), (seed, step)
+    while under_way:
+        s.read(*under_way.pop())
+    for _ in range(3_000):
+        s.pass_on(stuck=set())
+    assert [s.lag(number) for number in range(5)] == [0] * 5, seed
 
 
 def follower() -> tuple[Leader, FollowerReceiver]:

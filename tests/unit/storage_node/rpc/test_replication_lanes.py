@@ -179,6 +179,38 @@ async def test_a_replica_that_acks_wait_for_is_never_paced(bare_cluster: MiniClu
     await eventually(lambda: session.live)
 
 
+async def test_one_log_that_does_not_write_keeps_no_other_partition_from_its_node(
+    bare_cluster: MiniCluster,
+) -> None:
+    """What it was sent is the whole credit of the stream, in which every other partition's batches go too."""
+    fs = GatedFileSystem()
+    leader = await bare_cluster.start_node(1)
+    await bare_cluster.start_node(2, fs=fs)
+    bare_cluster.make_topic(isr=(1, 2))
+    await make_big(bare_cluster, replicas=(1, 2), isr=(1, 2))
+    await eventually(lambda: len(big(bare_cluster, 1).sessions) == 1)
+    (stuck,) = big(bare_cluster, 1).sessions
+    fs.gate.clear()
+    count = REPLICA_CREDIT_BYTES // 60_000 + 20
+    writes = [
+        asyncio.ensure_future(leader.produce_batch(make_batch(os.urandom(60_000)), topic="big"))
+        for _ in range(count)
+    ]
+    await eventually(lambda: big(bare_cluster, 1).log.log_end_offset == count)
+    assert not stuck.live
+    for _ in range(10):
+        # More than what the last of `big` left of the credit.
+        got = await leader.produce_batch(make_batch(os.urandom(100_000)), timeout_ms=10_000)
+        assert got.error == ErrorCode.NONE
+    events = next(s for s in leader.partition.sessions if s.sender.node == NodeId(2))
+    assert events.sender is stuck.sender
+    # As little as ever is on the way to it.
+    assert stuck.held_bytes <= REPLICA_CREDIT_BYTES
+    fs.gate.set()
+    for got in await asyncio.wait_for(asyncio.gather(*writes), 30):
+        assert got.error == ErrorCode.NONE
+
+
 async def test_a_replica_leaves_the_paced_lane_as_soon_as_acks_wait_for_it(bare_cluster: MiniCluster) -> None:
     """What was sent to it fast enough for the ISR is not rested for, or the next ack would rest as well."""
     leader = await bare_cluster.start_node(1, lanes=SLOW)

@@ -9,6 +9,12 @@ replica that is rebuilt never holds up live ones.
 A batch above WHOLE_BATCH_BYTES_MAX goes in pieces, between which other sessions have their turn. It
 counts as half of the credit, so that it may go at all and others go on beside it: two such batches
 may be under way at most, and one is read at a time.
+
+A log of the follower that does not write (a job of it hangs, a cut takes long) keeps what it was sent, which may be all
+of the credit. So there is a reserve beside it, a quarter as large, for sessions that hold nothing: one batch or one
+short read each. The others go on by it, at least by one batch at a time, whatever one log holds. Several logs of
+one follower that hang while its disk does not may use up the reserve as well, each with one batch; a hung disk ends
+the node's session. A large batch may go by the reserve too.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.ids import NodeId
 from penstock_core.limits import PIECE_BYTES, WHOLE_BATCH_BYTES_MAX
 from penstock_proto.fast.pieces import cut
@@ -57,6 +63,12 @@ class ReplicationSession:
     closed: bool = False
     is_fed: bool = False
     """Something was queued: the next batch begins at `next_offset`, or after a gap."""
+    held_bytes: int = 0
+    """Charged for what is queued and in flight."""
+    asked_bytes: int = 0
+    """Set aside for the read under way, in the credit."""
+    reserved_bytes: int = 0
+    """Set aside in the reserve: for the read under way, or for the oldest batch that it holds."""
 
 
 @dataclass(slots=True)
@@ -105,7 +117,11 @@ class LeaderSender:
         self.node_epoch = node_epoch
         self._credit_bytes = credit_bytes
         self._effects = effects
-        self._outstanding_bytes = 0
+        self._reserve_bytes = credit_bytes // 4
+        self._shared_bytes = 0
+        """What is outstanding within the credit."""
+        self._asked_bytes = 0
+        self._reserved_bytes = 0
         self._sessions: dict[int, ReplicationSession] = {}
         self._dirty: dict[ReplicationSession, None] = {}
         self._told: deque[DataFrame] = deque()
@@ -121,7 +137,24 @@ class LeaderSender:
     @property
     def outstanding_bytes(self) -> int:
         """Queued and sent bytes that the follower has not acknowledged."""
-        return self._outstanding_bytes
+        return sum(session.held_bytes for session in self._sessions.values())
+
+    def validate(self) -> None:
+        """Raises InvariantBroken when what is accounted for is not what sessions hold."""
+        sessions = self._sessions.values()
+        for session in sessions:
+            queued = sum(self._charge(item[3]) for item in session.queue)
+            queued += sum(charged for _, charged in session.in_flight)
+            _must(session.held_bytes == queued, "a session holds what is queued and in flight", session)
+            _must(session.reading or not session.asked_bytes, "only reads are set aside for", session)
+            _must(not (session.reading and session.live), "what is live is not read", session)
+        reserved = sum(s.reserved_bytes for s in sessions)
+        in_reserve = sum(s.reserved_bytes for s in sessions if s.held_bytes)
+        held = sum(s.held_bytes for s in sessions)
+        _must(reserved == self._reserved_bytes, "the reserve is what sessions have of it", reserved)
+        _must(held - in_reserve == self._shared_bytes, "the credit is what sessions hold of it", held)
+        asked = sum(s.asked_bytes for s in sessions)
+        _must(asked == self._asked_bytes, "what is set aside is for reads under way", asked)
 
     def open(self, number: int, replica: PartitionReplica, fetch_offset: int) -> ReplicationSession:
         """The leader has accepted an open; sending starts at `fetch_offset`."""
@@ -147,13 +180,15 @@ class LeaderSender:
         session.closed = True
         self._behind.pop(number, None)
         self._dirty.pop(session, None)
-        freed = sum(self._charge(item[3]) for item in session.queue)
-        self._outstanding_bytes -= freed + sum(charged for _, charged in session.in_flight)
+        self._forget_read(session)
+        self._release(session, session.held_bytes)
         session.queue.clear()
         session.in_flight.clear()
         session.pieces = None
         if self._large_read is session:
             self._large_read = None
+        if self._behind:
+            self._effects.sending[self] = None  # what it held is free
         return session
 
     def end(self, session: ReplicationSession, code: ErrorCode, message: str) -> None:
@@ -179,14 +214,16 @@ class LeaderSender:
         """The leader has appended: push it, or let the session fall behind."""
         if not session.live:
             return
-        outstanding_bytes = self._outstanding_bytes
-        if (
-            outstanding_bytes and outstanding_bytes + self._charge(size) > self._credit_bytes
-        ) or not self.takes(size):
+        charged, used = self._charge(size), self._reserved_bytes
+        is_over = self._shared_bytes > 0 and self._shared_bytes + charged > self._credit_bytes
+        has_no_room = is_over and (
+            session.held_bytes > 0 or (used > 0 and used + charged > self._reserve_bytes)
+        )
+        if has_no_room or not self.takes(size):
             session.live = False
             self._behind[session.number] = session
             return
-        self._enqueue(session, base_offset, end_offset, buffers, size)
+        self._enqueue(session, base_offset, end_offset, buffers, size, is_reserved=is_over)
 
     def on_read(
         self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
@@ -197,21 +234,53 @@ class LeaderSender:
             self._large_read = None
         if session.closed:
             return
+        is_reserved = self._forget_read(session)
         if size:
             # The first batch begins later where compaction took what came before it.
-            self._enqueue(session, min(base_offset, session.next_offset), end_offset, buffers, size)
+            begin = min(base_offset, session.next_offset)
+            self._enqueue(session, begin, end_offset, buffers, size, is_reserved=is_reserved)
         if session.next_offset == session.replica.log.log_end_offset and not self._catch_up:
             session.live = True
             self._behind.pop(session.number, None)
 
+    def _forget_read(self, session: ReplicationSession) -> bool:
+        """Nothing is set aside for a read any more; returns whether it was in the reserve."""
+        self._asked_bytes -= session.asked_bytes
+        session.asked_bytes = 0
+        if session.held_bytes or not session.reserved_bytes:
+            return False
+        self._reserved_bytes -= session.reserved_bytes
+        session.reserved_bytes = 0
+        return True
+
     def _enqueue(
-        self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
+        self,
+        session: ReplicationSession,
+        base_offset: int,
+        end_offset: int,
+        buffers: list[Buffer],
+        size: int,
+        *,
+        is_reserved: bool,
     ) -> None:
+        charged = self._charge(size)
+        session.held_bytes += charged
+        if is_reserved:
+            session.reserved_bytes = charged
+            self._reserved_bytes += charged
+        else:
+            self._shared_bytes += charged
         session.queue.append((base_offset, end_offset, buffers, size))
         session.next_offset = end_offset
         session.is_fed = True
-        self._outstanding_bytes += self._charge(size)
         self.mark(session)
+
+    def _release(self, session: ReplicationSession, charged: int) -> None:
+        """That much of what it holds, the oldest first, is acknowledged or forgotten."""
+        session.held_bytes -= charged
+        self._shared_bytes -= charged - session.reserved_bytes
+        self._reserved_bytes -= session.reserved_bytes
+        session.reserved_bytes = 0
 
     def _charge(self, size: int) -> int:
         """What so many bytes take of the credit."""
@@ -232,8 +301,11 @@ class LeaderSender:
         if session is None:
             return None
         in_flight = session.in_flight
+        freed = 0
         while in_flight and in_flight[0][0] <= end_offset:
-            self._outstanding_bytes -= in_flight.popleft()[1]
+            freed += in_flight.popleft()[1]
+        if freed:
+            self._release(session, freed)
         if self._behind:
             self._effects.sending[self] = None
         return session
@@ -313,19 +385,36 @@ class LeaderSender:
             session = self._behind.get(number)
             if session is None or session.reading or session.queue:
                 continue
-            room = self._read_credit_bytes - self._outstanding_bytes
-            if room <= 0:
-                return
+            room = self._read_credit_bytes - self._shared_bytes - self._asked_bytes
+            is_reserved = room <= 0
+            if is_reserved:
+                room = min(self._reserve_bytes - self._reserved_bytes, self._reserve_bytes // 4 + 1)
+                if room <= 0:
+                    return
+                if session.held_bytes:
+                    continue
             may_be_large = session.replica.settings.max_message_bytes > WHOLE_BATCH_BYTES_MAX
             if may_be_large and self._large_read is not None:
                 continue
-            # DeferredAppend: this one goes to the end of the line.
+            # In turn: this one goes to the end of the line.
             del self._behind[number]
             self._behind[number] = session
             session.reading = True
             if may_be_large:
                 self._large_read = session
-            start(session, min(room, self._read_bytes_max))
+            room = min(room, self._read_bytes_max)
+            if is_reserved:
+                session.reserved_bytes = room
+                self._reserved_bytes += room
+            else:
+                session.asked_bytes = room
+                self._asked_bytes += room
+            start(session, room)
+
+
+def _must(holds: bool, rule: str, found: object) -> None:
+    if not holds:
+        raise InvariantBroken(f"replication sender: {rule} ({found})")
 
 
 _FRAMES_MAX = 4096
