@@ -59,7 +59,9 @@ class StorageNodeSettings(KafkaServerSettings):
         1024 * 1024, ge=64 * 1024, description="bytes under way to a replica of this node that is rebuilt"
     )
     catch_up_bytes_per_s_max: int = Field(
-        64 * 1024 * 1024, ge=0, description="how fast this node feeds another one's rebuild; 0 = no limit"
+        64 * 1024 * 1024,
+        ge=0,
+        description="how fast this node feeds another one's rebuild, unless producers write faster; 0 = no limit",
     )
     controlled_shutdown_max_ms: int = Field(
         6_000, ge=0, description="most time after TERM for leadership to move away, in ms"

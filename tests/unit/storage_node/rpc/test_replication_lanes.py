@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,7 @@ from penstock_core.metadata.image import PartitionImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.log import FileSystem
 from penstock_storage_node.replica.partition import Partition
-from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, LaneLimits
+from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, AppendRate, LaneLimits, Pace
 
 BIG_ID = TopicId(b"B" * 16)
 BIG = TopicPartition(BIG_ID, 0)
@@ -235,6 +236,96 @@ def test_who_goes_where() -> None:
     assert limits.lane_after(CATCH_UP, 100, is_waited_for=False) == LIVE
     assert limits.lane_after(LIVE, 1001, is_waited_for=True) == LIVE
     assert limits.lane_after(CATCH_UP, 101, is_waited_for=True) == LIVE
-    assert limits.pause_s(LIVE, 500) == 0
-    assert limits.pause_s(CATCH_UP, 500) == 0.5
-    assert LaneLimits(bytes_per_s=0).pause_s(CATCH_UP, 500) == 0
+
+
+def test_a_rebuild_is_paced_by_the_setting_its_producers_and_the_operators_bound() -> None:
+    limits = LaneLimits(bytes_per_s=1000)
+    assert limits.pace(0) == 1000
+    assert limits.pace(800) == 1000
+    assert limits.pace(2000) == 2500
+    assert limits.pace(2000, throttle=700) == 700
+    assert limits.pace(0, throttle=0) == 1
+    assert LaneLimits(bytes_per_s=0).pace(5000) == math.inf
+    assert LaneLimits(bytes_per_s=0).pace(5000, throttle=700) == 700
+
+
+def test_a_rate_is_of_the_last_two_seconds_and_a_burst_is_none() -> None:
+    rate = AppendRate()
+    assert rate.per_s(10.0, 5_000) == 0
+    assert rate.per_s(10.001, 6_000) == 500
+    for step in range(1, 400):
+        seen = rate.per_s(10 + step / 100, 6_000 + 30 * step)
+    assert seen == pytest.approx(3_000, rel=0.15)
+    assert rate.per_s(14.5, 6_000 + 30 * 399) < 3_000
+    assert rate.per_s(17.5, 6_000 + 30 * 399) < 1_500
+    for step in range(20):
+        seen = rate.per_s(18 + step / 2, 6_000 + 30 * 399)
+    assert seen == 0
+
+
+def test_a_pace_holds_on_average_and_what_sending_takes_counts() -> None:
+    pace = Pace(0.0, spare_bytes=1_000)
+    now_s = sent = 0.0
+    while now_s < 10:
+        pace.sent(500)
+        sent += 500
+        now_s += 0.02  # the message is on its way
+        now_s += pace.rest_s(now_s, 10_000)
+    assert sent == pytest.approx(100_000, rel=0.02)
+    # An hour without anything to send is worth no more than the spare bytes.
+    now_s += 3_600
+    assert pace.rest_s(now_s, 10_000) == 0
+    pace.sent(1_500)
+    assert pace.rest_s(now_s, 10_000) == pytest.approx(0.05)
+    # A rate that changes while it rests counts from then on.
+    assert pace.rest_s(now_s + 0.02, 100_000) == 0
+    assert pace.rest_s(now_s, math.inf) == 0
+
+
+@pytest.mark.parametrize("written_mb_per_s", [0, 10, 60, 100, 300])
+def test_a_rebuild_catches_up_whatever_is_written_meanwhile(written_mb_per_s: int) -> None:
+    """In the time of a clock that jumps: 1 MB messages of which each takes 1 ms to go."""
+    limits, rate, pace = LaneLimits(), AppendRate(), Pace(0.0, spare_bytes=1 << 20)
+    behind_mb = 500
+    got = now_s = 0.0
+    while (lag := (behind_mb + written_mb_per_s * now_s) * 1e6 - got) > 1e6:
+        assert now_s < 120, f"{lag / 1e6:.0f} MB behind"
+        pace.sent(1_000_000)
+        got += 1e6
+        now_s += 0.001
+        total = int(written_mb_per_s * 1e6 * now_s)
+        now_s += pace.rest_s(now_s, limits.pace(rate.per_s(now_s, total)))
+    gain_mb_per_s = max(limits.bytes_per_s / 1e6, 1.25 * written_mb_per_s) - written_mb_per_s
+    # Until the rate is known, two seconds, it falls back.
+    assert 0.9 < now_s / (behind_mb / gain_mb_per_s) < 1.8
+
+
+async def test_a_rebuild_catches_up_with_producers_that_are_faster_than_its_pace(
+    bare_cluster: MiniCluster,
+) -> None:
+    leader = await bare_cluster.start_node(1, lanes=replace(LANES, bytes_per_s=100_000))
+    await make_big(bare_cluster, replicas=(1, 3), isr=(1,))
+
+    async def write() -> None:
+        got = await leader.produce_batch(make_batch(os.urandom(20_000)), topic="big", timeout_ms=60_000)
+        assert got.error == ErrorCode.NONE
+
+    for _ in range(100):
+        await write()
+    joins = asyncio.Event()
+
+    async def go_on() -> None:
+        while not joins.is_set():
+            await write()
+
+    writers = [asyncio.ensure_future(go_on()) for _ in range(3)]
+    try:
+        await bare_cluster.start_node(3, lanes=LANES)
+        replica = big(bare_cluster, 1).replica
+        await eventually(lambda: replica.state in leader.proposed, 60)
+        written = big(bare_cluster, 1).log.size_bytes
+    finally:
+        joins.set()
+        await asyncio.gather(*writers)
+    assert leader.metrics.catch_up_out_bytes > 2_000_000
+    assert written > 3_000_000, "they wrote on while it came"

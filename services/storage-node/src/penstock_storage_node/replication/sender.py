@@ -117,6 +117,8 @@ class LeaderSender:
         self.node_epoch = node_epoch
         self._credit_bytes = credit_bytes
         self._effects = effects
+        self.appended_bytes = 0
+        """What producers have written to its partitions while it was open."""
         self._reserve_bytes = credit_bytes // 4
         self._shared_bytes = 0
         """What is outstanding within the credit."""
@@ -212,6 +214,7 @@ class LeaderSender:
         self, session: ReplicationSession, base_offset: int, end_offset: int, buffers: list[Buffer], size: int
     ) -> None:
         """The leader has appended: push it, or let the session fall behind."""
+        self.appended_bytes += size
         if not session.live:
             return
         charged, used = self._charge(size), self._reserved_bytes

@@ -35,7 +35,7 @@ from penstock_storage_node.replication.sender import (
     ReplicationSession,
 )
 from penstock_storage_node.rpc.bidirectional import run_both_ways
-from penstock_storage_node.rpc.replication_lanes import LIVE, Lane, LaneLimits
+from penstock_storage_node.rpc.replication_lanes import LIVE, AppendRate, Lane, LaneLimits, Pace
 
 MESSAGE_BYTES = 1024 * 1024
 CATCH_UP_READ_BYTES = 256 * 1024
@@ -67,6 +67,7 @@ class _Stream:
             read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
             takes_pieces=hello.takes_pieces,
         )
+        self._append_rate = AppendRate()
         self._manager = manager
         self._context = context
         self._wake = asyncio.Event()
@@ -213,7 +214,7 @@ class _Stream:
     async def write(self) -> None:
         """Send what there is, for ever."""
         sender, metrics = self.sender, self._manager.metrics
-        owed_bytes = 0.0
+        pace = Pace(asyncio.get_running_loop().time(), MESSAGE_BYTES)
         while not self.ended:
             self._wake.clear()
             self._hurry.clear()
@@ -231,27 +232,25 @@ class _Stream:
             hit("replication.send.before_frame")
             await self._context.write(message)
             if self.lane != LIVE:
-                owed_bytes = await self._rest(owed_bytes + size)
+                pace.sent(size)
+                await self._rest(pace)
 
-    async def _rest(self, owed_bytes: float) -> float:
-        """After sending rebuilding replicas that much. A rate may change meanwhile; returns what is
-        still to be rested for, when something is to be said at once."""
+    async def _rest(self, pace: Pace) -> None:
+        """After sending rebuilding replicas something: until the pace allows more, or something is to be said at once.
+        Rates change meanwhile."""
         manager, loop = self._manager, asyncio.get_running_loop()
-        while owed_bytes >= 1:
+        while not self._hurry.is_set():
+            now_s = loop.time()
+            appended_per_s = self._append_rate.per_s(now_s, self.sender.appended_bytes)
             throttle = catch_up_rate(manager.registry.image, manager.registry.node_id, self._follower)
-            pause_s = self._limits.pause_s(self.lane, 1, throttle) * owed_bytes
-            if pause_s <= 0:
-                break
-            begun_s = loop.time()
+            rest_s = pace.rest_s(now_s, self._limits.pace(appended_per_s, throttle))
+            if rest_s <= 0:
+                return
             try:
-                async with asyncio.timeout(min(pause_s, REST_S_MAX)):
+                async with asyncio.timeout(min(rest_s, REST_S_MAX)):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
-            owed_bytes -= owed_bytes * min((loop.time() - begun_s) / pause_s, 1.0)
-            if self._hurry.is_set():
-                return owed_bytes
-        return 0.0
 
     def _start_read(self, session: ReplicationSession, max_bytes: int) -> None:
         partition = self._manager.registry.partitions.get(session.replica.key)

@@ -7,11 +7,14 @@ up no batch of a live partition; the catch-up lane is paced as well, for both sh
 
 A replica that acks=all waits for is never sent there, however far behind: its pace would be the
 producers' pace, and what they go on sending would keep it behind (decision 0021). Kafka's throttle
-spares members of the ISR as well (`ReplicaManager.shouldLeaderThrottle`).
+spares members of the ISR as well (`ReplicaManager.shouldLeaderThrottle`). And the pace is never below what producers
+write to the partitions that are rebuilt, or they would be so for ever.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,7 +38,8 @@ class LaneLimits:
     credit_bytes: int = 1024 * 1024
     """What a follower lets be under way to it on a catch-up lane: sent and not written."""
     bytes_per_s: int = 64 * 1024 * 1024
-    """How fast a leader feeds one follower's catch-up lane; 0 = as fast as the credit allows."""
+    """How fast a leader feeds one follower's catch-up lane, unless producers write faster to what goes that way;
+    0 = as fast as the credit allows."""
 
     def lane_after(self, lane: Lane, lag_bytes: int, *, is_waited_for: bool) -> Lane:
         """Where a replica that has `lag_bytes` to fetch belongs, seen from where it is;
@@ -46,9 +50,60 @@ class LaneLimits:
             return CATCH_UP if lag_bytes > self.behind_bytes else LIVE
         return LIVE if lag_bytes <= self.near_bytes else CATCH_UP
 
-    def pause_s(self, lane: Lane, sent_bytes: int, throttle: int = LONG_MAX) -> float:
-        """How long to rest after that many bytes; `throttle` is another bound, in bytes/s."""
-        if lane != CATCH_UP:
-            return 0.0
-        rate = min(self.bytes_per_s or LONG_MAX, max(throttle, 1))
-        return 0.0 if rate == LONG_MAX else sent_bytes / rate
+    def pace(self, appended_per_s: float, throttle: int = LONG_MAX) -> float:
+        """Bytes/s for a catch-up lane to whose partitions producers write `appended_per_s`.
+
+        `throttle` is an operator's bound (`leader.replication.throttled.rate`) and holds whatever is written, as
+        in Kafka. Infinite where there is no bound.
+        """
+        own = max(self.bytes_per_s, GAIN * appended_per_s) if self.bytes_per_s else math.inf
+        return min(own, max(throttle, 1) if throttle < LONG_MAX else math.inf)
+
+
+GAIN = 1.25
+"""How much faster than its producers a partition is fed: a lag of L bytes is gone after L / (0.25 x their rate)."""
+
+
+class AppendRate:
+    """How fast a total grows, as of the last two seconds."""
+
+    WINDOW_S = 2.0
+    STEP_S = 0.25
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def per_s(self, now_s: float, total: int) -> float:
+        """Take in the total at `now_s`; returns its growth per second. A short time counts as two seconds: a burst is
+        no rate."""
+        seen = self._seen
+        if not seen or now_s - seen[-1][0] >= self.STEP_S:
+            seen.append((now_s, total))
+        while len(seen) > 1 and now_s - seen[1][0] >= self.WINDOW_S:
+            seen.popleft()
+        begun_s, before = seen[0]
+        return (total - before) / max(now_s - begun_s, self.WINDOW_S)
+
+
+class Pace:
+    """How long to rest, so that what is sent keeps to a rate on average, whatever sending and reading take."""
+
+    def __init__(self, now_s: float, spare_bytes: int) -> None:
+        """`spare_bytes`: most that may be sent at once after a time in which nothing was."""
+        self._at_s = now_s
+        self._owed_bytes = 0.0
+        self._spare_bytes = spare_bytes
+
+    def sent(self, size_bytes: int) -> None:
+        """That much has gone."""
+        self._owed_bytes += size_bytes
+
+    def rest_s(self, now_s: float, rate: float) -> float:
+        """How long to rest from now on at `rate` bytes/s; may be asked again meanwhile, with another rate."""
+        if math.isinf(rate):
+            self._owed_bytes = 0.0
+        else:
+            passed = (now_s - self._at_s) * rate
+            self._owed_bytes = max(self._owed_bytes - passed, -float(self._spare_bytes))
+        self._at_s = now_s
+        return self._owed_bytes / rate if self._owed_bytes >= 1 else 0.0
