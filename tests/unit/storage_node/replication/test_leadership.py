@@ -535,3 +535,19 @@ def test_duplicates_wait_like_the_original() -> None:
     leader.term.wait_all(end, 1000, late)
     leader.drain()
     assert first.error() is again.error() is late.error() is ErrorCode.NONE
+
+
+def test_a_duplicate_is_answered_when_its_own_offset_is_safe_though_later_ones_still_wait() -> None:
+    """The mark may stand between the two for long: they would wait with it, and its producer with them."""
+    leader = Leader()
+    first = leader.append()
+    end = leader.append()
+    leader.flush()
+    last, duplicate = Waiter(), Waiter()
+    leader.term.wait_all(end, 1000, last)
+    leader.term.wait_all(first, 1000, duplicate)
+    for node in (2, 3):
+        leader.term.on_follower_ack(NodeId(node), first, first, 0)
+    leader.drain()
+    assert duplicate.error() is ErrorCode.NONE
+    assert last.error() is None

@@ -6,6 +6,7 @@ one partition are a queue and passing an offset answers a prefix of it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ class _Wait:
     required_offset: int
     deadline_ms: int
     waiter: AckWaiter
+
+
+def _required_offset(wait: _Wait) -> int:
+    return wait.required_offset
 
 
 class AckQueue:
@@ -42,10 +47,13 @@ class AckQueue:
     def add(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
         """Wait until everything below `required_offset` is safe.
 
-        A duplicate's offset may lie below ones that wait already; it then waits with
-        them, which is late by at most one turn and never early.
+        A duplicate's offset may lie below ones that wait already: it goes before them.
         """
-        self._waits.append(_Wait(required_offset, deadline_ms, waiter))
+        waits, wait = self._waits, _Wait(required_offset, deadline_ms, waiter)
+        if waits and required_offset < waits[-1].required_offset:
+            waits.insert(bisect_right(waits, required_offset, key=_required_offset), wait)
+        else:
+            waits.append(wait)
         self.earliest_deadline_ms = min(self.earliest_deadline_ms, deadline_ms)
 
     def pass_offset(self, safe_offset: int, error: ErrorCode, effects: Effects) -> int:
