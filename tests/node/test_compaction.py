@@ -91,9 +91,12 @@ async def cluster(tmp_path: Path) -> Any:
 
 
 async def write(cluster: MiniCluster, first: int, count: int) -> None:
-    leader = cluster.nodes[1]
     for node in cluster.nodes.values():
         await eventually(lambda n=node: n.manager.registry.partitions)
+    await write_alone(cluster.nodes[1], first, count)
+
+
+async def write_alone(leader: MiniNode, first: int, count: int) -> None:
     await eventually(lambda: leader.partition.replica.leadership is not None)
     for number in range(first, first + count):
         key = b"key-%d" % (number % 7)
@@ -135,6 +138,63 @@ async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(clust
     log = cluster.nodes[3].partition.log
     await eventually(lambda: log.log_end_offset == cluster.nodes[1].partition.log.log_end_offset)
     assert await stored(cluster.nodes[3]) == kept
+
+
+async def compact_all(node: MiniNode) -> None:
+    compaction = compaction_of(node)
+    while await compaction.run_once():
+        pass
+    await compaction.end_worker()
+    assert compaction.failure_count == 0
+
+
+async def test_a_deleted_key_does_not_come_back_with_a_replica_that_was_away_for_too_long(
+    cluster: MiniCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.make_topic(delete_retention_ms="0", min_insync_replicas="1", **SMALL)
+    await write(cluster, 0, 30)
+    nodes = cluster.nodes
+    assert (await nodes[1].produce_batch(keyed((b"secret", b"deleted later")))).error == ErrorCode.NONE
+    end = nodes[1].partition.log.log_end_offset
+    await eventually(lambda: all(n.partition.log.flushed_offset == end for n in nodes.values()))
+    for number in (2, 3):
+        await nodes[number].stop()
+    cluster.set_isr(1)
+    assert (await nodes[1].produce_batch(keyed((b"secret", None)))).error == ErrorCode.NONE
+    for first in (30, 90):  # a first run cleans up to the tombstone, a later one takes it
+        await write_alone(nodes[1], first, 60)
+        await compact_all(nodes[1])
+    assert b"secret" not in await stored(nodes[1])
+    # It is emptied, and copies what the leader has.
+    await cluster.start_node(3)
+    await eventually(lambda: nodes[3].manager.registry.partitions)
+    end = nodes[1].partition.log.log_end_offset
+    await eventually(lambda: nodes[3].partition.log.flushed_offset == end)
+    assert await stored(nodes[3]) == await stored(nodes[1])
+    assert capsys.readouterr().out.count("log emptied to be copied anew") == 1
+    assert nodes[3].metrics.truncations_below_high_watermark == 0
+    # Though it never had the tombstone, it knows as a leader what others may have missed; after a restart, too.
+    cluster.set_isr(1, 3)
+    await nodes[3].stop(clean=False)
+    await cluster.start_node(3)
+    await eventually(lambda: nodes[3].manager.registry.partitions)
+    cluster.elect(3, [1, 3])
+    await eventually(lambda: nodes[3].partition.replica.leadership is not None)
+    await cluster.start_node(2)
+    await eventually(lambda: nodes[2].manager.registry.partitions)
+    await eventually(lambda: nodes[2].partition.log.flushed_offset == end)
+    assert await stored(nodes[2]) == await stored(nodes[3])
+    # Away for a moment: nothing is copied that it has.
+    for number in (2, 3):
+        assert capsys.readouterr().out.count("log emptied to be copied anew") == (number == 2)
+        await nodes[2].stop()
+        await cluster.start_node(2)
+        await eventually(lambda: nodes[2].manager.registry.partitions)
+        await eventually(lambda: NodeId(2) in fed_by(nodes[3]))
+
+
+def fed_by(leader: MiniNode) -> set[NodeId]:
+    return {session.sender.node for session in leader.partition.sessions}
 
 
 async def test_clients_read_and_write_while_segments_are_exchanged(cluster: MiniCluster) -> None:

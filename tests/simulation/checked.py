@@ -16,6 +16,7 @@ from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.quorum.events import Outcome
 from penstock_controller.quorum.machine import Machine
 from penstock_controller.state.generation import Context, Generated
+from penstock_core.config.topic import LONG_MAX
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
@@ -82,8 +83,10 @@ class CheckedLog(PartitionLog):
         self.facts: dict[int, tuple[int, int]] = {}
         """Of a tracked log, by base offset: bytes and newest timestamp of each batch."""
         self.seen_start = 0
-        self.was_cut = False
-        """By the last truncation: it held something of what went."""
+        self.first_cut = LONG_MAX
+        """Where the first batch began that the last truncation took, beyond everything when it took none."""
+        self.cut_from = 0
+        """Where it ended before."""
         self._requested_ms = 0
         self._new: list[Entry] = []
         """Of the segment that is being swapped in."""
@@ -206,24 +209,23 @@ class CheckedLog(PartitionLog):
         end = self.log_end_offset
         is_empty = self.segment_count == 1 and self.first_segment_offset == end
         keep = 0 if is_empty else bisect_left(self.shadow, end, key=lambda entry: entry.base)
-        self.was_cut = self.was_cut or keep < len(self.shadow)
+        if keep < len(self.shadow):
+            self.first_cut = min(self.first_cut, self.shadow[keep].base)
         for entry in self.shadow[keep:]:
             self.facts.pop(entry.base, None)
-        if is_empty:
-            _the_checker().logs.on_emptied(self.host, self.key)
         del self.shadow[keep:]
         self.verified = min(self.verified, keep)
         _the_checker().on_log(self)
 
     def truncate_to(self, offset: int) -> int:
-        self.was_cut = False
+        self.first_cut, self.cut_from = LONG_MAX, self.log_end_offset
         try:
             return super().truncate_to(offset)
         finally:
             self._cut_shadow()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        self.was_cut = False
+        self.first_cut, self.cut_from = LONG_MAX, self.log_end_offset
         try:
             super().truncate_fully_and_start_at(offset)
         finally:

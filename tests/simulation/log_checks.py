@@ -6,7 +6,8 @@ what may be missing of it on a replica, and what may stand there in its place:
   * A compacted log: a batch may lack records, and may be gone, but what is left of it has its
     offsets, epoch, producer, keys, values and timestamps. A record goes when a later committed one
     of its key is there, or when it is a tombstone whose delete horizon the node's clock has passed.
-    A leader holds the last record of every key, or that was such a tombstone.
+    A leader holds the last record of every key, or that was such a tombstone. No replica holds a record of
+    a key whose tombstone is gone, however long it was away.
   * Retention: a segment goes when its newest record is older than retention.ms by the node's clock,
     or when what is left is retention.bytes at least, or when it lies before the log start. Nothing
     that is not committed goes.
@@ -67,8 +68,6 @@ class Keyed:
     """Offsets of a key's committed records, rising."""
     gone: set[int] = field(default_factory=set)
     """Tombstones that some replica has let go in their time."""
-    missed: dict[str, set[int]] = field(default_factory=dict)
-    """By host: tombstones that it was never sent, for it was away longer than they lived."""
 
 
 class LogChecks:
@@ -240,7 +239,6 @@ class LogChecks:
 
     def _check_deleted(self, keyed: Keyed, log: CheckedLog, held: dict[int, Row], upto: int) -> None:
         """No record of a key whose tombstone has gone."""
-        missed = keyed.missed.get(log.host, ())
         seen: set[bytes] = set()
         for offset, row in held.items():
             if row.key is None or row.key in seen or offset < log.log_start_offset:
@@ -249,20 +247,41 @@ class LogChecks:
             offsets = keyed.offsets.get(row.key, [])
             at = bisect_left(offsets, upto)
             newest = offsets[at - 1] if at else -1
-            if offset < newest and newest in keyed.gone and newest not in held and newest not in missed:
+            if offset < newest and newest in keyed.gone and newest not in held:
                 message = f"{row} at {offset}, its tombstone at {newest} is gone"
                 self._fail("no deleted key comes back", log, message)
 
     def on_follower_batch(self, log: CheckedLog, expected: int, entry: Entry) -> None:
-        """A follower's log that ended at `expected` took a batch."""
+        """A follower's log that ended at `expected` took a batch. Counts tombstones that it was never sent,
+        for they had gone: it may hold nothing that they were for."""
         keyed = self._keyed(log)
         if keyed is None:
             return
         content = keyed.contents[entry.base, entry.crc]
         for offset in range(expected, entry.last + 1):
             if offset in keyed.gone and offset not in content.rows:
-                keyed.missed.setdefault(log.host, set()).add(offset)
                 self._checker.world.counts["tombstones missed"] += 1
+
+    def may_be_cut(self, log: CheckedLog) -> bool:
+        """Whether a replica outside ISR and ELR may lose what is committed, to fetch it again as it is now.
+
+        A compacted log may be emptied when it ended before a tombstone that another replica may have let go.
+        (A run that notes it may end before it does it, and of a key there may be a later record.) It may be cut
+        where its leader was copied from a log in which nothing was left of an epoch: that one knows
+        nothing of it, and calls the logs diverging.
+        """
+        keyed = self._keyed(log)
+        if keyed is None:
+            return False
+        if log.log_end_offset > log.log_start_offset:
+            return True
+        self._checker.world.counts["logs emptied for tombstones"] += 1
+        return any(
+            offset >= log.cut_from and row.value is None
+            for content in keyed.contents.values()
+            if content.horizon_ms >= 0
+            for offset, row in content.rows.items()
+        )
 
     def _check_begin(self, log: CheckedLog) -> None:
         """Nothing takes whole segments from the start of a log that is compacted alone."""
@@ -376,13 +395,6 @@ class LogChecks:
         """A host's disk was replaced."""
         for key in [key for key in self._saved_starts if key[0] == host]:
             del self._saved_starts[key]
-        self.on_emptied(host, None)
-
-    def on_emptied(self, host: str, key: TopicPartition | None) -> None:
-        """A log begins anew on a host; None: all of its logs."""
-        for each, keyed in self.keyed.items():
-            if key is None or each == key:
-                keyed.missed.pop(host, None)
 
     # --- readers
 

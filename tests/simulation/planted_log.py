@@ -134,6 +134,10 @@ def _cleaned_files_taken() -> list[Patch]:
     return [(recovery_module, "complete_swaps", take)]
 
 
+def _deleted_keys_return() -> list[Patch]:
+    return [(Leadership, "misses_tombstones", lambda *_: False)]
+
+
 # --- the lower end
 
 
@@ -223,6 +227,12 @@ ROWS: list[Row] = [
     ),
     ("last-value-dropped", "compaction drops the newest record of all", _last_value_dropped, _compacting),
     ("tombstones-early", "tombstones go after half of delete.retention.ms", _tombstones_early, _compacting),
+    (
+        "deleted-keys-return",
+        "a replica that was away goes on where its log ends, whatever tombstones are gone",
+        _deleted_keys_return,
+        _compacting,
+    ),
     ("clean-part-kept", "of the clean part compaction takes tombstones alone", _clean_part_kept, _compacting),
     (
         "cleaner-past-watermark",

@@ -26,6 +26,11 @@ class ReplicaFrame(Protocol):
     def log_start_offset(self) -> int: ...
 
     @property
+    def tombstones_gone_below(self) -> int:
+        """0: not told."""
+        ...
+
+    @property
     def base_offset(self) -> int:
         """Where the follower's log is to end for `buffers` to fit."""
         ...
@@ -93,6 +98,8 @@ def encode_replica_data(frames: Sequence[ReplicaFrame]) -> bytes:
             event = b""
         head = b"\x08" + varint(frame.session)
         tail = b"\x30" + varint(frame.high_watermark) + b"\x38" + varint(frame.log_start_offset)
+        if frame.tombstones_gone_below:
+            tail += b"\x50" + varint(frame.tombstones_gone_below)
         size = len(head) + len(tail) + len(event) + frame.size_bytes
         # Field order is free in proto3: the two offsets stand before the records.
         out.append(b"\x0a" + varint(size) + head + tail + event)
@@ -107,6 +114,7 @@ class ReceivedData:
     session: int = 0
     high_watermark: int = 0
     log_start_offset: int = 0
+    tombstones_gone_below: int = 0
     base_offset: int = 0
     records: memoryview | None = None
     piece: Piece | None = None
@@ -125,16 +133,22 @@ def decode_replica_data(message: bytes) -> Iterator[ReceivedData]:
             yield _replica_data(message, view, start, end)
 
 
+def _take_number(data: ReceivedData, field: int, value: int) -> None:
+    if field == 1:
+        data.session = value
+    elif field == 6:
+        data.high_watermark = signed(value)
+    elif field == 7:
+        data.log_start_offset = signed(value)
+    elif field == 10:
+        data.tombstones_gone_below = signed(value)
+
+
 def _replica_data(message: bytes, view: memoryview, start: int, end: int) -> ReceivedData:
     data = ReceivedData()
     for field, value, stop in fields(message, start, end):
         if stop < 0:
-            if field == 1:
-                data.session = value
-            elif field == 6:
-                data.high_watermark = signed(value)
-            elif field == 7:
-                data.log_start_offset = signed(value)
+            _take_number(data, field, value)
         elif field == 2:
             data.records = view[stop:stop]
             for inner, inner_value, inner_stop in fields(message, value, stop):

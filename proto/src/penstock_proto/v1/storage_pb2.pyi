@@ -331,12 +331,18 @@ class ReplicaData(_message.Message):
     PIECE_FIELD_NUMBER: _builtins.int
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    TOMBSTONES_GONE_BELOW_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     high_watermark: _builtins.int
     """Leader's high watermark and log start, in every frame; a frame with no event
     carries only these.
     """
     log_start_offset: _builtins.int
+    tombstones_gone_below: _builtins.int
+    """Above the offset that this frame is for (its base offset, without batches the next one): the leader
+    may have let go of tombstones below here that the follower never had. The follower notes it durably
+    before it takes anything. With `diverging`: its log may hold what they were for, so it starts over.
+    """
     @_builtins.property
     def batches(self) -> Global___ReplicaBatches:
         """Batches in offset order, for a log that ends at base_offset. The first may begin later,
@@ -375,10 +381,11 @@ class ReplicaData(_message.Message):
         piece: _data_pb2.BatchPiece | None = ...,
         high_watermark: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
+        tombstones_gone_below: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece", "session", b"session", "tombstones_gone_below", b"tombstones_gone_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range", "move", "piece"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -21,6 +21,8 @@ class ModelLog:
         self.log_start_offset = 0
         self.written_offset = 0
         self.flushed_offset = 0
+        self.tombstones_gone_below = 0
+        self.clean_until = 0
 
     @property
     def first_segment_offset(self) -> int:

@@ -484,6 +484,63 @@ def test_diverging_and_out_of_range_opens() -> None:
     assert ask(4, 2) == ((2, 3), None)  # older than anything kept: from the start of ours
 
 
+# ---------------------------------------------------------------------- tombstones that are gone
+
+
+def with_tombstones_gone(below: int) -> Leader:
+    """Nodes 1 and 2 are in sync, up to 9."""
+    leader = Leader(replace(STATE, isr=nodes(1, 2)))
+    log = leader.log
+    log.entries, log.epochs = [(5, n) for n in range(9)], [(5, 0)]
+    leader.flush()
+    log.tombstones_gone_below, log.clean_until = below, 7
+    return leader
+
+
+def starts_over(leader: Leader, node: int, at: int, *, empty: bool = False, node_epoch: int = 1) -> bool:
+    request = OpenRequest(5, at, 5 if at else -1, at if empty else 0, at)
+    answer = leader.replica.on_open(NodeId(node), node_epoch, request, 0)
+    assert answer.error is None
+    assert answer.out_of_range is None
+    assert answer.diverging in (None, (-1, 0))
+    assert bool(answer.tombstones_gone_below) == (answer.diverging is not None)
+    return answer.diverging is not None
+
+
+def test_a_replica_that_may_have_missed_tombstones_starts_over() -> None:
+    leader = with_tombstones_gone(below=5)
+    assert starts_over(leader, 3, 4)
+    assert not starts_over(leader, 3, 5), "it was sent them all"
+    assert not starts_over(leader, 3, 9)
+
+
+def test_nobody_that_is_counted_on_starts_over() -> None:
+    leader = with_tombstones_gone(below=5)
+    assert not starts_over(leader, 2, 4), "in sync"
+    leader.term.update(replace(STATE, isr=nodes(1), elr=nodes(3), partition_epoch=8), 0)
+    assert not starts_over(leader, 3, 4), "it may lead next"
+    assert starts_over(leader, 2, 4)
+
+
+def test_a_copy_that_began_after_compaction_goes_on_where_it_was() -> None:
+    """Else it would never be finished where keys are deleted all the time."""
+    leader = with_tombstones_gone(below=5)
+    assert not starts_over(leader, 3, 0, empty=True)
+    leader.log.tombstones_gone_below = 7  # these had been cleaned before: what they were for was not copied
+    assert not starts_over(leader, 3, 2)
+    assert not leader.term.misses_tombstones(NodeId(3), 1, 2)
+    leader.log.tombstones_gone_below = 8
+    assert leader.term.misses_tombstones(NodeId(3), 1, 2)
+    assert not leader.term.misses_tombstones(NodeId(3), 1, 8)
+    assert starts_over(leader, 3, 2)
+
+
+def test_a_process_that_was_started_anew_is_not_taken_for_that_copy() -> None:
+    leader = with_tombstones_gone(below=5)
+    assert not starts_over(leader, 3, 0, empty=True)
+    assert starts_over(leader, 3, 2, node_epoch=2)
+
+
 # ---------------------------------------------------------------------- log starts
 
 

@@ -6,6 +6,7 @@
   replication-offset-checkpoint    same form, the high watermarks
   log-start-offset-checkpoint      same form, only where records were deleted by hand
   cleaner-offset-checkpoint        same form, where the compacted part of a log ends
+  tombstone-offset-checkpoint      same form, ours: below it tombstones may be missing
   meta.properties                  Java properties: version, node.id, cluster.id, directory.id
 
 Source: org.apache.kafka.server.common.CheckpointFile and its users, and
@@ -26,6 +27,7 @@ RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 LOG_START_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
+TOMBSTONE_FILE = "tombstone-offset-checkpoint"
 META_PROPERTIES_FILE = "meta.properties"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 LOCK_FILE = ".lock"

@@ -113,6 +113,14 @@ class _LogCheckpoints:
     def mark_gaps(self) -> None:
         self._directory.mark_compacted(*self._key)
 
+    @property
+    def cleaned_until(self) -> int:
+        return self._directory._cleaned.get(self._key, 0)
+
+    @property
+    def tombstones_gone_below(self) -> int:
+        return self._directory._tombstones_gone.get(self._key, 0)
+
 
 class LogDirectory:
     """An open data directory. Made by `open` or `claim_slot`."""
@@ -135,8 +143,9 @@ class LogDirectory:
         self._high_watermarks: dict[PartitionKey, int] = {}
         self._log_starts: dict[PartitionKey, int] = {}
         self._cleaned: dict[PartitionKey, int] = {}
+        self._tombstones_gone: dict[PartitionKey, int] = {}
         self._is_cleaned_unsaved = False
-        """The file has rows that are too high: the disk was full."""
+        """These two files have rows that are too high: the disk was full."""
         self._is_reported = False
         self._ends_of_damaged: dict[PartitionKey, int] = {}
 
@@ -195,6 +204,7 @@ class LogDirectory:
         self._high_watermarks = self._load_offsets(checkpoints.HIGH_WATERMARK_FILE)
         self._log_starts = self._load_offsets(checkpoints.LOG_START_FILE)
         self._cleaned = self._load_offsets(checkpoints.CLEANER_FILE)
+        self._tombstones_gone = self._load_offsets(checkpoints.TOMBSTONE_FILE)
 
     def _load_offsets(self, name: str) -> dict[PartitionKey, int]:
         """A checkpoint file; a damaged one counts as missing (recovery then scans more)."""
@@ -334,18 +344,28 @@ class LogDirectory:
     def _cap_cleaned(self, key: PartitionKey, end_offset: int) -> None:
         """What recovery has cut off a log is not clean any more when it has grown again."""
         with self._mutex:
-            if self._cleaned.get(key, 0) <= end_offset:
-                return
-            self._cleaned[key] = end_offset
-            try:
-                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
-            except OSError as error:
-                if error.errno not in FULL_ERRORS:
-                    raise PenstockError(
-                        ErrorCode.KAFKA_STORAGE_ERROR,
-                        f"{self._root}/{checkpoints.CLEANER_FILE} can't be written: {error}",
-                    ) from error
-                self._is_cleaned_unsaved = True  # the log can't grow before there is space
+            self._cap_row(checkpoints.CLEANER_FILE, self._cleaned, key, end_offset)
+            self._cap_row(checkpoints.TOMBSTONE_FILE, self._tombstones_gone, key, end_offset)
+
+    def cap_tombstones_gone(self, log: PartitionLog) -> None:
+        """A log was cut: of what comes in place of that no tombstone is gone (pool)."""
+        with self._mutex:
+            key = (log.topic, log.partition)
+            self._cap_row(checkpoints.TOMBSTONE_FILE, self._tombstones_gone, key, log.log_end_offset)
+
+    def _cap_row(self, name: str, offsets: dict[PartitionKey, int], key: PartitionKey, most: int) -> None:
+        """Lower a row; later on a full disk, for the log can't grow before there is space. The mutex is held."""
+        if offsets.get(key, 0) <= most:
+            return
+        offsets[key] = most
+        try:
+            self._save_offsets(name, offsets)
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise PenstockError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"{self._root}/{name} can't be written: {error}"
+                ) from error
+            self._is_cleaned_unsaved = True
 
     @property
     def has_unreported(self) -> bool:
@@ -459,6 +479,21 @@ class LogDirectory:
             self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
         return True
 
+    def note_tombstones_gone(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
+        """Note, durably, that tombstones below `offset` may be missing in a log; what they were for is.
+
+        It never falls by this. False: as with `set_cleaned`. Raises OSError; then it is as it was.
+        """
+        key = (log.topic, log.partition)
+        with self._mutex:
+            if log.state is LogState.CLOSED or log.is_deleted or cut_count not in (None, log.cut_count):
+                return False
+            if self._tombstones_gone.get(key, 0) < offset:
+                rows = {**self._tombstones_gone, key: offset}
+                self._save_offsets(checkpoints.TOMBSTONE_FILE, rows)
+                self._tombstones_gone = rows  # nobody may rely on it before it is on disk
+        return True
+
     def write_log_start(self, log: PartitionLog) -> None:
         """Note a log's start durably now, not with the next round: deleted records stay deleted."""
         with self._mutex:
@@ -499,6 +534,7 @@ class LogDirectory:
                 (checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks),
                 (checkpoints.LOG_START_FILE, self._log_starts),
                 (checkpoints.CLEANER_FILE, self._cleaned),
+                (checkpoints.TOMBSTONE_FILE, self._tombstones_gone),
             ):
                 old = offsets.pop(key, None)
                 if old or (old is not None and offsets is self._cleaned):  # there, 0 says something too
@@ -532,6 +568,7 @@ class LogDirectory:
                     self._log_starts.pop(key, None)
             if self._is_cleaned_unsaved:
                 self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
+                self._save_offsets(checkpoints.TOMBSTONE_FILE, self._tombstones_gone)
                 self._is_cleaned_unsaved = False
             self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
             hit("log.checkpoint.between_files")

@@ -41,6 +41,7 @@ class PartitionLog:
     """See the module. Made by `open` or `create`, usually through LogDirectory."""
 
     __slots__ = (
+        "_checkpoints",
         "_data",
         "_fs",
         "_reader",
@@ -74,6 +75,7 @@ class PartitionLog:
         self.is_deleted = False
         """Its directory's name is free or another log's: nothing may be noted under it any more."""
         self._fs = ports.fs
+        self._checkpoints = ports.checkpoints
         self._data = LogData(
             identity,
             directory,
@@ -397,6 +399,16 @@ class PartitionLog:
         self._data.raise_start(offset)
 
     # ------------------------------------------------------------------ compaction
+
+    @property
+    def tombstones_gone_below(self) -> int:
+        """Below it tombstones may be missing, and no record is there that one of them was for; 0: none are."""
+        return self._checkpoints.tombstones_gone_below
+
+    @property
+    def clean_until(self) -> int:
+        """Below it no record is there for which a later tombstone was written below it."""
+        return max(self._checkpoints.cleaned_until, self._checkpoints.tombstones_gone_below)
 
     def plan_cleaning(
         self, cleaned_until: int, high_watermark: int, now_ms: int, first_open_transaction: int | None

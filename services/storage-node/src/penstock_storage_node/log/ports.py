@@ -22,6 +22,14 @@ class CheckpointPort(Protocol):
     def mark_gaps(self) -> None:
         """Make it durable that the log may have gaps, before the first one is written (pool). Raises OSError."""
 
+    @property
+    def cleaned_until(self) -> int:
+        """Where the compacted part ends, 0 when there is none (never blocks)."""
+
+    @property
+    def tombstones_gone_below(self) -> int:
+        """See `LogDirectory.note_tombstones_gone`; 0 when none are (never blocks)."""
+
 
 class NotCheckpointed:
     """For a log of which nothing is kept: its next start scans it."""
@@ -31,6 +39,16 @@ class NotCheckpointed:
 
     def mark_gaps(self) -> None:
         """Nobody to tell."""
+
+    @property
+    def cleaned_until(self) -> int:
+        """Nothing is known to be."""
+        return 0
+
+    @property
+    def tombstones_gone_below(self) -> int:
+        """None."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,6 +348,11 @@ class Compactor:
             if swapped:
                 remove.append(log.adopt_swapped(group, sources))
 
+        gone_below = group.tombstones_gone_below
+        if gone_below > log.tombstones_gone_below:
+            # First: from the swap on, replicas that come back may miss them.
+            note = self._directory.note_tombstones_gone
+            await pool.run(lambda: note(log, gone_below, plan.cut_count))
         if not partition.closed:
             await partition.swap(lambda: log.swap_files(group, sources, plan), apply)
         if not remove:

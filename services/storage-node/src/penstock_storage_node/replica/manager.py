@@ -77,7 +77,7 @@ class ReplicaManager:
         self.configs = DynamicTopicConfigs(
             self.registry, clock_ms, self.drain.schedule, self.log_starts.mark_compacted
         )
-        self.roles = Roles(self.registry, self.drain, self.health, metrics, lifecycle, clock_ms)
+        self.roles = Roles(self.registry, self.drain, self.health, directory, metrics, lifecycle, clock_ms)
         corruption = CorruptionHandler(
             self._has_others_in_sync, self._mark_damaged, self.health, metrics, lifecycle
         )

@@ -12,7 +12,7 @@ from penstock_core.ids import NodeId
 from penstock_core.metadata.image import PartitionImage
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node.disk.health import DiskHealth, is_full
-from penstock_storage_node.log import LogState
+from penstock_storage_node.log import LogDirectory, LogState
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.drain import EffectsDrain
 from penstock_storage_node.replica.partition import LeadershipWatcher, Partition
@@ -40,6 +40,9 @@ class FollowerStreamsPort(Protocol):
         """A metadata change was carried out: end streams without partitions."""
 
 
+_TOO_LATE = "log emptied to be copied anew: compaction has let go of tombstones that it lacks"
+
+
 class Roles:
     """Carries out what `PartitionReplica.plan` says. Lives on the event loop."""
 
@@ -48,6 +51,7 @@ class Roles:
         registry: PartitionRegistry,
         drain: EffectsDrain,
         health: DiskHealth,
+        directory: LogDirectory,
         metrics: NodeMetrics,
         lifecycle: Lifecycle,
         clock_ms: Callable[[], int],
@@ -58,6 +62,7 @@ class Roles:
         self._registry = registry
         self._drain = drain
         self._health = health
+        self._directory = directory
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._clock_ms = clock_ms
@@ -133,6 +138,24 @@ class Roles:
         self.followers.settle()
         self._drain.schedule()
 
+    def note_tombstones_gone(self, partition: Partition, below: int) -> bool:
+        """Before a follower takes what its leader sends: tombstones below an offset may be missing in that.
+
+        True: it is being put on disk, and the session has to be opened anew. Were it taken first, this replica
+        might lead one day and not know that others, which come back to it, may hold what is deleted.
+        """
+        log = partition.log
+        if below <= max(log.log_end_offset, log.tombstones_gone_below):
+            return False
+
+        def done(result: asyncio.Future[None]) -> None:
+            error = result.exception()
+            if error is None or (is_full(error) and log.state is not LogState.FAILED):
+                self.followers.reopen(partition, pause=error is not None)
+
+        partition.exclusive(lambda: self._directory.note_tombstones_gone(log, below)).add_done_callback(done)
+        return True
+
     def truncate(self, partition: Partition, cut: Truncation) -> None:
         """Cut a follower's log as its leader asks, then open a session anew."""
         hit("replication.truncate.received")
@@ -145,6 +168,8 @@ class Roles:
                 log.truncate_fully_and_start_at(cut.offset)
             else:
                 log.truncate_to(cut.offset)
+            self._directory.cap_tombstones_gone(log)
+            self._directory.note_tombstones_gone(log, cut.tombstones_gone_below)
 
         partition.replica.cuts_under_way += 1
 
@@ -161,11 +186,12 @@ class Roles:
             partition.saved_log_start_offset = min(saved, log.log_start_offset)
             self._metrics.truncations += 1
             # An empty log may begin lower: where the leader's log start lies inside a batch.
-            if partition.replica.on_truncated() and not was_empty:
+            is_rebuilt = cut.tombstones_gone_below > 0
+            if partition.replica.on_truncated() and not was_empty and not is_rebuilt:
                 self._metrics.truncations_below_high_watermark += 1
             if log.log_end_offset < before:
                 self._lifecycle.log.info(
-                    "log cut to follow its leader",
+                    "log cut to follow its leader" if not is_rebuilt else _TOO_LATE,
                     partition=partition.name,
                     from_offset=before,
                     to_offset=log.log_end_offset,

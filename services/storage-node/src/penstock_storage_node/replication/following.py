@@ -39,6 +39,8 @@ class Truncation:
 
     offset: int
     start_over: bool = False
+    tombstones_gone_below: int = 0
+    """Not 0: it starts over because it may hold what these were for."""
 
 
 class Following:
@@ -90,11 +92,11 @@ class Following:
         state.high_watermark = high_watermark
         return True
 
-    def on_diverging(self, epoch: int, leader_end_offset: int) -> Truncation:
+    def on_diverging(self, epoch: int, leader_end_offset: int, tombstones_gone_below: int = 0) -> Truncation:
         """The leader's log parted from ours after `leader_end_offset` of `epoch`."""
         if epoch < 0:
-            # The leader knows no epoch as old as ours: nothing here is of use.
-            return Truncation(leader_end_offset, start_over=True)
+            # The leader knows no epoch as old as ours, or let go of tombstones that we lack: nothing here is of use.
+            return Truncation(leader_end_offset, True, tombstones_gone_below)
         own_epoch, own_end = self._state.log.end_offset_for_epoch(epoch)
         if own_epoch < 0:
             return Truncation(leader_end_offset)

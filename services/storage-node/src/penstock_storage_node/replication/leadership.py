@@ -59,6 +59,8 @@ class FollowerProgress:
     """As it is on its disk."""
     compared_from: int = 0
     """Our log start when its log was last found to be a prefix of ours: what lies before may be anything."""
+    clean_from: int = 0
+    """It began with an empty log when ours held nothing that tombstones below here were for."""
     steady_from_ms: int = 0
     """When its session began or, if that was later, when it left the ISR."""
     heard: bool = False
@@ -208,10 +210,21 @@ class Leadership:
         self.advance(now_ms)
 
     def on_follower_open(
-        self, node: NodeId, node_epoch: int, end_offset: int, flushed_offset: int, now_ms: int
+        self,
+        node: NodeId,
+        node_epoch: int,
+        end_offset: int,
+        flushed_offset: int,
+        now_ms: int,
+        *,
+        is_empty: bool = False,
     ) -> None:
         """A follower's log was found to be a prefix of ours up to `end_offset`."""
         follower = self.followers[node]
+        if is_empty:
+            follower.clean_from = self._state.log.clean_until
+        elif node_epoch != follower.node_epoch:
+            follower.clean_from = 0
         follower.node_epoch = node_epoch
         follower.heard = True
         follower.steady_from_ms = now_ms
@@ -224,6 +237,17 @@ class Leadership:
         follower.mark_ms = now_ms
         follower.mark_offset = self._state.log.log_end_offset
         self._on_progress(follower, now_ms)
+
+    def misses_tombstones(self, node: NodeId, node_epoch: int, offset: int) -> bool:
+        """Whether a follower with a log up to `offset` may hold records of keys whose tombstones are gone from ours.
+
+        Never one of the ISR or ELR: they have all that is committed, and compaction takes nothing else.
+        """
+        follower = self.followers.get(node)
+        if follower is None or node in self.isr or node in self.elr:
+            return False
+        clean_from = follower.clean_from if node_epoch == follower.node_epoch else 0
+        return self._state.log.tombstones_gone_below > max(offset, clean_from)
 
     def on_follower_closed(self, node: NodeId, now_ms: int) -> None:
         """A follower's session ended and no other took its place."""

@@ -38,6 +38,8 @@ class OpenAnswer:
     error: PenstockError | None = None
     diverging: tuple[int, int] | None = None
     out_of_range: tuple[int, int] | None = None
+    tombstones_gone_below: int = 0
+    """With `diverging`: it is for these that the follower has to start over."""
 
 
 _ACCEPTED = OpenAnswer()
@@ -230,11 +232,10 @@ class PartitionReplica:
             return OpenAnswer(error=PenstockError(ErrorCode.REPLICA_NOT_AVAILABLE, message))
         log = self.log
         start, end = log.log_start_offset, log.log_end_offset
-        if request.fetch_offset < start:
-            # Where our start lies inside a batch, an empty log begins before it, to have that batch whole.
-            is_empty = request.log_start_offset == request.fetch_offset
-            if not is_empty or request.fetch_offset < log.first_segment_offset:
-                return OpenAnswer(out_of_range=(start, end))
+        is_empty = request.log_start_offset == request.fetch_offset
+        # Where our start lies inside a batch, an empty log begins before it, to have that batch whole.
+        if request.fetch_offset < (log.first_segment_offset if is_empty else start):
+            return OpenAnswer(out_of_range=(start, end))
         if request.last_fetched_epoch >= 0:
             epoch, epoch_end = log.end_offset_for_epoch(request.last_fetched_epoch)
             if epoch < 0:
@@ -243,7 +244,12 @@ class PartitionReplica:
                 return OpenAnswer(diverging=(epoch, epoch_end))
         if request.fetch_offset > end:
             return OpenAnswer(out_of_range=(start, end))
-        leadership.on_follower_open(node, node_epoch, request.fetch_offset, request.flushed_offset, now_ms)
+        if not is_empty and leadership.misses_tombstones(node, node_epoch, request.fetch_offset):
+            # It starts over (decision 0027).
+            return OpenAnswer(diverging=(-1, start), tombstones_gone_below=log.tombstones_gone_below)
+        leadership.on_follower_open(
+            node, node_epoch, request.fetch_offset, request.flushed_offset, now_ms, is_empty=is_empty
+        )
         return _ACCEPTED
 
 

@@ -78,6 +78,8 @@ class DataFrame:
     session: int
     high_watermark: int = -1
     log_start_offset: int = -1
+    tombstones_gone_below: int = 0
+    """0 unless it lies above the offset that the frame is for."""
     base_offset: int = -1
     buffers: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
@@ -346,6 +348,9 @@ class LeaderSender:
             return None
         frame = DataFrame(session.number, high_watermark, log_start)
         session.sent_high_watermark, session.sent_log_start_offset = high_watermark, log_start
+        gone_below = replica.log.tombstones_gone_below
+        if gone_below > (queue[0][0] if queue else session.next_offset):
+            frame.tombstones_gone_below = gone_below
         if queue and queue[0][3] > WHOLE_BATCH_BYTES_MAX:
             self._put_piece(session, frame)
             return frame

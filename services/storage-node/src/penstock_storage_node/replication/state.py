@@ -46,6 +46,14 @@ class ReplicaLog(Protocol):
     def latest_epoch(self) -> int:
         """Newest leader epoch known, -1 when none."""
 
+    @property
+    def tombstones_gone_below(self) -> int:
+        """Below it tombstones may be missing, and no record is there that one of them was for; 0: none are."""
+
+    @property
+    def clean_until(self) -> int:
+        """Below it no record is there for which a later tombstone was written below it."""
+
     def append_as_follower(
         self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
     ) -> int:

@@ -182,10 +182,13 @@ class FollowerStream:
             self._move(replica, data.move)
         elif data.diverging is not None:
             receiver.hold(replica)
-            manager.roles.truncate(partition, following.on_diverging(*data.diverging))
+            cut = following.on_diverging(*data.diverging, data.tombstones_gone_below)
+            manager.roles.truncate(partition, cut)
         elif data.out_of_range is not None:
             receiver.hold(replica)
             manager.roles.truncate(partition, following.on_out_of_range(*data.out_of_range))
+        elif manager.roles.note_tombstones_gone(partition, data.tombstones_gone_below):
+            receiver.hold(replica)
         else:
             if (data.records is not None or data.piece is not None) and not self._take(partition, data):
                 return

@@ -179,7 +179,12 @@ class _Stream:
             sender.tell(DataFrame(asked.session, error=(answer.error.code, answer.error.message)))
         elif answer.diverging is not None or answer.out_of_range is not None:
             sender.tell(
-                DataFrame(asked.session, diverging=answer.diverging, out_of_range=answer.out_of_range)
+                DataFrame(
+                    asked.session,
+                    diverging=answer.diverging,
+                    out_of_range=answer.out_of_range,
+                    tombstones_gone_below=answer.tombstones_gone_below,
+                )
             )
         else:
             for session in [s for s in partition.sessions if s.sender.node == sender.node]:
@@ -260,6 +265,13 @@ class _Stream:
         lane = self._lane_of(partition, session.next_offset)
         if lane != self.lane:
             self._move(session, lane)
+            return
+        leadership = partition.replica.leadership
+        if leadership is not None and leadership.misses_tombstones(
+            self._follower, self.sender.node_epoch, session.next_offset
+        ):
+            gone = PenstockError(ErrorCode.OFFSET_OUT_OF_RANGE, "tombstones are gone: open again")
+            self._end_session(partition, session, gone)
             return
         log, offset = partition.log, session.next_offset
         if not session.is_fed:  # an empty replica may have begun before the log start: see `on_open`

@@ -244,6 +244,65 @@ def test_nothing_is_cut_when_the_row_cannot_be_lowered() -> None:
     assert cleaned_rows(fs) == {("t", 0): 0}
 
 
+# ---------------------------------------------------------------------- tombstones that are gone
+
+
+def gone_rows(fs: FileSystem) -> dict[tuple[str, int], int]:
+    name = checkpoints.TOMBSTONE_FILE
+    return checkpoints.decode_offsets(read_file(fs, f"/data/{name}"), name)
+
+
+def test_how_far_tombstones_are_gone_is_durable_and_never_falls_by_itself() -> None:
+    fs, directory, log = cleaned_log()
+    assert log.tombstones_gone_below == 0
+    assert directory.note_tombstones_gone(log, 30)
+    assert directory.note_tombstones_gone(log, 20)
+    assert gone_rows(fs) == {("t", 0): 30}
+    directory.write_checkpoints([(log, log.log_end_offset)])
+    _, log = reopen(fs.restart(), COMPACT)
+    assert log.tombstones_gone_below == 30
+    assert log.clean_until >= 30
+
+
+def test_nobody_relies_on_what_could_not_be_written() -> None:
+    fs, directory, log = cleaned_log()
+    fs.fail_on = lambda call, path: (
+        OSError(errno.ENOSPC, "full") if checkpoints.TOMBSTONE_FILE in path else None
+    )
+    with pytest.raises(OSError, match="full"):
+        directory.note_tombstones_gone(log, 30)
+    assert log.tombstones_gone_below == 0
+
+
+def test_of_what_comes_in_place_of_a_cut_no_tombstone_is_gone() -> None:
+    fs, directory, log = cleaned_log()
+    directory.note_tombstones_gone(log, 30)
+    log.truncate_to(40)
+    directory.cap_tombstones_gone(log)
+    assert log.tombstones_gone_below == 30, "it lies below the cut"
+    log.truncate_fully_and_start_at(0)
+    directory.cap_tombstones_gone(log)
+    assert log.tombstones_gone_below == 0
+    assert gone_rows(fs) == {("t", 0): 0}
+
+
+def test_a_deleted_log_leaves_nothing_about_tombstones() -> None:
+    fs, directory, log = cleaned_log()
+    directory.note_tombstones_gone(log, 30)
+    directory.delete_log(log)()
+    assert not directory.note_tombstones_gone(log, 40)
+    assert gone_rows(fs) == {}
+    assert directory.create_log("t", 0, OTHER_ID, COMPACT).tombstones_gone_below == 0
+
+
+def test_a_start_caps_what_is_said_of_tombstones_by_what_is_left_of_the_log() -> None:
+    fs, directory, log = cleaned_log()
+    directory.note_tombstones_gone(log, 60)
+    damaged_at_start(fs, directory, log)
+    _, log = reopen(fs.restart(), COMPACT)
+    assert log.tombstones_gone_below == log.log_end_offset < 60
+
+
 def test_a_run_that_ends_after_its_log_was_deleted_says_nothing_of_the_next_one() -> None:
     fs = new_disk()
     directory, log = new_log(fs, COMPACT)

@@ -89,6 +89,8 @@ class CleanedGroup:
     first_timestamp: int
     max_timestamp: int
     max_timestamp_offset: int
+    tombstones_gone_below: int = 0
+    """Past the last tombstone (or marker) whose time was over; 0 when there was none."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class Cleaner:
         """By producer: (offset, aborts) of transaction markers, rising."""
         self._has_data: dict[int, bool] = {}
         """By producer: transactional data seen that stay, since its last marker."""
+        self._tombstones_gone_below = 0
+        """In the group that is being cleaned."""
 
     def run(self) -> Iterator[CleanedGroup]:
         """New segments, one at a time, oldest first; swap each in before asking for the next.
@@ -228,6 +232,7 @@ class Cleaner:
         last_source = max(base for base, size in group if size)
         out = _Writer(self._fs, self._request, group[0][0], self._pause)
         is_changed = len(group) > 1
+        self._tombstones_gone_below = 0
         try:
             for base_offset, size in group:
                 for info, view in self._batches(base_offset, size):
@@ -241,7 +246,7 @@ class Cleaner:
                         out.add(info, left)
             stats.bytes_out += out.segment.size
             if is_changed:
-                return out.finish(tuple(base for base, _ in group))
+                return out.finish(tuple(base for base, _ in group), self._tombstones_gone_below)
         except BaseException:
             out.discard()
             raise
@@ -257,6 +262,8 @@ class Cleaner:
             if self._has_data.pop(info.producer_id, False) or info.base_offset >= self._map_end:
                 return keep_marker(view, info, new_horizon_ms=None)
             if is_due:
+                if info.record_count:
+                    self._tombstones_gone_below = info.next_offset
                 return drop_records(view, info, keep_empty=keep_empty)
             return keep_marker(view, info, new_horizon_ms=horizon_ms)
         if self._is_aborted(info) and info.last_offset < self._map_end:
@@ -283,7 +290,10 @@ class Cleaner:
                 return False
             if offset < get(bytes(record.key)):
                 return False
-            return keeps_tombstones or record.value is not None
+            if keeps_tombstones or record.value is not None:
+                return True
+            self._tombstones_gone_below = offset + 1
+            return False
 
         return keep
 
@@ -325,7 +335,7 @@ class _Writer:
             before, self._written = self._written, write_fully(self._fs, self._fd, pending, self._written)
             self._pause(self._written - before)
 
-    def finish(self, sources: tuple[int, ...]) -> CleanedGroup:
+    def finish(self, sources: tuple[int, ...], tombstones_gone_below: int) -> CleanedGroup:
         """Write what is left, and the indexes; durable on return but for the names."""
         self._write()
         segment, fs = self.segment, self._fs
@@ -345,6 +355,7 @@ class _Writer:
             segment.first_timestamp,
             segment.max_timestamp,
             segment.max_timestamp_offset,
+            tombstones_gone_below,
         )
 
     def discard(self) -> None:
