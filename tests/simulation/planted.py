@@ -463,6 +463,12 @@ BUGS = [
         "what a deleted log had staged is counted for ever",
         guards.staged_bytes_leak,
     ),
+    Bug(
+        "pieces-not-compared",
+        "pieces of a large batch that come in the wrong order are appended all the same",
+        guards.pieces_not_compared,
+        guards.many_pieces,
+    ),
     Bug("checkpoint-too-high", "the recovery point passes what is flushed", _checkpoint_too_high),
     Bug("late-batch-overtakes", "the gateway sends a later batch past one answered 7", _late_batch_overtakes),
     Bug(

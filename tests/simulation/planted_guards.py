@@ -13,14 +13,18 @@ import penstock_controller.quorum.journal as journal_module
 import penstock_controller.state.partitions as partitions_module
 from penstock_controller.quorum import journal_format, snapshot_format
 from penstock_controller.quorum.machine import Machine
+from penstock_proto.fast.pieces import Piece
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 from penstock_storage_node.disk.group_flush import GroupFlush
 from penstock_storage_node.log import reading as reading_module
 from penstock_storage_node.log import recovery as recovery_module
+from penstock_storage_node.log import state as log_state_module
 from penstock_storage_node.log.jobs import FlushJob, WriteJob
 from penstock_storage_node.replica import manager as manager_module
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replication import receiver as receiver_module
+from penstock_storage_node.replication import sender as sender_module
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
 
@@ -75,6 +79,37 @@ class _NoChecksums:
     @staticmethod
     def crc32(_data: object, _start: object = 0) -> _AnyChecksum:
         return _AnyChecksum()
+
+
+def pieces_not_compared() -> list[Patch]:
+    """Pieces overtake one another, and a batch is put together of what comes and never compared."""
+
+    class AnyPieces:
+        def __init__(self, _most_bytes: int) -> None:
+            self.buffer = bytearray()
+
+        def add(self, piece: Piece) -> bytearray | None:
+            self.buffer += piece.data
+            return self.buffer if len(self.buffer) >= piece.total_bytes else None
+
+    cut = sender_module.cut
+
+    def out_of_order(buffers: Any, most_bytes: int) -> Any:
+        pieces = list(cut(buffers, most_bytes))
+        if len(pieces) > 3:
+            pieces[-2:] = reversed(pieces[-2:])
+        return iter(pieces)
+
+    return [
+        (sender_module, "cut", out_of_order),
+        (receiver_module, "Assembly", AnyPieces),
+        (log_state_module, "crc32c", _NoChecksums.crc32),
+    ]
+
+
+def many_pieces(settings: Settings) -> None:
+    """Batches go in pieces."""
+    settings.pieces = True
 
 
 def _unchecked(module: Any, name: str) -> Patch:

@@ -72,6 +72,8 @@ class Settings:
     """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
+    pieces: bool = False
+    """Batches go in pieces for sure; else in half of the seeds, see `patches`."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

@@ -268,7 +268,8 @@ def test_bounds_of_decompression() -> None:
 def test_a_topic_of_large_records_takes_them_compressed(codec: int) -> None:
     """What a batch may decompress to follows max.message.bytes, once that is above 32 MiB."""
     # Not of zeros alone: that would look like a bomb at any size.
-    value = b"".join(random.Random(7).randbytes(100) + bytes(4000) for _ in range(10_000))
+    rng = random.Random(7)
+    value = b"".join(rng.randbytes(100) + bytes(4000) for _ in range(10_000))
     data = build_batch([NewRecord(None, value, NOW)], codec=codec)
     assert code_of(data, replace(DEFAULT, max_message_bytes=32 << 20)) == ErrorCode.INVALID_RECORD
     check_produced(data, replace(DEFAULT, max_message_bytes=40 << 20), NOW)
