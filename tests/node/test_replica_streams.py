@@ -9,7 +9,10 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import LeaderEpoch, NodeId
-from penstock_storage_node.replication.receiver import FollowerReceiver
+from penstock_proto.fast.pieces import Piece
+from penstock_proto.fast.primitives import MalformedMessage
+from penstock_storage_node.replication import sender as sender_module
+from penstock_storage_node.replication.receiver import FollowerReceiver, SlotState
 from penstock_storage_node.replication.sender import LeaderSender, ReplicationSession
 from unit.storage_node.replication.replica_model import ENTRY_BYTES
 from unit.storage_node.replication.test_leadership import STATE, Leader, nodes
@@ -45,6 +48,105 @@ def test_live_sessions_are_pushed_without_a_read() -> None:
     s.sender.reads(lambda *_: pytest.fail("no read is needed"))
     assert s.take() == [(0, 3)]
     assert s.take() == []
+
+
+@pytest.fixture
+def pieces_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of more than three entries go in pieces of two."""
+    monkeypatch.setattr(sender_module, "WHOLE_BATCH_BYTES_MAX", 3 * ENTRY_BYTES)
+    monkeypatch.setattr(sender_module, "PIECE_BYTES", 2 * ENTRY_BYTES)
+
+
+def push_large(s: Sending, session: ReplicationSession, entries: int) -> None:
+    pushed = [s.leader.log.append(5, 0) for _ in range(entries)]
+    buffers = [buffer for _, _, part, _ in pushed for buffer in part]
+    s.sender.on_append(session, pushed[0][0], pushed[-1][1], buffers, sum(size for *_, size in pushed))
+
+
+def test_a_large_batch_goes_in_pieces_and_others_have_their_turn_between(pieces_of_two: None) -> None:
+    s = Sending(credit=6)
+    large, small = s.sender.open(1, s.leader.replica, 0), s.sender.open(2, s.leader.replica, 0)
+    s.sender.take(1 << 20)
+    push_large(s, large, 7)
+    s.append(small)  # beside it there is credit for three: it counts as half
+    s.append(small)
+    sent = []
+    while s.sender.more:
+        sent += [(f.session, f.piece_of, f.size_bytes // ENTRY_BYTES) for f in s.sender.take(ENTRY_BYTES)]
+    whole, entry = 7 * ENTRY_BYTES, ENTRY_BYTES
+    assert [row for row in sent if row[0] == 1] == [
+        (1, (whole, 0), 2),
+        (1, (whole, 2 * entry), 2),
+        (1, (whole, 4 * entry), 2),
+        (1, (whole, 6 * entry), 1),
+    ]
+    assert sum(row[2] for row in sent[:-1] if row[0] == 2) == 2, (
+        "the other one did not wait for the last piece"
+    )
+    assert sent[-1][0] == 1
+    assert small.live
+    s.sender.on_ack(1, 7)
+    s.sender.on_ack(2, 9)
+    assert s.sender.outstanding_bytes == 0
+
+
+def test_a_session_that_ends_amid_its_pieces_gives_the_credit_back(pieces_of_two: None) -> None:
+    s = Sending(credit=6)
+    session = s.sender.open(1, s.leader.replica, 0)
+    push_large(s, session, 7)
+    assert s.sender.outstanding_bytes == 3 * ENTRY_BYTES
+    assert [f.piece_of for f in s.sender.take(ENTRY_BYTES)] == [(7 * ENTRY_BYTES, 0)]
+    s.sender.close(1)
+    assert s.sender.outstanding_bytes == 0
+    assert s.take() == []
+
+
+def test_two_large_batches_are_under_way_at_most_and_one_is_read_at_a_time(
+    pieces_of_two: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = Sending(credit=6)
+    sessions = [s.sender.open(number, s.leader.replica, 0) for number in (1, 2, 3)]
+    for session in sessions:
+        push_large(s, session, 7)
+    assert [session.live for session in sessions] == [True, True, False]
+    assert s.sender.outstanding_bytes == 6 * ENTRY_BYTES
+    s = Sending(credit=60)
+    for _ in range(7):
+        s.append()
+    for number in (1, 2):
+        s.sender.open(number, s.leader.replica, 0)
+    asked: list[ReplicationSession] = []
+    s.sender.reads(lambda session, _: asked.append(session))
+    assert [session.number for session in asked] == [1]
+    s.sender.reads(lambda session, _: asked.append(session))
+    assert [session.number for session in asked] == [1]
+    s.sender.close(1)  # whose read ends with it
+    s.sender.reads(lambda session, _: asked.append(session))
+    assert [session.number for session in asked] == [1, 2]
+
+
+def test_pieces_are_put_together_by_session() -> None:
+    leader = Leader()
+    receiver = FollowerReceiver()
+    replica = leader.replica
+    receiver.follow(replica)
+    slot = receiver._slots[replica]
+    slot.state, slot.session = SlotState.OPEN, 1
+    receiver._sessions[1] = replica
+    assert receiver.batches_of(replica, memoryview(b"plain"), None) == b"plain"
+    assert receiver.batches_of(replica, None, None) is None
+    assert receiver.batches_of(replica, None, Piece(4, 6, 0, b"abc")) is None
+    assert receiver.batches_of(replica, None, None) is None  # a frame that tells the high watermark alone
+    assert receiver.batches_of(replica, None, Piece(4, 6, 3, b"def")) == b"abcdef"
+    assert receiver.batches_of(replica, None, Piece(4, 6, 0, b"abc")) is None
+    with pytest.raises(MalformedMessage, match="other batches come before the last piece"):
+        receiver.batches_of(replica, memoryview(b"plain"), None)
+    for end in (receiver.disconnected, lambda: receiver.hold(replica)):
+        slot.state = SlotState.OPEN
+        receiver._sessions[1] = replica
+        assert receiver.batches_of(replica, None, Piece(4, 6, 0, b"abc")) is None
+        end()
+        assert slot.assembly is None
 
 
 def test_without_credit_a_session_falls_behind_and_comes_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,18 @@ async def test_results_and_errors_come_back_on_the_loop() -> None:
     assert sorted(v for v, e, _ in seen if e is None) == list(range(100))  # type: ignore[type-var]
     assert sum(isinstance(e, OSError) for _, e, _ in seen) == 1
     assert (pool.jobs_done, pool.jobs_waiting) == (101, 0)
+    pool.stop()
+
+
+class Large:
+    """What a job brings from the disk."""
+
+
+async def test_an_idle_thread_keeps_nothing_alive() -> None:
+    """Each thread held its last job, and with it a batch of 90 MiB, until it got another."""
+    pool = DiskPool(2)
+    found = [weakref.ref(await run(Large)) for run in (pool.run, pool.run_read)]
+    await eventually(lambda: not any(ref() for ref in found), "both results are gone")
     pool.stop()
 
 

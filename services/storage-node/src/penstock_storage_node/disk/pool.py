@@ -148,22 +148,26 @@ class DiskPool:
 
     def _work(self, queue: SimpleQueue[_Job | None]) -> None:
         while (job := queue.get()) is not None:
-            try:
-                job.result = job.run()
-            except BaseException as e:
-                job.error = e
-            if job.commit is None:
-                self._finish([job])
-                continue
-            if job.error is not None:
-                self._batcher.on_not_written()
-                self._finish([job])
-            else:
-                self._waiting[id(job.commit)] = job
-                if self._batcher.on_written(job.commit):
-                    self._flush_alone(job.commit)
-            while jobs := self._batcher.take():
-                self._flush_together(jobs)
+            self._run(job)
+            del job  # it may hold a large batch, and this thread may wait for long
+
+    def _run(self, job: _Job) -> None:
+        try:
+            job.result = job.run()
+        except BaseException as e:
+            job.error = e
+        if job.commit is None:
+            self._finish([job])
+            return
+        if job.error is not None:
+            self._batcher.on_not_written()
+            self._finish([job])
+        else:
+            self._waiting[id(job.commit)] = job
+            if self._batcher.on_written(job.commit):
+                self._flush_alone(job.commit)
+        while jobs := self._batcher.take():
+            self._flush_together(jobs)
 
     def _flush_alone(self, commit: WriteJob) -> None:
         started_s = perf_counter()
