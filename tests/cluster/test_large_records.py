@@ -122,7 +122,7 @@ def test_a_follower_that_was_away_catches_up_over_large_records(cluster: LocalCl
     wait_for_full_isr(cluster.bootstrap, topic, 240)
     wait_for(lambda: on_all_disks(cluster, topic, 3), "the same bytes on every disk", 120)
     # And by the native API, in pieces.
-    with grpc.insecure_channel(cluster.gateways_alive()[0]) as channel:
+    with grpc.insecure_channel(cluster.gateways_alive("grpc")[0]) as channel:
         call = gateway_pb2_grpc.GatewayStub(channel).FetchRange(
             data_pb2.FetchRangeRequest(topic=topic, from_offset=0, to_offset=-1, takes_pieces=True)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
 from penstock_core.metadata import MetadataImage
 from penstock_frontend.listener.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
 from penstock_proto.fast import fetch_range, forward, replicate
+from penstock_proto.fast.pieces import Assembly
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
 from penstock_storage_node.replication.sender import DataFrame
@@ -77,6 +79,12 @@ def _forward_request_seeds() -> Iterator[bytes]:
 def _replica_data(data: bytes) -> None:
     frames = list(replicate.decode_replica_data(data))
     expect(sum(len(frame.records or b"") for frame in frames) <= len(data), "records lie in the message")
+    assembly = Assembly(1 << 20)
+    for frame in frames:
+        if frame.piece is not None:
+            with suppress(MalformedMessage):
+                batch = assembly.add(frame.piece)
+                expect(batch is None or len(batch) == frame.piece.total_bytes, "a batch is whole")
     try:
         generated = storage_pb2.ReplicateResponse.FromString(data)
     except DecodeError:
@@ -87,6 +95,7 @@ def _replica_data(data: bytes) -> None:
 def _replica_data_seeds() -> Iterator[bytes]:
     frames = [
         DataFrame(1, 100, 5, base_offset=90, buffers=[b"batch", b"another"], size_bytes=12),
+        DataFrame(1, 100, 5, base_offset=90, buffers=[b"piece"], size_bytes=5, piece_of=(9, 0)),
         DataFrame(200, -1, -1, diverging=(3, 70)),
         DataFrame(3, 1, 0, out_of_range=(5, 9)),
         DataFrame(4, 1, 0, error=(ErrorCode.FENCED_LEADER_EPOCH, "fenced")),

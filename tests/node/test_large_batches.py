@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from penstock_kafka.records.batch import iter_batches
 from penstock_kafka.records.read import read_all
 from penstock_proto.fast.pieces import Assembly, Piece
 from penstock_proto.v1 import data_pb2, storage_pb2_grpc
-from penstock_storage_node.replication import sender
-from penstock_storage_node.replication.sender import LeaderSender
+from penstock_storage_node.replication.sender import LeaderSender, PieceSizes
 from penstock_storage_node.rpc import fetch_range
+from penstock_storage_node.rpc.replication_lanes import LaneLimits
 
 MIB = 1 << 20
 
@@ -36,9 +37,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large begins at 2,000 bytes, a piece has 300."""
-    for module in (sender, fetch_range):
-        monkeypatch.setattr(module, "WHOLE_BATCH_BYTES_MAX", 2_000)
-        monkeypatch.setattr(module, "PIECE_BYTES", 300)
+    monkeypatch.setattr(fetch_range, "WHOLE_BATCH_BYTES_MAX", 2_000)
+    monkeypatch.setattr(fetch_range, "PIECE_BYTES", 300)
+    monkeypatch.setattr(
+        LaneLimits, "__init__", partialmethod(LaneLimits.__init__, pieces=PieceSizes(2_000, 300))
+    )
 
 
 def same_everywhere(cluster: MiniCluster) -> bool:

@@ -127,6 +127,7 @@ class NodeProcess(Process):
             # As `ControllerProcess` has it; groups have a short tick where there are any.
             "tick_ms": 200,
             "group_tick_ms": 2_000 if groups is None else GROUP_TICK_MS,
+            "pieces": self.world.pieces,
         }
         return NodePorts(**ports)
 

@@ -13,6 +13,7 @@ import penstock_controller.quorum.journal as journal_module
 import penstock_controller.state.partitions as partitions_module
 from penstock_controller.quorum import journal_format, snapshot_format
 from penstock_controller.quorum.machine import Machine
+from penstock_proto.fast import pieces as pieces_module
 from penstock_proto.fast.pieces import Piece
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
@@ -92,10 +93,8 @@ def pieces_not_compared() -> list[Patch]:
             self.buffer += piece.data
             return self.buffer if len(self.buffer) >= piece.total_bytes else None
 
-    cut = sender_module.cut
-
     def out_of_order(buffers: Any, most_bytes: int) -> Any:
-        pieces = list(cut(buffers, most_bytes))
+        pieces = list(pieces_module.cut(buffers, most_bytes))
         if len(pieces) > 3:
             pieces[-2:] = reversed(pieces[-2:])
         return iter(pieces)

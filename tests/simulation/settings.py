@@ -73,7 +73,7 @@ class Settings:
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False
-    """Batches go in pieces for sure; else in half of the seeds, see `patches`."""
+    """Batches go in pieces for sure; else in half of the seeds, see `World`."""
     command_bursts: bool = False
     """Many commands for the controllers, a few at a time."""
 

@@ -19,6 +19,7 @@ from penstock_core.metadata.image import PartitionImage
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import Probe
 from penstock_storage_node.log import ReadJob
+from penstock_storage_node.replication.sender import PieceSizes
 from simulation import checked, group_checks, patches
 from simulation.connections import DirectConnection, GatewayConnection
 from simulation.consumer import Consumer
@@ -100,6 +101,12 @@ class World:
         self.workload = Workload(self)
         self.log_life = LogLife(self)
         self.groups = Groups.draw(self, self.settings)
+        # Draws of its own: the rest of a seed stays what it was without it.
+        dice = random.Random(f"pieces {seed}")
+        self.pieces = PieceSizes()
+        """What replication sends whole, and in what pieces the rest: batches here have some hundred bytes."""
+        if self.settings.pieces or dice.random() < 0.5:
+            self.pieces = PieceSizes(dice.choice((75, 120, 300)), dice.choice((16, 50, 130)))
 
     # --- numbers and names ---------------------------------------------------------------
 

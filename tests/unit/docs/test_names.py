@@ -50,6 +50,8 @@ CLIENT_CONFIGS = frozenset(
         "group.instance.id",
         "group.protocol",
         "linger.ms",
+        "max.request.size",
+        "receive.message.max.bytes",
         "retry.backoff.ms",
         "socket.timeout.ms",
     ]

@@ -17,6 +17,7 @@ from penstock_storage_node.log import FileSystem, PartitionLog
 from penstock_storage_node.replica import background
 from penstock_storage_node.replica.compactor import Worker
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.replication.sender import PIECE_SIZES, PieceSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +45,5 @@ class NodePorts(MemberPorts):
     parts: NodeParts = NodeParts()
     tick_ms: int = background.TICK_MS
     group_tick_ms: int = host.TICK_MS
+    pieces: PieceSizes = PIECE_SIZES
+    """How large batches go to followers."""

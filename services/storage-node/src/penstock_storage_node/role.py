@@ -212,7 +212,9 @@ class StorageNode:
         )
         self._metadata.on_change(manager.on_metadata)
         limits = LaneLimits(
-            credit_bytes=settings.catch_up_credit_bytes, bytes_per_s=settings.catch_up_bytes_per_s_max
+            credit_bytes=settings.catch_up_credit_bytes,
+            bytes_per_s=settings.catch_up_bytes_per_s_max,
+            pieces=ports.pieces,
         )
         suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._links = FollowerStreams(manager, self._replica_channels, suspected_leaders.suspect, limits)

@@ -39,6 +39,17 @@ READ_BYTES_MAX = 1024 * 1024
 """Most bytes of one read for a session that is behind."""
 
 
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """What goes whole, and the pieces of what does not."""
+
+    whole_bytes: int = WHOLE_BATCH_BYTES_MAX
+    piece_bytes: int = PIECE_BYTES
+
+
+PIECE_SIZES = PieceSizes()
+
+
 @dataclass(slots=True, eq=False)
 class ReplicationSession:
     """One partition on one stream, as the leader sees it."""
@@ -105,11 +116,13 @@ class LeaderSender:
         catch_up: bool = False,
         read_bytes_max: int = READ_BYTES_MAX,
         takes_pieces: bool = True,
+        pieces: PieceSizes = PIECE_SIZES,
     ) -> None:
         """`catch_up`: a stream for sessions that are behind. All of its credit goes to reads, and a
         session that has reached the end waits for its `move`, which the next read leads to.
         `takes_pieces`: the follower's build knows them."""
         self._takes_pieces = takes_pieces
+        self._whole_bytes, self._piece_bytes = pieces.whole_bytes, pieces.piece_bytes
         self._large_read: ReplicationSession | None = None
         """Whose read may bring in a batch that goes in pieces."""
         self._catch_up = catch_up
@@ -289,11 +302,11 @@ class LeaderSender:
 
     def _charge(self, size: int) -> int:
         """What so many bytes take of the credit."""
-        return size if size <= WHOLE_BATCH_BYTES_MAX else min(size, self._credit_bytes // 2)
+        return size if size <= self._whole_bytes else min(size, self._credit_bytes // 2)
 
     def takes(self, size: int) -> bool:
         """Whether the follower can be sent a batch of that size."""
-        return size <= WHOLE_BATCH_BYTES_MAX or self._takes_pieces
+        return size <= self._whole_bytes or self._takes_pieces
 
     def mark(self, session: ReplicationSession) -> None:
         """Something of this session is to be sent: data, or a new high watermark."""
@@ -351,7 +364,7 @@ class LeaderSender:
         gone_below = replica.log.tombstones_gone_below
         if gone_below > (queue[0][0] if queue else session.next_offset):
             frame.tombstones_gone_below = gone_below
-        if queue and queue[0][3] > WHOLE_BATCH_BYTES_MAX:
+        if queue and queue[0][3] > self._whole_bytes:
             self._put_piece(session, frame)
             return frame
         limit = min(budget, SESSION_MESSAGE_BYTES_MAX)
@@ -368,7 +381,7 @@ class LeaderSender:
         """The next piece of the first in the queue."""
         base, end, buffers, total_bytes = session.queue[0]
         if session.pieces is None:
-            session.pieces, session.pieces_sent_bytes = cut(buffers, PIECE_BYTES), 0
+            session.pieces, session.pieces_sent_bytes = cut(buffers, self._piece_bytes), 0
         piece, size = next(session.pieces)
         frame.base_offset, frame.size_bytes = base, size
         frame.buffers.extend(piece)
@@ -401,7 +414,7 @@ class LeaderSender:
                     return
                 if session.held_bytes:
                     continue
-            may_be_large = session.replica.settings.max_message_bytes > WHOLE_BATCH_BYTES_MAX
+            may_be_large = session.replica.settings.max_message_bytes > self._whole_bytes
             if may_be_large and self._large_read is not None:
                 continue
             # In turn: this one goes to the end of the line.

@@ -66,6 +66,7 @@ class _Stream:
             catch_up=self.lane != LIVE,
             read_bytes_max=READ_BYTES_MAX if self.lane == LIVE else CATCH_UP_READ_BYTES,
             takes_pieces=hello.takes_pieces,
+            pieces=limits.pieces,
         )
         self._append_rate = AppendRate()
         self._manager = manager

@@ -21,6 +21,7 @@ from typing import TypeAlias
 from penstock_core.config.topic import LONG_MAX
 from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_proto.v1.storage_pb2 import ReplicaHello
+from penstock_storage_node.replication.sender import PIECE_SIZES, PieceSizes
 
 Lane: TypeAlias = ReplicaHello.Lane.ValueType
 LIVE: Lane = ReplicaHello.LIVE
@@ -40,6 +41,8 @@ class LaneLimits:
     bytes_per_s: int = 64 * 1024 * 1024
     """How fast a leader feeds one follower's catch-up lane, unless producers write faster to what goes that way;
     0 = as fast as the credit allows."""
+    pieces: PieceSizes = PIECE_SIZES
+    """How a large batch goes."""
 
     def lane_after(self, lane: Lane, lag_bytes: int, *, is_waited_for: bool) -> Lane:
         """Where a replica that has `lag_bytes` to fetch belongs, seen from where it is;
