@@ -134,9 +134,12 @@ class RangeReader:
 
     def _take(self, response: data_pb2.FetchRangeResponse) -> Iterator[Any]:
         records: bytes | bytearray = response.records
+        if self._assembly.is_under_way and (records or (response.done and not response.HasField("piece"))):
+            raise GatewayError(
+                f"{self._where}: the gateway's answer is broken: the end of a batch did not come"
+            )
         if response.HasField("piece"):
             piece = response.piece
-            self._progress_s = time.monotonic()
             try:
                 whole = self._assembly.add(
                     Piece(piece.base_offset, piece.total_bytes, piece.position, piece.data)

@@ -257,3 +257,58 @@ def test_queries_keep_their_order(cluster: MemoryGateway) -> None:
     assert [answer.offset for answer in answers] == [0, 1000, -1]
     assert answers[2].code == 3
     assert client.list_offsets([]) == []
+
+
+def in_pieces(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch, spoil: Any) -> tuple[str, ...]:
+    """A gateway that gives every run of batches in pieces of 700 bytes; `spoil` changes the list of them."""
+    original = MemoryGateway.FetchRange
+
+    def fetch_range(self: Any, request: Any, context: Any) -> Iterator[data_pb2.FetchRangeResponse]:
+        assert request.takes_pieces
+        before = request.from_offset
+        for response in original(self, request, context):
+            data = response.records
+            if not data:
+                yield response
+                continue
+            pieces = []
+            for start in range(0, len(data), 700):
+                is_last = start + 700 >= len(data)
+                part = data_pb2.FetchRangeResponse(log_start_offset=response.log_start_offset)
+                part.next_offset = response.next_offset if is_last else before
+                part.done = response.done and is_last
+                part.piece.base_offset, part.piece.total_bytes = before, len(data)
+                part.piece.position, part.piece.data = start, data[start : start + 700]
+                pieces.append(part)
+            before = response.next_offset
+            yield from spoil(pieces)
+
+    monkeypatch.setattr(MemoryGateway, "FetchRange", fetch_range)
+    return (cluster.start(),)
+
+
+def test_large_batches_come_in_pieces(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateways = in_pieces(cluster, monkeypatch, lambda pieces: pieces)
+    assert read(cluster, gateways=gateways) == list(range(1000))
+
+
+def test_another_leader_begins_a_large_batch_anew(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway goes on at the new leader, in the same call, from where the batch begins."""
+    gateways = in_pieces(cluster, monkeypatch, lambda pieces: [*pieces[: len(pieces) // 2], *pieces])
+    assert read(cluster, gateways=gateways) == list(range(1000))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_piece_is_an_error_and_no_row(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    def spoil(pieces: list[data_pb2.FetchRangeResponse]) -> list[data_pb2.FetchRangeResponse]:
+        assert len(pieces) > 2
+        del pieces[lost]
+        return pieces
+
+    gateways = in_pieces(cluster, monkeypatch, spoil)
+    with pytest.raises(GatewayError, match="topic flights partition 0: the gateway's answer is broken: "):
+        read(cluster, chunk_bytes=50_000, gateways=gateways)

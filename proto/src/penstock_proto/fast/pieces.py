@@ -69,7 +69,7 @@ class Assembly:
     __slots__ = ("_base_offset", "_buffer", "_may_restart", "_most_bytes", "_total_bytes")
 
     def __init__(self, most_bytes: int, *, may_restart: bool = False) -> None:
-        """`may_restart`: a first piece drops what came of an unfinished batch (another sender goes on)."""
+        """`may_restart`: the first piece of an unfinished batch may come again (another sender goes on)."""
         self._most_bytes = most_bytes
         self._may_restart = may_restart
         self._buffer: bytearray | None = None
@@ -87,7 +87,8 @@ class Assembly:
         Raises MalformedMessage for a piece that doesn't come next; what came of the batch is then gone.
         """
         buffer, self._buffer = self._buffer, None
-        if piece.position == 0 and (buffer is None or self._may_restart):
+        begins_again = self._may_restart and piece.base_offset == self._base_offset
+        if piece.position == 0 and (buffer is None or begins_again):
             if not 0 < piece.total_bytes <= self._most_bytes:
                 raise MalformedMessage(
                     f"pieces of a batch of {piece.total_bytes} bytes, the most is {self._most_bytes}"

@@ -112,6 +112,14 @@ def test_another_sender_may_begin_a_batch_anew() -> None:
     assert bytes(whole) == b"abcdef"
 
 
+def test_no_other_batch_begins_before_the_end_of_one() -> None:
+    """The last piece was lost: the next batch must not hide it."""
+    assembly = Assembly(MOST, may_restart=True)
+    assembly.add(Piece(7, 6, 0, b"abc"))
+    with pytest.raises(MalformedMessage, match="begins at byte 0 of its batch, 3 bytes came before"):
+        assembly.add(Piece(8, 6, 0, b"abc"))
+
+
 def test_a_message_holds_what_protobuf_reads() -> None:
     head = piece_head(b"\x4a", 1 << 40, 1 << 30, 77, 300)
     message = head + b"x" * 300
