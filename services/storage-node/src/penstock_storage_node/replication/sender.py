@@ -14,7 +14,7 @@ A log of the follower that does not write (a job of it hangs, a cut takes long) 
 of the credit. So there is a reserve beside it, a quarter as large, for sessions that hold nothing: one batch or one
 short read each. The others go on by it, at least by one batch at a time, whatever one log holds. Several logs of
 one follower that hang while its disk does not may use up the reserve as well, each with one batch; a hung disk ends
-the node's session. A large batch may go by the reserve too.
+the node's session. Large batches do not go by the reserve: two of them fill the memory of a follower as it is.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ class LeaderSender:
         charged, used = self._charge(size), self._reserved_bytes
         is_over = self._shared_bytes > 0 and self._shared_bytes + charged > self._credit_bytes
         has_no_room = is_over and (
-            session.held_bytes > 0 or (used > 0 and used + charged > self._reserve_bytes)
+            session.held_bytes > 0
+            or size > self._whole_bytes
+            or (used > 0 and used + charged > self._reserve_bytes)
         )
         if has_no_room or not self.takes(size):
             session.live = False
@@ -415,7 +417,7 @@ class LeaderSender:
                 if session.held_bytes:
                     continue
             may_be_large = session.replica.settings.max_message_bytes > self._whole_bytes
-            if may_be_large and self._large_read is not None:
+            if may_be_large and (is_reserved or self._large_read is not None):
                 continue
             # In turn: this one goes to the end of the line.
             del self._behind[number]
