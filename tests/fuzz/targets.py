@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz import file_targets, group_targets, kafka_targets, peer_targets, record_targets, word_targets
+from fuzz import (
+    file_targets,
+    group_targets,
+    kafka_targets,
+    peer_targets,
+    record_targets,
+    security_targets,
+    word_targets,
+)
 from fuzz.target import Target
 
 TARGETS: Final[dict[str, Target]] = {
     target.name: target
-    for module in (kafka_targets, record_targets, group_targets, peer_targets, file_targets, word_targets)
+    for module in (
+        kafka_targets,
+        record_targets,
+        group_targets,
+        peer_targets,
+        file_targets,
+        word_targets,
+        security_targets,
+    )
     for target in module.TARGETS
 }

@@ -33,8 +33,16 @@ class ScramClient:
     `nonce` is random and of printable ASCII without comma. All raise SaslFailure.
     """
 
-    def __init__(self, mechanism: ScramMechanism, user: str, password: str, nonce: str) -> None:
+    def __init__(
+        self,
+        mechanism: ScramMechanism,
+        user: str,
+        password: str,
+        nonce: str,
+        iterations_max: int = ITERATIONS_MAX,
+    ) -> None:
         self.mechanism: Final = mechanism
+        self._iterations_max = iterations_max
         self._password = password.encode()
         self._nonce = nonce.encode("ascii")
         self._bare = b"n=" + encode_saslname(user).encode() + b",r=" + self._nonce
@@ -52,8 +60,10 @@ class ScramClient:
         if not read["nonce"].startswith(self._nonce) or read["nonce"] == self._nonce:
             raise SaslFailure("the server's nonce does not continue ours")
         iterations = int(read["iterations"])
-        if iterations > ITERATIONS_MAX:
-            raise SaslFailure(f"the server asks for {iterations} iterations, the most is {ITERATIONS_MAX}")
+        if iterations > self._iterations_max:
+            raise SaslFailure(
+                f"the server asks for {iterations} iterations, the most is {self._iterations_max}"
+            )
         mechanism = self.mechanism
         salted = mechanism.salted_password(self._password, _decode(read["salt"]), iterations)
         bare = b"c=" + b64encode(_HEADER) + b",r=" + read["nonce"]
