@@ -94,6 +94,13 @@ def test_a_prefix_and_a_host() -> None:
     assert not may([entry(AclOperation.READ, host="10.0.0.2")], AclOperation.READ)
 
 
+def test_a_wildcard_is_about_names_that_begin_with_a_star_too() -> None:
+    """StandardAuthorizerData 4.3.1 passes over it there, DENY and all: group ids may be such names."""
+    deny = entry(AclOperation.ALL, "*", permission=Permission.DENY)
+    assert may([entry(AclOperation.READ, "*")], AclOperation.READ, "*x")
+    assert not may([deny, entry(AclOperation.READ, "*x")], AclOperation.READ, "*x")
+
+
 def test_super_users_may_everything_whatever_is_denied() -> None:
     decider = AclDecider(AclSet([DENY_READ]), [ALICE])
     question = (ALICE, HOST, AclOperation.READ, ResourceType.TOPIC, "t")
