@@ -2,8 +2,8 @@
 
 A super user may everything. Else a DENY that applies decides, then an ALLOW that applies, then, if no entry at all
 applies to the resource, `allow.everyone.if.no.acl.found`; else no.
-Source: Apache Kafka 4.3, StandardAuthorizerData; Authorizer.authorizeByResourceType (KIP-679). As Kafka documents it, and not
-as it does it, `*` is about names that begin with a star too.
+Source: Apache Kafka 4.3, StandardAuthorizerData; Authorizer.authorizeByResourceType (KIP-679). `*` is about names
+that begin with a star too, as Kafka documents it and does not do it.
 
 For each principal and address the answer about a resource is kept as one set of bits for all operations, so that
 a question which was asked before is two lookups, well below a microsecond. The names come from clients:

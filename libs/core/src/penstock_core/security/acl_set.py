@@ -112,7 +112,7 @@ class AclSet:
     def changed(self, added: Iterable[AclBinding] = (), removed: Iterable[AclBinding] = ()) -> AclSet:
         """These entries without the removed and with the added ones; what is there or gone already stays so.
 
-        Takes some 100 us for one entry among 10,000 and 5 us for each further one.
+        Takes some 0.2 ms for one entry among 10,000 and 10 us for each further one.
         """
         after = AclSet()
         after._subjects, after._names, after._size = self._subjects.copy(), self._names.copy(), self._size

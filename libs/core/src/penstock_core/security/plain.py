@@ -1,9 +1,10 @@
 """PLAIN on the users of SCRAM: what a client says, what has to be derived of it, and what is remembered.
 
 Sources: RFC 4616; Kafka: PlainSaslServer, whose texts clients know.
-A password is right when the key that PBKDF2 makes of it is the stored one. That takes milliseconds, so it is not done
-here: `begin` says what to derive, the caller does it in a thread, and `finish` decides. An unknown user costs
-the same and is refused with the same words. What was right is remembered for a minute, as a keyed hash.
+A password is right when the key that PBKDF2 makes of it is the stored one. That takes milliseconds, so it is not
+done here: `begin` says what to derive, the caller does it in a thread, and `finish` decides. An unknown user
+costs as much as others, within some milliseconds which the delay of a failure hides, and hears the same words.
+What was right is remembered for a minute, as a keyed hash.
 """
 
 from __future__ import annotations

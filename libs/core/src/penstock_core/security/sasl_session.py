@@ -26,7 +26,7 @@ API_VERSIONS: Final = 18
 SASL_AUTHENTICATE: Final = 36
 
 FAILURE_DELAY_MS: Final = 100
-"""Between a failure and its answer (Kafka: connection.failed.authentication.delay.ms)."""
+"""Between the request that fails and its answer (Kafka: connection.failed.authentication.delay.ms)."""
 AUTHENTICATION_MS_MAX: Final = 10_000
 """From the accept, or from the beginning of a re-authentication, until it is complete."""
 REAUTHENTICATION_INTERVAL_MS: Final = 1_000
@@ -67,7 +67,9 @@ class Reply:
     """The token goes out as it is, with only a length before it: there is no request to answer."""
     close: bool = False
     delay_ms: int = 0
-    """Wait so long before the answer and the close; nothing is read meanwhile."""
+    """The answer and the close come so long after the request arrived, or later; nothing is read meanwhile. Counted
+    from the arrival, for then the answer's time does not show what a check has cost.
+    """
 
 
 @dataclass(frozen=True, slots=True)
