@@ -139,4 +139,9 @@ REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
             "00000200010203040506070001000affff000800016300016d"
         ),
     ),
+    (
+        "sasl.claims",
+        "an exp beyond all floats was an OverflowError",
+        b'{"alg":"RS256"}\n{"exp":' + b"9" * 400 + b"}",
+    ),
 ]

@@ -346,7 +346,7 @@ TARGETS: Final = [
         (TokenRefused,),
         _claims_seeds,
         input_bytes_max=512,
-        words=(b'"alg":', b'"exp":', b'"nbf":', b"NaN", b"1e999", b"null", b"true", b"[]", b"{}"),
+        words=(b'"alg":', b'"exp":', b'"nbf":', b"NaN", b"1e999", b"9" * 310, b"null", b"true", b"[]", b"{}"),
     ),
     Target(
         "sasl.session",

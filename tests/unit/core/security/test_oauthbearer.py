@@ -75,6 +75,7 @@ def test_a_token_that_claims_all_counts() -> None:
         ("exp", True, "exp"),
         ("exp", float("nan"), "exp"),
         ("exp", 1e300, "exp"),
+        pytest.param("exp", 10**400, "exp", id="exp, a whole number beyond floats"),
         ("exp", -1, "exp"),
         ("exp", NOW_S - 30, "30 s ago"),
         ("iat", None, "iat"),
