@@ -8,7 +8,7 @@ import random
 import struct
 from base64 import b64encode
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from fuzz.target import Target, expect
 from penstock_core.errors import PenstockError
@@ -136,16 +136,61 @@ def _oauthbearer(data: bytes) -> None:
 _POLICY: Final = ClaimsPolicy("issuer", frozenset({"penstock"}))
 
 
+_ODD: Final[tuple[Any, ...]] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1e9,
+        1e300,
+        -0.0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        10**400,
+        -(10**400),
+        970,
+        1_030,
+    ),
+    *(
+        969.5,
+        1_031,
+        "",
+        "x",
+        "none",
+        "HS256",
+        "RS256",
+        "ES256",
+        "issuer",
+        "penstock",
+        "a" * 300,
+        "\x1b",
+        "\ud800",
+    ),
+    *([], ["penstock"], ["penstock", 1], [["penstock"]], [{}], {}, {"penstock": 1}),
+)
+
+
 def _claims(data: bytes) -> None:
-    """Header and claims as JSON, a line each."""
+    """Header and claims as JSON, a line each; or what odd values the bytes choose for them."""
     try:
         header, claims = (json.loads(line) for line in data.split(b"\n", 1))
     except (ValueError, RecursionError):
+        rng = random.Random(data)
+        header = {"alg": "RS256"}
+        claims = {"iss": "issuer", "aud": "penstock", "sub": "user", "iat": 990, "exp": 1_100}
+        for _ in range(rng.randrange(4)):
+            what = rng.choice((header, claims, claims, claims))
+            what[rng.choice((*what, "nbf", "crit", "sub"))] = rng.choice(_ODD)
+    if not isinstance(header, dict) or not isinstance(claims, dict):
         return
-    if isinstance(header, dict) and isinstance(claims, dict):
-        identity = _POLICY.check(header, claims, 1_000.0)
-        expect(header["alg"] in ("RS256", "ES256") and claims["iss"] == "issuer", "what the policy wants")
-        expect(0 < len(identity.name) <= 255 and identity.expires_at_ms > 1_000_000, "a name, for a while")
+    identity = _POLICY.check(header, claims, 1_000.0)
+    expect(header["alg"] in ("RS256", "ES256") and claims["iss"] == "issuer", "what the policy wants")
+    expect(claims["exp"] >= 970 and claims["iat"] <= 1_030, "now is between")
+    expect(0 < len(identity.name) <= 255 and identity.name.isprintable(), "a name")
+    expect(identity.expires_at_ms > 1_000_000, "for a while")
 
 
 def _claims_seeds() -> Iterator[bytes]:
