@@ -200,7 +200,8 @@ class GroupHost:
             )
         index = group_partition(group_id, len(topic.partitions))
         hosted = self._hosted.get(index)
-        if hosted is None:
+        # A role that stops resigns before it closes what rests on it.
+        if hosted is None or hosted.partition.replica.leadership is not hosted.leadership:
             raise PenstockError(
                 ErrorCode.NOT_COORDINATOR,
                 f"node {self._manager.registry.node_id} does not coordinate group {group_id} ({OFFSETS_TOPIC}-{index})",

@@ -165,12 +165,15 @@ class GroupStore:
         self._written = self._settled = 0
         """Writes so far, and those of them whose `done` was called: they are settled in their order."""
         self._followers: deque[tuple[int, Done]] = deque()
+        self._lost: ErrorCode = ErrorCode.NONE
+        """Why a write came to nothing: what it changed here may never have been."""
 
     def write(self, records: Sequence[Record], done: Done) -> bool:
         """Append; False when it was refused, `done` was called with the reason then."""
 
         def settled(error: ErrorCode) -> None:
             self._settled += 1
+            self._lost = self._lost or error
             done(error)
             while self._followers and self._followers[0][0] <= self._settled:
                 self._followers.popleft()[1](error)
@@ -188,7 +191,8 @@ class GroupStore:
         is not known. For answers that write nothing themselves, and say what an earlier request has changed
         (Kafka: CoordinatorRuntime's write events without records)."""
         if self._settled == self._written:
-            done(ErrorCode.NONE)
+            # Leadership may be lost a moment before the shard is closed, and all writes with it.
+            done(self._lost)
         else:
             self._followers.append((self._written, done))
 
