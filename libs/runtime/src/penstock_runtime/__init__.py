@@ -13,6 +13,7 @@
 `metadata_client`    following the cluster's metadata: one image, always moving forward
 `ports`              what a role takes from the world around it: clocks, chance, the network
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
+`security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
 `turns`              long work in short turns of the event loop
 `version`            the version of this build, from the installed package's own metadata

@@ -349,8 +349,22 @@ def _metavar(field: FieldInfo) -> str:
     return {int: "N", float: "N", Path: "PATH"}.get(kinds[0], "TEXT") if kinds else "TEXT"
 
 
+def _table_of(field: FieldInfo | None) -> type[BaseModel] | None:
+    """The model of a setting that is one table, or a list of tables."""
+    annotation = field.annotation if field is not None else None
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
 def _decode(text: str, field: FieldInfo) -> object:
     origin = get_origin(field.annotation)
+    if origin is not list and _table_of(field) is not None:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise ValueError(f"give it as JSON ({e})") from None
     if origin not in (list, tuple, dict):
         return text
     stripped = text.strip()
@@ -395,7 +409,8 @@ def _problem(cls: type[RoleSettings], e: ErrorDetails, flags: Mapping[str, Any])
     flag = _flag(name)
     variable = ENV_PREFIX + name.upper()
     if e["type"] == "extra_forbidden":
-        known = list(cls.model_fields) if len(e["loc"]) == 1 else list(ListenerSettings.model_fields)
+        table = _table_of(cls.model_fields.get(name)) or ListenerSettings
+        known = list(cls.model_fields) if len(e["loc"]) == 1 else list(table.model_fields)
         wrong = str(e["loc"][-1])
         near = difflib.get_close_matches(wrong, known, n=1)
         if len(e["loc"]) == 1:
