@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -11,15 +14,19 @@ from google.protobuf.message import DecodeError
 from fuzz.target import Target, expect
 from penstock_controller.quorum import messages
 from penstock_controller.quorum.commands import NUMBER_END, find_poison
+from penstock_controller.quorum.peer_tls import TlsEnd, TlsFault, TlsStream
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
 from penstock_core.metadata import MetadataImage
+from penstock_core.security.identity import ROLES, BadIdentity, identity_of
 from penstock_frontend.listener.proxy_protocol import V2_BYTES_MAX, parse_proxy_header
 from penstock_proto.fast import fetch_range, forward, replicate
 from penstock_proto.fast.pieces import Assembly
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
+from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
 from penstock_storage_node.replication.sender import DataFrame
+from support.certificates import ClusterCa
 
 # -- between gateways and nodes ------------------------------------------------------------------
 
@@ -177,6 +184,50 @@ def _quorum_seeds() -> Iterator[bytes]:
         yield payload
 
 
+_CONTEXTS: list[RoleContexts] = []
+
+
+def _tls(data: bytes) -> None:
+    """What a stranger says to a Raft port under TLS, up to where a certificate would have to come."""
+    if not _CONTEXTS:
+        with TemporaryDirectory(prefix="penstock-fuzz-") as directory:
+            table = ClusterCa().issue(Path(directory), "controller", "1")
+            _CONTEXTS.append(load_contexts(RoleTls.model_validate(table), "controller"))
+    stream = TlsStream(_CONTEXTS[0].server, is_server=True)
+    half = len(data) // 2
+    heard = b"".join(stream.receive(part) for part in (data[:half], data[half:]) if part)
+    expect(not heard and not stream.is_established, "nobody is heard without a certificate")
+    expect(len(stream.take()) < 16 * 1024, "an answer is small")
+
+
+def _tls_seeds() -> Iterator[bytes]:
+    _first_word = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _first_word.check_hostname = False
+    for least in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        _first_word.minimum_version = least
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            _first_word.wrap_bio(incoming, outgoing).do_handshake()
+        yield outgoing.read()
+    yield b"GET / HTTP/1.1\r\n\r\n"
+
+
+def _certificate_name(data: bytes) -> None:
+    uri = data.decode("utf-8", "surrogateescape")
+    found = identity_of({"subjectAltName": (("DNS", "x"), ("URI", uri))})
+    expect(str(found) == uri, "a name is written as it came")
+    expect("/" not in found.name and found.role in ROLES, "a name is one part")
+
+
+def _certificate_names() -> Iterator[bytes]:
+    for uri in (
+        "spiffe://penstock/controller/1",
+        "spiffe://a.b-c/storage-node/*",
+        "spiffe://x/admin/ops.eu-1",
+    ):
+        yield uri.encode()
+
+
 def _metadata_delta(data: bytes) -> None:
     """Records of the metadata log, as every role replays them."""
     chunk = metadata_pb2.MetadataSnapshotChunk.FromString(data)
@@ -266,6 +317,16 @@ TARGETS: Final = [
     Target("node.forward_request", _forward_request, REFUSED, _forward_request_seeds, share=40),
     Target("node.replica_data", _replica_data, REFUSED, _replica_data_seeds, share=40),
     Target("gateway.fetch_range", _fetch_range, REFUSED, _fetch_range_seeds, share=20),
+    Target("controller.tls", _tls, (TlsFault, TlsEnd), _tls_seeds, share=5, input_bytes_max=2048),
+    Target(
+        "certificate.name",
+        _certificate_name,
+        (BadIdentity,),
+        _certificate_names,
+        share=20,
+        input_bytes_max=512,
+        words=(b"spiffe://", b"controller", b"/*", b"%2f", b".."),
+    ),
     Target("controller.message", _quorum_message, (messages.BadMessage,), _quorum_seeds, share=40),
     Target(
         "metadata.records",

@@ -22,7 +22,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from support import raft_stranger as stranger
 from support.controllers import Controllers
-from support.raft_stranger import Stranger
+from support.raft_stranger import Crowd, Stranger
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -205,42 +205,6 @@ async def test_what_is_committed_is_not_cut_off(controllers: Controllers, channe
         assert (await controllers.describe(channels, to)).last_log_index >= before[to].commit_index
     controllers.start(ABSENT)
     await all_work(controllers, channels)
-
-
-class Crowd:
-    """Keeps many connections to ports, and opens new ones wherever one was closed."""
-
-    def __init__(self, ports: list[int], *, first: bytes = b"", count: int = 100) -> None:
-        self._ports, self._first, self._count = ports, first, count
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.opened = 0
-
-    def __enter__(self) -> Crowd:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        held: dict[int, list[Stranger]] = {port: [] for port in self._ports}
-        while not self._ends.is_set():
-            for port, visitors in held.items():
-                for each in [v for v in visitors if v.is_closed_within(0)]:
-                    each.close()
-                    visitors.remove(each)
-                while len(visitors) < self._count:
-                    try:
-                        visitors.append(Stranger(port))
-                    except OSError:
-                        break
-                    visitors[-1].send(self._first)
-                    self.opened += 1
-        for visitors in held.values():
-            for each in visitors:
-                each.close()
 
 
 @pytest.mark.parametrize("first", [b"", stranger.hello(3, 1)[:20]], ids=["silent", "half a hello"])

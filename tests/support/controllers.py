@@ -39,6 +39,8 @@ class Controllers:
         ports = free_ports(2 * count)
         self.raft_ports, self.grpc_ports = ports[:count], ports[count:]
         self.settings = settings
+        self.settings_of: dict[int, dict[str, object]] = {}
+        """What only some controllers are told, by id."""
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.measure_stalls = False
         """Start controllers so that they measure how long they hold themselves up; see `stalls`."""
@@ -56,6 +58,7 @@ class Controllers:
             "controllers": ",".join(self.addresses),
             "grpc-bind": f"127.0.0.1:{self.grpc_ports[controller_id - 1]}",
             **{key.replace("_", "-"): value for key, value in self.settings.items()},
+            **{k.replace("_", "-"): v for k, v in self.settings_of.get(controller_id, {}).items()},
         }
         command = [sys.executable, "-m", "penstock_controller"]
         if self.measure_stalls:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import zlib
 
 HOST = "127.0.0.1"
@@ -104,3 +105,39 @@ class Stranger:
 
     def close(self) -> None:
         self.socket.close()
+
+
+class Crowd:
+    """Keeps many connections to ports, and opens new ones wherever one was closed."""
+
+    def __init__(self, ports: list[int], *, first: bytes = b"", count: int = 100) -> None:
+        self._ports, self._first, self._count = ports, first, count
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.opened = 0
+
+    def __enter__(self) -> Crowd:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        held: dict[int, list[Stranger]] = {port: [] for port in self._ports}
+        while not self._ends.is_set():
+            for port, visitors in held.items():
+                for each in [v for v in visitors if v.is_closed_within(0)]:
+                    each.close()
+                    visitors.remove(each)
+                while len(visitors) < self._count:
+                    try:
+                        visitors.append(Stranger(port))
+                    except OSError:
+                        break
+                    visitors[-1].send(self._first)
+                    self.opened += 1
+        for visitors in held.values():
+            for each in visitors:
+                each.close()

@@ -58,11 +58,25 @@ def flags(**changes: str) -> list[str]:
         ({"controllers": "a:1,b:2"}, "name each controller once"),
         ({"raft_bind": "nowhere"}, "raft-bind"),
         ({"node_heartbeat_interval_ms": "1500"}, "at most half"),
+        ({"tls": "cert.pem"}, "--tls = cert.pem: give it as JSON"),
+        ({"tls": '{"cert": "a", "key": "b"}'}, "--tls.ca: field required"),
+        (
+            {"tls": '{"cert": "a", "key": "b", "ca": "c", "kye": "d"}'},
+            "unknown tls.kye; did you mean key?",
+        ),
     ],
 )
 def test_bad_settings_name_the_thing(changes: dict[str, str], words: str) -> None:
     with pytest.raises(StartupError, match=words):
         load_settings(ControllerSettings, flags(**changes), "controller")
+
+
+def test_a_certificate_is_a_table_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "controller.toml"
+    path.write_text('[tls]\ncert = "c.pem"\nkey = "k.pem"\nca = "ca.pem"\n')
+    settings = load_settings(ControllerSettings, flags(config=str(path)), "controller")
+    assert settings.tls is not None
+    assert settings.tls.paths() == (Path("c.pem"), Path("k.pem"), Path("ca.pem"))
 
 
 def test_addresses_follow_ids_or_order() -> None:

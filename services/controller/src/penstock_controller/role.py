@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.active.controller import Controller, CoreSettings
@@ -24,6 +25,7 @@ from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role
+from penstock_runtime.security.tls_files import TlsFiles
 from penstock_runtime.settings import parse_address, parse_member
 
 _GRPC_GRACE_S = 0.2
@@ -34,16 +36,36 @@ _REAL = ControllerPorts()
 async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: ControllerPorts = _REAL) -> None:
     """Serve until told to stop."""
     lifecycle.bind_identity(str(settings.controller_id))
-    check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
+    if settings.tls is None:
+        check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
+    tls = _certificates(settings)
     directory = DataDirectory(settings.data_dir, settings.controller_id)
     try:
-        await _serve(settings, lifecycle, directory, ports)
+        await _serve(settings, lifecycle, directory, ports, tls)
     finally:
         directory.close()
 
 
+def _certificates(settings: ControllerSettings) -> TlsFiles | None:
+    """This controller's, which must say which one it is: peers compare the name with its hello."""
+    if settings.tls is None:
+        return None
+    files = TlsFiles(settings.tls, ROLE.name)
+    name = files.current.identity.name
+    if name != str(settings.controller_id):
+        raise StartupError(
+            f"tls.cert = {settings.tls.cert} is that of controller {name}, this is controller "
+            f"{settings.controller_id}; give it its own"
+        )
+    return files
+
+
 async def _serve(
-    settings: ControllerSettings, lifecycle: Lifecycle, directory: DataDirectory, ports: ControllerPorts
+    settings: ControllerSettings,
+    lifecycle: Lifecycle,
+    directory: DataDirectory,
+    ports: ControllerPorts,
+    tls: TlsFiles | None,
 ) -> None:
     metrics = ControllerMetrics(lifecycle.registry)
     core = Controller(
@@ -60,7 +82,10 @@ async def _serve(
         directory.join_cluster,
     )
     config = quorum_config(settings, directory)
-    quorum = _open_quorum(config, core, lifecycle, metrics, ports.quorum)
+    quorum_ports = ports.quorum
+    if tls is not None:
+        quorum_ports = replace(quorum_ports, network=replace(quorum_ports.network, tls=tls))
+    quorum = _open_quorum(config, core, lifecycle, metrics, quorum_ports)
     worker = CommandQueue(
         quorum,
         settings.controller_id,
@@ -91,6 +116,8 @@ async def _serve(
         lifecycle.log.info(
             "listening", grpc=endpoint.address, http=http_endpoint.address, raft=settings.raft_bind
         )
+        if tls is not None:
+            lifecycle.create_task(_watch(tls, lifecycle), "certificates")
         lifecycle.create_task(worker.run(), "commands")
         lifecycle.create_task(core.run(), "controller tick")
         quorum.start()
@@ -102,6 +129,13 @@ async def _serve(
         if server is not None:
             await server.stop(_GRPC_GRACE_S)
         await http.stop()
+
+
+async def _watch(tls: TlsFiles, lifecycle: Lifecycle) -> None:
+    await tls.watch(
+        lambda: lifecycle.log.info("new certificate in use for new connections", cert=str(tls.cert)),
+        lifecycle.log.warning,
+    )
 
 
 def _alive(core: Controller, node_id: NodeId) -> bool:

@@ -12,6 +12,7 @@
 `machine`          the replicated state machine: committed bytes in, immutable images out
 `messages`         Raft messages on the wire, in place of pickles
 `peer_connection`  one TCP connection between two controllers
+`peer_tls`         TLS inside a connection between two controllers
 `prevote`          pre-vote: ask before disturbing
 `quorum`           what the event loop sees: a tick thread, events out, proposals in
 `raft`             PySyncObj's SyncObj, corrected from outside

@@ -4,7 +4,8 @@
 
 Lives on the tick thread and on PySyncObj's poller. Frames are bounded, before the
 hello far more tightly; what a slow peer does not take is bounded too. Memory grows with what
-came, not with what was announced, and a frame that was begun has to go on (`crawls`).
+came, not with what was announced, and a frame that was begun has to go on (`crawls`). With TLS all of it is
+inside a `TlsStream`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pysyncobj.poller import POLL_EVENT_TYPE
+
+from penstock_controller.quorum.peer_tls import PeerTls, TlsEnd, TlsFault, TlsStream
 
 _FRAME = struct.Struct("<II")
 FRAME_BYTES_MAX = 13 * 1024 * 1024
@@ -45,7 +48,12 @@ class PeerConnection:
         now: Callable[[], float],
         *,
         connecting: bool,
+        tls: TlsStream | None = None,
+        may_shake_hands: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_shake_hands` is asked before each step of a TLS handshake; one that may not go on waits for a turn."""
+        self.tls = tls
+        self._may_shake_hands = may_shake_hands
         self.peer_id: int | None = None
         self.frame_bytes_max = HELLO_BYTES_MAX
         self.connecting = connecting
@@ -72,14 +80,25 @@ class PeerConnection:
         if len(self._unsent) + len(payload) > UNSENT_BYTES_MAX:
             self.close("peer does not take its messages")
             return False
+        if self.tls is None:
+            self._put(head + payload)
+        else:
+            try:
+                self.tls.send(head + payload)
+            except TlsFault as fault:
+                self.close(f"tls: {fault}")
+                return False
+            self._put(self.tls.take())
+        return not self.closed
+
+    def _put(self, data: bytes) -> None:
+        """Queue bytes for the socket and try to send them."""
         idle = not self._unsent
-        self._unsent += head
-        self._unsent += payload
-        if idle and not self.connecting:
+        self._unsent += data
+        if data and idle and not self.connecting:
             self._flush()
             if self._unsent and not self.closed:
                 self._subscribe()
-        return not self.closed
 
     @property
     def is_idle(self) -> bool:
@@ -111,6 +130,8 @@ class PeerConnection:
         self._on_closed(self, reason)
 
     def _subscribe(self) -> None:
+        if self.closed:
+            return
         mask = POLL_EVENT_TYPE.READ | POLL_EVENT_TYPE.ERROR
         if self._unsent or self.connecting:
             mask |= POLL_EVENT_TYPE.WRITE
@@ -126,6 +147,9 @@ class PeerConnection:
                 return
             self.connecting = False
             self.last_read_at = self._now()
+            if self.tls is not None:
+                self.tls.start()
+                self._put(self.tls.take())
             self._subscribe()
         if mask & POLL_EVENT_TYPE.READ:
             self._read()
@@ -148,6 +172,11 @@ class PeerConnection:
 
     def _read(self) -> None:
         """One read a turn: the poller is level-triggered, so a fast peer starves nobody."""
+        tls = self.tls
+        if self.closed:
+            return
+        if tls is not None and not tls.is_established and not self._may_shake_hands():
+            return
         try:
             data = self._socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -156,15 +185,38 @@ class PeerConnection:
             self.close(error.strerror or "connection lost")
             return
         if not data:
-            self.close("peer closed the connection")
+            if tls is not None and not tls.is_established:
+                self.close("tls: it ended the handshake; does it have [tls], and the same CA?")
+            else:
+                self.close("peer closed the connection")
             return
         self.last_read_at = self._now()
+        if tls is not None:
+            decrypted = self._decrypt(tls, data)
+            if decrypted is None:
+                return
+            data = decrypted
         self._received += data
         self._received_bytes += len(data)
         try:
             self._take_frames()
         except BadFrame as error:
             self.close(str(error))
+
+    def _decrypt(self, tls: TlsStream, data: bytes) -> bytes | None:
+        """What was said in plain; None when that ended the connection. Answers go out by themselves."""
+        end = ""
+        plain = b""
+        try:
+            plain = tls.receive(data)
+        except TlsFault as fault:
+            end = f"tls: {fault}"
+        except TlsEnd:
+            end = "peer closed the connection"
+        self._put(tls.take())
+        if end:
+            self.close(end)
+        return None if self.closed else plain
 
     def _take_frames(self) -> None:
         offset = 0
@@ -192,6 +244,8 @@ class PeerNetwork:
     socket: Callable[..., Any] = socket.socket
     connection: Callable[..., PeerConnection] = PeerConnection
     """Takes what `PeerConnection` takes."""
+    tls: PeerTls | None = None
+    """Certificates; None speaks in plain."""
 
 
 REAL_NETWORK = PeerNetwork()

@@ -24,6 +24,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
@@ -38,6 +39,7 @@ from penstock_controller.quorum.peer_connection import (
     PeerConnection,
     PeerNetwork,
 )
+from penstock_controller.quorum.peer_tls import TlsStream
 from penstock_controller.quorum.raft_port import PeerNode, RaftPort
 from penstock_core.errors import ErrorCode, PenstockError
 
@@ -54,6 +56,8 @@ FIRST_TERM_MAX = 1 << 61
 UNSENT_APPENDS_BYTES_MAX = 16 * 1024 * 1024
 _BACKLOG = 128
 _ACCEPTS_A_TURN = 4
+_HANDSHAKES_A_TURN = 2
+"""Steps of TLS handshakes; one takes two. One connection a turn is let in then, so that each gets its steps."""
 LEADER_LOST_S = 0.05
 _REFUSALS_LOGGED_MAX = 100
 _SOMETHING = object()
@@ -77,6 +81,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._nodes = nodes
         self._on_bad_frame = on_bad_frame
         self._network = network
+        self._tls = network.tls
+        self._handshakes_left = 0
         self._links: dict[int, PeerConnection] = {}
         self._dialling: dict[int, PeerConnection] = {}
         self._unknown: WaitingRoom[PeerConnection] = WaitingRoom()
@@ -163,6 +169,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def housekeeping(self) -> None:
         """Each tick: dial, keep alive, give up."""
         now = self._clock_s()
+        self._handshakes_left = _HANDSHAKES_A_TURN
         if now < self._next_housekeeping:
             return
         self._next_housekeeping = now + HOUSEKEEPING_S
@@ -207,7 +214,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         )
 
     def _on_accept(self, _fd: int, _mask: int) -> None:
-        for _ in range(_ACCEPTS_A_TURN):
+        for _ in range(_ACCEPTS_A_TURN if self._tls is None else 1):
             if self._server is None:
                 return
             try:
@@ -274,18 +281,45 @@ class PeerTransport(Transport):  # type: ignore[misc]
     def _open(self, sock: socket.socket, *, connecting: bool) -> PeerConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        given: dict[str, Any] = {}
+        if self._tls is not None:
+            contexts = self._tls.current
+            context = contexts.client if connecting else contexts.server
+            given = {
+                "tls": TlsStream(context, is_server=not connecting),
+                "may_shake_hands": self._may_shake_hands,
+            }
         return self._network.connection(
-            self._raft.poller, sock, self._on_frame, self._on_closed, self._clock_s, connecting=connecting
+            self._raft.poller,
+            sock,
+            self._on_frame,
+            self._on_closed,
+            self._clock_s,
+            connecting=connecting,
+            **given,
         )
 
+    def _may_shake_hands(self) -> bool:
+        """A step of a handshake costs a millisecond of the thread that holds elections: a few in a turn."""
+        self._handshakes_left -= 1
+        return self._handshakes_left >= 0
+
     def _on_closed(self, link: PeerConnection, reason: str) -> None:
+        came_from = self._unknown.address_of(link)
         self._unknown.discard(link)
         for controller_id, dialled in list(self._dialling.items()):
             if dialled is link:
                 del self._dialling[controller_id]
                 self._addresses.pop(self._nodes[controller_id].peer.host, None)
+                if reason.startswith("tls: "):
+                    address = self._nodes[controller_id].peer.address
+                    self._log_once(f"controller {controller_id} at {address}: {reason.removeprefix('tls: ')}")
         if link.peer_id is None:
-            if reason.startswith("bad frame"):
+            if came_from and reason.startswith("tls: "):
+                self._bad_frame(
+                    f"raft port: closed a connection of {came_from}: {reason.removeprefix('tls: ')}"
+                )
+            elif reason.startswith("bad frame"):
                 self._bad_frame(f"raft port: {reason}; closed a connection that is no controller's")
             return
         if self._links.get(link.peer_id) is not link:
@@ -339,6 +373,11 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if misplaced := self._misplaced(link, peer_id):
             link.close(f"bad frame: {misplaced}")
             return
+        if self._tls is not None and link.tls is not None:
+            fault = link.tls.peer_fault(self._tls.current.identity, peer_id)
+            if fault:
+                link.close(f"tls: {fault}")
+                return
         if self._raft.is_stranger(message):
             link.close(f"bad frame: controller {peer_id} is of another cluster; check raft_peers")
             return
@@ -352,7 +391,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
             return
         standing = self._standing_of(link, message)
         old = self._links.get(peer_id)
-        if old is not None:
+        if old is not None and self._tls is None:
+            # A certificate would say which of the two it is: with one, the newer connection is the true one.
             now = self._clock_s()
             silent_s = now - old.last_read_at
             if not self._contests.is_won(peer_id, now, silent_s, self._standing[peer_id], standing):
