@@ -127,17 +127,20 @@ def witnessed(target: Target, seconds: float) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "security.witness", target.gateway, ",".join(target.nodes)]
     child = subprocess.Popen(
         [*command, NARROW_TOPIC, str(seconds)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     seen: dict[str, Any] = {}
-    assert child.stdout is not None
+    assert child.stdin is not None and child.stdout is not None
     try:
         assert child.stdout.readline() == "begun\n"
         yield seen
+        child.stdin.close()
         seen.update(json.loads(child.stdout.readline()))
     finally:
+        child.stdin.close()
         child.stdout.close()
         if child.poll() is None and not seen:
             child.terminate()

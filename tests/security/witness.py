@@ -2,7 +2,7 @@
 
     python -m security.witness GATEWAY NODE,NODE,... TOPIC SECONDS
 
-prints JSON. The client produces 1 KiB (acks=all) through the gateway again and again, 128 KiB every 200 ms,
+prints JSON when standard input is closed and SECONDS are over. The client produces 1 KiB (acks=all) through the gateway again and again, 128 KiB every 200 ms,
 and opens a new connection every 500 ms. The clock asks every process for ApiVersions on a connection that it
 has: what that takes is how long its loop was busy with others.
 """
@@ -39,12 +39,12 @@ def connect(address: str) -> socket.socket:
 
 
 class Witness:
-    """What is seen until `until`, on the monotonic clock."""
+    """What is seen until `over`."""
 
-    def __init__(self, gateway: str, topic: str, until: float) -> None:
+    def __init__(self, gateway: str, topic: str) -> None:
         self.gateway = gateway
         self.topic = topic
-        self.until = until
+        self.over = threading.Event()
         self.small_ms: list[float] = []
         self.large_ms: list[float] = []
         self.new_ms: list[float] = []
@@ -57,7 +57,7 @@ class Witness:
         body = b"".join(bytes(b) for b in encode_produce_request(VERSION, 7, "honest", skim))
         request = struct.pack(">i", len(body)) + body
         connection: socket.socket | None = None
-        while time.monotonic() < self.until:
+        while not self.over.is_set():
             began = time.monotonic()
             try:
                 connection = connection or connect(self.gateway)
@@ -76,7 +76,7 @@ class Witness:
             time.sleep(pause_s)
 
     def come_anew(self) -> None:
-        while time.monotonic() < self.until:
+        while not self.over.is_set():
             began = time.monotonic()
             try:
                 with connect(self.gateway) as connection:
@@ -91,7 +91,7 @@ class Witness:
     def watch(self, address: str) -> None:
         self.lag_ms[address] = 0.0
         connection = connect(address)
-        while time.monotonic() < self.until:
+        while not self.over.is_set():
             began = time.monotonic()
             with suppress(OSError):
                 connection.sendall(API_VERSIONS)
@@ -108,7 +108,7 @@ def p99(values: list[float]) -> float:
 
 def main() -> None:
     gateway, nodes, topic, seconds = sys.argv[1:5]
-    witness = Witness(gateway, topic, time.monotonic() + float(seconds))
+    witness = Witness(gateway, topic)
     jobs = [
         threading.Thread(target=witness.produce, args=("small", witness.small_ms, 1024, 0.005)),
         threading.Thread(target=witness.produce, args=("large", witness.large_ms, 128 * 1024, 0.2)),
@@ -118,6 +118,10 @@ def main() -> None:
     for job in jobs:
         job.start()
     print("begun", flush=True)
+    began = time.monotonic()
+    sys.stdin.read()
+    time.sleep(max(0.0, began + float(seconds) - time.monotonic()))
+    witness.over.set()
     for job in jobs:
         job.join()
     document = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
 from penstock_runtime.ports import Clocks
+from penstock_runtime.turns import LOOP_TURNS, LoopTurns
 from simulation.scheduler import SimLoop, Timer, start
 from support.simulated_fs import SimulatedCrash
 
@@ -52,7 +53,8 @@ class SimLifecycle:
         self.log: Any = process.log
         self.loop_ticks = 0
         self.unhandled_errors = _Counter()
-        self.shared: dict[str, object] = {}
+        # Slices of work are of real time, which a simulation has none of: nothing is long here.
+        self.shared: dict[str, object] = {LOOP_TURNS: LoopTurns(lambda: 0.0)}
         self.registry: Any = _Registry()
         self.stopping = asyncio.Event()
         self.failed = asyncio.Event()

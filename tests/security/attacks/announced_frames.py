@@ -24,7 +24,8 @@ def run(target: Target) -> Outcome:
         if not any(map(is_open, connections)):
             break
         time.sleep(0.2)
+    seconds = time.monotonic() - began
     still = sum(map(is_open, connections))
     for connection in connections:
         connection.close()
-    return Outcome(still == 0, f"{still} of 6 still open after {time.monotonic() - began:.0f} s")
+    return Outcome(still == 0, f"{still} of 6 still open after {seconds:.0f} s")

@@ -20,7 +20,8 @@ SLICE_S: Final = 0.002
 BUDGET_S: Final = 0.010
 """What all that is in line may take in one turn of the loop."""
 
-_SHARED: Final = "loop_turns"
+LOOP_TURNS: Final = "loop_turns"
+"""Where a role keeps its line (`Lifecycle.shared`)."""
 
 T = TypeVar("T")
 
@@ -36,9 +37,9 @@ class LoopTurns:
     @classmethod
     def of(cls, lifecycle: Lifecycle) -> LoopTurns:
         """That of a role, made on first use."""
-        found = lifecycle.shared.get(_SHARED)
+        found = lifecycle.shared.get(LOOP_TURNS)
         if not isinstance(found, LoopTurns):
-            found = lifecycle.shared[_SHARED] = cls()
+            found = lifecycle.shared[LOOP_TURNS] = cls()
         return found
 
     def later(self, work: Callable[[], None]) -> None:

@@ -49,6 +49,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.turns import LoopTurns
 
 _REAL: Final = GatewayPorts()
 _WATCH_S: Final = 0.5
@@ -171,6 +172,7 @@ class Gateway:
                 suspected_leaders=suspected_leaders,
                 auto_create=settings.auto_create_topics,
                 wall_ms=ports.clocks.wall_ms,
+                turns=LoopTurns.of(lifecycle),
             )
             for addresses in (self._addresses, apart)
         )

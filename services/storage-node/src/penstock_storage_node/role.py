@@ -28,6 +28,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
 from penstock_storage_node.cluster.registration import Announcement, Registration
 from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
@@ -256,6 +257,7 @@ class StorageNode:
             own_node=lambda: manager.registry.node_id,
             auto_create=settings.auto_create_topics,
             wall_ms=self._clocks.wall_ms,
+            turns=LoopTurns.of(lifecycle),
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)
@@ -266,7 +268,11 @@ class StorageNode:
         settings, lifecycle = self._settings, self._lifecycle
         codec.preload()
         forward = ForwardService(
-            self._data, self._manager, self._metadata, self._settings.socket_request_max_bytes
+            self._data,
+            self._manager,
+            self._metadata,
+            settings.socket_request_max_bytes,
+            settings.request_items_max,
         )
         self._server, bound = await self._ports.serve(
             settings.grpc_bind,

@@ -11,6 +11,7 @@ left to the listener); any other failure is answered in the right shape.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -45,9 +46,15 @@ from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.ports import wall_ms
+from penstock_runtime.turns import LoopTurns
 
 _CACHE_ENTRIES_MAX = 64
+_CACHED_BYTES_MAX = 8 * 1024 * 1024
+"""Question and answer together: one of them does not take the whole cache."""
 _CACHE_BYTES_MAX = 16 * 1024 * 1024
+_AT_ONCE_BYTES_MAX = 8 * 1024
+"""Requests up to that size are read at once, about a millisecond's work."""
+_READ_BY_HAND = frozenset({ApiKey.API_VERSIONS, ApiKey.METADATA})
 
 
 def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> RequestHeader | Response:
@@ -58,7 +65,7 @@ def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> Re
     else that is not supported closes the connection, as Kafka does.
     """
     try:
-        header = parse_request_header(frame)
+        header = parse_request_header(frame, connection.items_max)
     except Malformed as e:
         return connection.refuse("header", str(e))
     connection.client_id = header.client_id
@@ -98,6 +105,7 @@ class ClusterApis:
         own_node: Callable[[], NodeId | None] = lambda: None,
         auto_create: bool = False,
         wall_ms: Callable[[], int] = wall_ms,
+        turns: LoopTurns | None = None,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
         that a Metadata request names.
@@ -117,7 +125,8 @@ class ClusterApis:
         calls = ControllerCalls(metadata, controllers)
         self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
         self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics)
-        configs = Configs(calls, authorizer, metrics, own_node)
+        self._turns = turns or LoopTurns()
+        configs = Configs(calls, authorizer, metrics, own_node, self._turns)
         moves = Reassignments(calls, authorizer, metrics)
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
         self._handlers: dict[
@@ -149,7 +158,8 @@ class ClusterApis:
         require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
         require_entries("error responses", ERROR_FORMS, Route)
         codec.require_schemas()
-        self._cache: dict[tuple[object, ...], bytes] = {}
+        self._cache: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
+        self._cache_sizes: dict[tuple[object, ...], int] = {}
         self._cache_version = -1
         self._cache_bytes = 0
 
@@ -160,7 +170,9 @@ class ClusterApis:
     def answer(
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes | Coroutine[Any, Any, bytes]:
-        """The response, at once where it needs nobody else. Raises Malformed."""
+        """The response, at once where it needs nobody else and is no long work. Raises Malformed."""
+        if len(frame) > _AT_ONCE_BYTES_MAX and header.api_key not in _READ_BY_HAND:
+            return self._guard(self._answer_long(connection, header, frame), header, frame)
         try:
             result = self._handlers[header.api_key](connection, header, frame)
         except Malformed:
@@ -170,6 +182,12 @@ class ClusterApis:
         if isinstance(result, bytes):
             return result
         return self._guard(result, header, frame)
+
+    async def _answer_long(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to a request that is long work to read: it is read in turns of the event loop."""
+        await self._turns.run(codec.decode_request_steps(header, frame))
+        result = self._handlers[header.api_key](connection, header, frame)
+        return result if isinstance(result, bytes) else await result
 
     async def handle(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response, without length prefix. Raises Malformed when the request cannot be read."""
@@ -240,6 +258,7 @@ class ClusterApis:
         image = self._metadata.image
         if self._cache_version != image.version:
             self._cache.clear()
+            self._cache_sizes.clear()
             self._cache_bytes = 0
             self._cache_version = image.version
         key = (
@@ -253,6 +272,7 @@ class ClusterApis:
         )
         kept = self._cache.get(key)
         if kept is not None:
+            self._cache.move_to_end(key)
             return header.correlation_id.to_bytes(4, "big", signed=True) + kept
         request = decode_metadata(frame, header)
         visible, hidden = self._visible(connection, request, image)
@@ -263,10 +283,21 @@ class ClusterApis:
             lambda node: self._addresses.node_address(connection, node),
             self._controller_id(image),
         )
-        if len(self._cache) < _CACHE_ENTRIES_MAX and self._cache_bytes + len(response) <= _CACHE_BYTES_MAX:
-            self._cache[key] = response[4:]
-            self._cache_bytes += len(response)
+        self._keep(key, response[4:], sum(map(len, key[-2:])))
         return response
+
+    def _keep(self, key: tuple[object, ...], response: bytes, key_bytes: int) -> None:
+        """Remember an answer; what was asked for longest ago makes room. The question counts too: it comes
+        from a client, and may be as long as a request."""
+        size = len(response) + key_bytes
+        if size > _CACHED_BYTES_MAX:
+            return
+        self._cache[key] = response
+        self._cache_bytes += size
+        self._cache_sizes[key] = size
+        while len(self._cache) > _CACHE_ENTRIES_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
+            oldest, _ = self._cache.popitem(last=False)
+            self._cache_bytes -= self._cache_sizes.pop(oldest)
 
     def _visible(
         self, connection: Connection, request: MetadataRequest, image: MetadataImage

@@ -10,7 +10,7 @@ Sources: ConfigHelper and ConfigAdminManager of Apache Kafka 4.3; KIP-226, KIP-3
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final
 
 from penstock_core.config import catalog as catalog
@@ -26,6 +26,7 @@ from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.turns import LoopTurns, all_at_once
 
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -44,6 +45,13 @@ _RESOURCES: Final = {
     GROUP: (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED),
 }
 
+_RESOURCES_AT_ONCE: Final = 2
+"""More than that are described in turns: one of everything takes about a millisecond."""
+_ANSWER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""A resource that is named in ten bytes is described in thousands; roughly reckoned."""
+_ENTRY_BYTES: Final = (60, 200, 400)
+"""Of one setting: alone, with synonyms, with its description."""
+
 _Failure = tuple[int, str | None]
 _FINE: Final[_Failure] = (ErrorCode.NONE, None)
 
@@ -57,45 +65,70 @@ class Configs:
         authorizer: Authorizer,
         metrics: KafkaMetrics,
         own_node: Callable[[], NodeId | None],
+        turns: LoopTurns,
     ) -> None:
         self._calls = calls
+        self._turns = turns
         self._authorizer = authorizer
         self._metrics = metrics
         self._own_node = own_node
 
     # DescribeConfigs
 
-    def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        """The response to DescribeConfigs."""
+    def describe(
+        self, connection: Connection, header: RequestHeader, frame: bytearray
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """The response to DescribeConfigs; of many resources, in turns of the event loop."""
         request = codec.decode_request(header, frame)
+        steps = self._describe_steps(connection, header, request)
+        if len(items(request.resources)) <= _RESOURCES_AT_ONCE:
+            return all_at_once(steps)
+        return self._turns.run(steps)
+
+    def _describe_steps(
+        self, connection: Connection, header: RequestHeader, request: Any
+    ) -> Generator[None, None, bytes]:
         version = (header.api_key, header.api_version)
         item_type = codec.entity_type(*version, "DescribeConfigsResult")
         writer = _EntryWriter(
             header, request.include_synonyms, getattr(request, "include_documentation", False)
         )
-        results = []
-        for resource in items(request.resources):
+        image = self._calls.metadata.image
+        answer_bytes = 0
+
+        def describe_one(resource: Any) -> Any:
+            nonlocal answer_bytes
             code, message = _FINE
             entries: Sequence[catalog.Entry] = ()
             try:
+                if answer_bytes > _ANSWER_BYTES_MAX:
+                    raise PenstockError(
+                        ErrorCode.POLICY_VIOLATION,
+                        f"the answer is above {_ANSWER_BYTES_MAX} bytes; ask for fewer resources at once",
+                    )
                 self._check(connection, resource, Operation.DESCRIBE_CONFIGS)
-                entries = self._entries(self._calls.metadata.image, resource)
+                entries = self._entries(image, resource)
             except PenstockError as e:
                 code, message = e.code, e.message
                 self._metrics.count_error(header.api_key, e.code)
             wanted = set(resource.configuration_keys or ())
-            results.append(
-                codec.build(
-                    item_type,
-                    error_code=code,
-                    error_message=message,
-                    resource_type=resource.resource_type,
-                    resource_name=resource.resource_name,
-                    configs=tuple(writer.entry(e) for e in entries if not wanted or e.name in wanted),
-                )
+            shown = [e for e in entries if not wanted or e.name in wanted]
+            answer_bytes += len(shown) * writer.bytes_per_entry
+            return codec.build(
+                item_type,
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=tuple(map(writer.entry, shown)),
             )
-        schema = codec.response_type(*version)
-        return codec.encode_response(header, codec.build(schema, results=tuple(results)))
+
+        empty = codec.build(codec.response_type(*version), results=())
+        return (
+            yield from codec.encode_response_steps(
+                header, empty, "results", map(describe_one, items(request.resources))
+            )
+        )
 
     def _entries(self, image: MetadataImage, resource: Any) -> Sequence[catalog.Entry]:
         kind, name = resource.resource_type, resource.resource_name
@@ -282,6 +315,7 @@ class _EntryWriter:
         version = (header.api_key, header.api_version)
         self._type = codec.entity_type(*version, "DescribeConfigsResourceResult")
         self._synonym_type = codec.entity_type(*version, "DescribeConfigsSynonym")
+        self.bytes_per_entry = _ENTRY_BYTES[2 if with_text else int(with_synonyms)]
         self._with_synonyms = with_synonyms
         self._with_text = with_text
 

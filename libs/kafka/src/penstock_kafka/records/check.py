@@ -17,8 +17,9 @@ the difference.
 
 from __future__ import annotations
 
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
@@ -70,6 +71,8 @@ class _Scratch(threading.local):
 
 
 _scratch: Final = _Scratch()
+_THREADS_OWN: Final = memoryview(b"")
+"""Stands for the thread's own scratch memory."""
 
 
 class InvalidRecords(PenstockError):
@@ -97,7 +100,54 @@ def accept_produced(
     `now_ms`), or the header's max timestamp was not that of its records. Base offset and
     leader epoch are still the producer's: see `batch.stamp`. Raises as `check_produced`.
     """
-    info, max_timestamp = _check(records, settings, now_ms, produce_version, allow_transactional)
+    view, info = _check_head(records, settings, produce_version, allow_transactional)
+    latest = _walk(_owned_copy(view, info, settings), settings, now_ms)
+    return _as_stored(records, info, latest, settings, now_ms)
+
+
+def accept_steps(
+    records: Buffer,
+    opened: memoryview | None,
+    settings: TopicConfig,
+    now_ms: int,
+    *,
+    produce_version: int = 11,
+) -> Generator[None, None, tuple[Buffer, BatchInfo]]:
+    """As `accept_produced`, with a step for every few hundred records: for batches of very many.
+
+    `opened` is what `open_batch` gave, which may have worked in another thread.
+    """
+    view, info = _check_head(records, settings, produce_version, allow_transactional=False)
+    owned = _owned_copy(view, info, settings) if opened is None else opened
+    latest = yield from _walk_steps(owned, settings, now_ms)
+    return _as_stored(records, info, latest, settings, now_ms)
+
+
+def open_batch(records: Buffer, settings: TopicConfig) -> memoryview | None:
+    """A batch uncompressed, in memory of its own; None when it cannot be, which `accept_steps` will say."""
+    view = memoryview(records)
+    try:
+        info = BatchInfo(*HEADER.unpack_from(view))
+        if not info.attributes & COMPRESSION_MASK or crc32c(view[CRC_START:]) != info.crc:
+            return None
+        return _owned_copy(view, info, settings, scratch=None)
+    except (PenstockError, struct.error):
+        return None
+
+
+def declared_records(records: Buffer) -> int:
+    """How many records a batch says that it has; 0 for what is too short to be one."""
+    return int.from_bytes(records[57:61], "big") if len(records) >= HEADER_BYTES else 0
+
+
+def _as_stored(
+    records: Buffer, info: BatchInfo, max_timestamp: int, settings: TopicConfig, now_ms: int
+) -> tuple[Buffer, BatchInfo]:
+    if len(records) > settings.segment_bytes:
+        raise PenstockError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"batch of {len(records)} bytes is above segment.bytes={settings.segment_bytes}",
+        )
     if settings.is_log_append_time:
         return _with_times(records, info, info.attributes | LOG_APPEND_TIME_BIT, now_ms)
     if max_timestamp != info.max_timestamp:
@@ -121,17 +171,20 @@ def check_produced(
     UNSUPPORTED_COMPRESSION_TYPE or INVALID_RECORD. To store a batch use
     `accept_produced`, which also writes what LogAppendTime topics need.
     """
-    return _check(records, settings, now_ms, produce_version, allow_transactional)[0]
+    view, info = _check_head(records, settings, produce_version, allow_transactional)
+    latest = _walk(_owned_copy(view, info, settings), settings, now_ms)
+    _as_stored(records, info, latest, settings, now_ms)
+    return info
 
 
 def _invalid(message: str) -> PenstockError:
     return PenstockError(ErrorCode.INVALID_RECORD, message)
 
 
-def _check(
-    records: Buffer, settings: TopicConfig, now_ms: int, produce_version: int, allow_transactional: bool
-) -> tuple[BatchInfo, int]:
-    """The checks in Kafka's order; returns the header and the records' largest timestamp."""
+def _check_head(
+    records: Buffer, settings: TopicConfig, produce_version: int, allow_transactional: bool
+) -> tuple[memoryview, BatchInfo]:
+    """The checks in Kafka's order, up to the walk over the records."""
     view = memoryview(records)
     size = len(view)
     if size < HEADER_BYTES:
@@ -148,13 +201,7 @@ def _check(
     if crc32c(view[CRC_START:]) != info.crc:
         raise PenstockError(ErrorCode.CORRUPT_MESSAGE, "CRC of the batch is wrong: it was damaged on the way")
     _check_header(info, settings, allow_transactional)
-    max_timestamp = _walk(view, info, settings, now_ms)
-    if size > settings.segment_bytes:
-        raise PenstockError(
-            ErrorCode.RECORD_LIST_TOO_LARGE,
-            f"batch of {size} bytes is above segment.bytes={settings.segment_bytes}",
-        )
-    return info, max_timestamp
+    return view, info
 
 
 def _short(view: memoryview, size: int) -> PenstockError:
@@ -220,9 +267,19 @@ def _check_header(info: BatchInfo, settings: TopicConfig, allow_transactional: b
         )
 
 
-def _walk(view: memoryview, info: BatchInfo, settings: TopicConfig, now_ms: int) -> int:
+def _walk(owned: memoryview, settings: TopicConfig, now_ms: int) -> int:
     """Read every record; returns the largest timestamp (-1 when none has one)."""
-    owned = _owned_copy(view, info, max(DECOMPRESSED_BATCH_BYTES_MAX, settings.max_message_bytes))
+    steps = _walk_steps(owned, settings, now_ms)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            latest: int = end.value
+            return latest
+
+
+def _walk_steps(owned: memoryview, settings: TopicConfig, now_ms: int) -> Generator[None, None, int]:
+    """As `_walk`, with a step after each _WALK_CHUNK of records."""
     # The reader itself may be asked for an iterator but once.
     reader = chain(RecordReader(owned))
     check_keys = settings.is_compacted
@@ -248,6 +305,7 @@ def _walk(view: memoryview, info: BatchInfo, settings: TopicConfig, now_ms: int)
             start = end
         if len(chunk) < _WALK_CHUNK:
             break
+        yield
     if not settings.is_log_append_time and latest > now_ms + settings.message_timestamp_after_max_ms:
         raise PenstockError(
             ErrorCode.INVALID_TIMESTAMP,
@@ -257,8 +315,12 @@ def _walk(view: memoryview, info: BatchInfo, settings: TopicConfig, now_ms: int)
     return latest
 
 
-def _owned_copy(view: memoryview, info: BatchInfo, most_bytes: int) -> memoryview:
+def _owned_copy(
+    view: memoryview, info: BatchInfo, settings: TopicConfig, scratch: memoryview | None = _THREADS_OWN
+) -> memoryview:
     """The batch, uncompressed, in memory that goes on for OVERREAD_BYTES behind it."""
+    if scratch is _THREADS_OWN:
+        scratch = _scratch.view
     size = len(view)
     codec = info.attributes & COMPRESSION_MASK
     if codec:
@@ -267,13 +329,17 @@ def _owned_copy(view: memoryview, info: BatchInfo, most_bytes: int) -> memoryvie
             view[HEADER_BYTES:],
             reserve_bytes=HEADER_BYTES,
             pad_bytes=OVERREAD_BYTES,
-            scratch=_scratch.view,
-            most_bytes=most_bytes,
+            scratch=scratch,
+            most_bytes=max(DECOMPRESSED_BATCH_BYTES_MAX, settings.max_message_bytes),
         )
         owned[:HEADER_BYTES] = view[:HEADER_BYTES]
         owned[22] &= ~COMPRESSION_MASK & 0xFF
         return owned
-    memory = _scratch.view if size <= _SCRATCH_BYTES else memoryview(bytearray(size + OVERREAD_BYTES))
+    memory = (
+        scratch
+        if scratch is not None and size <= _SCRATCH_BYTES
+        else memoryview(bytearray(size + OVERREAD_BYTES))
+    )
     owned = memory[:size]
     owned[:] = view
     return owned

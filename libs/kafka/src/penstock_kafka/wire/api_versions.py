@@ -44,7 +44,7 @@ def decode_api_versions(frame: Buffer, header: RequestHeader) -> tuple[str, str]
     """Name and version of the client's software, "" below version 3; raises Malformed."""
     if header.api_version < FLEXIBLE_SINCE[ApiKey.API_VERSIONS]:
         return "", ""
-    reader = Reader(frame, header.body_offset, flexible=True)
+    reader = Reader(frame, header.body_offset, flexible=True, items_max=header.items_max)
     software = reader.string()
     version = reader.string()
     reader.skip_tags()

@@ -17,9 +17,9 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from functools import cache, lru_cache
 from types import ModuleType
@@ -30,8 +30,8 @@ from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_kafka.wire.apis import SPECS, ApiSpec, answered
 from penstock_kafka.wire.frames import RequestHeader, response_header
-from penstock_kafka.wire.primitives import Buffer, Malformed, check_decoded_size
-from penstock_kafka.wire.sanitize import sanitize
+from penstock_kafka.wire.primitives import Buffer, Malformed, check_decoded_size, put_count
+from penstock_kafka.wire.sanitize import sanitize, sanitize_steps, where_array_is
 
 
 @contextmanager
@@ -180,9 +180,26 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 def decode_request(header: RequestHeader, frame: Buffer) -> Any:
     """kio's entity of a request's body; raises Malformed (INVALID_REQUEST)."""
+    if header.decoded is not None:
+        return header.decoded
     check_decoded_size(frame)
     schema = request_type(header.api_key, header.api_version)
-    return _decode(schema, sanitize(schema, frame, header.body_offset))
+    return _decode(schema, sanitize(schema, frame, header.body_offset, header.items_max))
+
+
+def decode_request_steps(header: RequestHeader, frame: Buffer) -> Generator[None, None, None]:
+    """As `decode_request`, which has it ready afterwards, with a step for each item of the body's own arrays."""
+    check_decoded_size(frame)
+    schema = request_type(header.api_key, header.api_version)
+    pieces = yield from sanitize_steps(schema, frame, header.body_offset, header.items_max)
+    arrays: dict[str, tuple[Any, ...]] = {}
+    for name, (item_type, messages) in pieces.items.items():
+        made = []
+        for message in messages:
+            made.append(_decode(item_type, message))
+            yield
+        arrays[name] = tuple(made)
+    header.decoded = replace(_decode(schema, pieces.shell), **arrays)
 
 
 def _decode(schema: Any, body: bytes) -> Any:
@@ -217,6 +234,23 @@ def encode_body(entity: Any) -> bytes:
 def encode_response(header: RequestHeader, entity: Any) -> bytes:
     """The response to `header`, without length prefix."""
     return response_header(header.api_key, header.api_version, header.correlation_id) + encode_body(entity)
+
+
+def encode_response_steps(
+    header: RequestHeader, entity: Any, name: str, each: Iterable[Any]
+) -> Generator[None, None, bytes]:
+    """The response of `entity`, whose array `name` is empty, with the structures of `each` in it; a step for
+    each, which is encoded as it comes."""
+    shell = encode_body(entity)
+    out: list[bytes] = []
+    for one in each:
+        out.append(encode_body(one))
+        yield
+    schema = type(entity)
+    at = where_array_is(schema, shell, name)
+    count = put_count(len(out), schema.__flexible__)
+    head = response_header(header.api_key, header.api_version, header.correlation_id)
+    return b"".join([head, shell[:at], count, *out, shell[at + len(put_count(0, schema.__flexible__)) :]])
 
 
 def respond(header: RequestHeader, **values: Any) -> bytes:

@@ -20,6 +20,7 @@ from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, request_header, response_header, skip_response_header
 from penstock_kafka.wire.primitives import (
+    DATA_ITEMS_MAX,
     INT16,
     INT32,
     Buffer,
@@ -119,7 +120,7 @@ def decode_fetch(frame: Buffer, header: RequestHeader) -> FetchRequest:
     """Read a Fetch request (frame without length prefix); raises Malformed (INVALID_REQUEST)."""
     check_decoded_size(frame)
     version = header.api_version
-    reader = Reader(frame, header.body_offset, version >= _FLEXIBLE)
+    reader = Reader(frame, header.body_offset, version >= _FLEXIBLE, DATA_ITEMS_MAX)
     replica_id = reader.int32() if version < _REPLICA_STATE else -1
     max_wait_ms, min_bytes, max_bytes, isolation_level = reader.unpack(_HEAD)
     request = FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, replica_id=replica_id)

@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, ApiKey
-from penstock_kafka.wire.primitives import INT32, Buffer, Malformed, Reader, put_string
+from penstock_kafka.wire.primitives import (
+    INT32,
+    REQUEST_ITEMS_MAX,
+    Buffer,
+    Malformed,
+    Reader,
+    put_string,
+)
 
 _FIXED: Final = struct.Struct(">hhih")
 _PREFIX: Final = struct.Struct(">hhi")
 
 CLIENT_ID_BYTES_MAX: Final = 1024
 """Longest client id that is taken: ids become labels and log fields."""
+
+_HEADER_TAGS_MAX: Final = 100
 
 
 @dataclass(slots=True)
@@ -32,6 +41,10 @@ class RequestHeader:
     correlation_id: int
     client_id: str | None
     body_offset: int
+    items_max: int = REQUEST_ITEMS_MAX
+    """Items that the body may have; Produce and Fetch have a bound of their own."""
+    decoded: Any = None
+    """The body, when it was decoded already (`codec.decode_request_steps`)."""
 
     @property
     def flexible(self) -> bool:
@@ -39,8 +52,8 @@ class RequestHeader:
         return self.api_version >= FLEXIBLE_SINCE[self.api_key]
 
 
-def parse_request_header(frame: Buffer) -> RequestHeader:
-    """The header of a request.
+def parse_request_header(frame: Buffer, items_max: int = REQUEST_ITEMS_MAX) -> RequestHeader:
+    """The header of a request, whose body may have `items_max` items.
 
     Raises Malformed (INVALID_REQUEST) on garbage and on an api key that Kafka clients
     don't use. The version is not judged here: see `apis.is_supported`.
@@ -69,10 +82,10 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
         if pos < size and frame[pos] == 0:
             pos += 1
         else:
-            reader = Reader(frame, pos, flexible=True)
+            reader = Reader(frame, pos, flexible=True, items_max=_HEADER_TAGS_MAX)
             reader.skip_tags()
             pos = reader.pos
-    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+    return RequestHeader(api_key, api_version, correlation_id, client_id, pos, items_max)
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:

@@ -61,7 +61,7 @@ def decode_metadata(frame: Buffer, header: RequestHeader) -> MetadataRequest:
     """Read a Metadata request (frame without length prefix); raises Malformed."""
     check_decoded_size(frame)
     version = header.api_version
-    reader = Reader(frame, header.body_offset, version >= _FLEXIBLE)
+    reader = Reader(frame, header.body_offset, version >= _FLEXIBLE, header.items_max)
     count = reader.nullable_array(2)
     topics: list[tuple[str | None, TopicId | None]] | None = None
     # In version 0 an empty list asks for all topics, later on null does.

@@ -11,6 +11,7 @@ and end each structure with tagged fields; the others write int16/int32, -1 for 
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Final, TypeAlias
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -27,7 +28,9 @@ INT64: Final = struct.Struct(">q")
 UUID_BYTES: Final = 16
 
 REQUEST_ITEMS_MAX: Final = 20_000
-"""Items of all arrays of one request but Produce and Fetch, unless a setting says otherwise."""
+"""Items of all arrays, and tagged fields, of one request but Produce and Fetch, unless a setting says otherwise."""
+DATA_ITEMS_MAX: Final = 100_000
+"""The same of a Produce or Fetch."""
 
 
 class Malformed(PenstockError):
@@ -48,13 +51,22 @@ def check_decoded_size(frame: Buffer) -> None:
 class Reader:
     """A position in a message. Not hot enough to be unrolled; inner loops use `unpack`."""
 
-    __slots__ = ("end", "flexible", "pos", "view")
+    __slots__ = ("end", "flexible", "items_left", "pos", "view")
 
-    def __init__(self, frame: Buffer, pos: int, flexible: bool) -> None:
+    def __init__(self, frame: Buffer, pos: int, flexible: bool, items_max: int = sys.maxsize) -> None:
+        """`items_max` bounds the items of all arrays together, and tagged fields with them: each is work, and
+        takes a byte or two to ask for."""
         self.view = memoryview(frame)
         self.pos = pos
         self.end = len(self.view)
         self.flexible = flexible
+        self.items_left = items_max
+
+    def count_items(self, count: int) -> None:
+        """Take `count` items off those that the message may have; raises Malformed when it has more."""
+        self.items_left -= count
+        if self.items_left < 0:
+            raise Malformed("more items than one request may have (request_items_max)")
 
     def take(self, count: int) -> int:
         """Step over `count` bytes; returns where they start."""
@@ -152,6 +164,7 @@ class Reader:
             return None
         if count * item_bytes_min > self.end - self.pos:
             raise Malformed(f"array of {count} items, but only {self.end - self.pos} bytes are left")
+        self.count_items(count)
         return count
 
     def array(self, item_bytes_min: int) -> int:
@@ -167,6 +180,8 @@ class Reader:
         count = self.uvarint()
         if count > self.end - self.pos:
             raise Malformed(f"{count} tagged fields, but only {self.end - self.pos} bytes are left")
+        if count:
+            self.count_items(count)
         for _ in range(count):
             self.uvarint()
             self.take(self.uvarint())

@@ -21,6 +21,7 @@ from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, PRODUCE_VERSION_MIN, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, request_header, response_header, skip_response_header
 from penstock_kafka.wire.primitives import (
+    DATA_ITEMS_MAX,
     INT32,
     INT64,
     Buffer,
@@ -115,12 +116,12 @@ def skim_produce(frame: Buffer, header: RequestHeader) -> ProduceSkim:
             ErrorCode.UNSUPPORTED_VERSION,
             f"Produce version {version} carries old message formats: use version 3 or later",
         )
-    return _read_body(Reader(frame, header.body_offset, version >= _FLEXIBLE), version)
+    return _read_body(Reader(frame, header.body_offset, version >= _FLEXIBLE, DATA_ITEMS_MAX), version)
 
 
 def skim_produce_old(frame: Buffer, header: RequestHeader) -> ProduceSkim:
     """As `skim_produce` for versions 0-2, only to answer them with an error of the right shape."""
-    return _read_body(Reader(frame, header.body_offset, flexible=False), header.api_version)
+    return _read_body(Reader(frame, header.body_offset, False, DATA_ITEMS_MAX), header.api_version)
 
 
 def _read_body(reader: Reader, version: int) -> ProduceSkim:
@@ -154,6 +155,7 @@ def _find_tag(reader: Reader, wanted: int) -> memoryview | None:
     count = reader.uvarint()
     if count > reader.end - reader.pos:
         raise Malformed(f"{count} tagged fields, but only {reader.end - reader.pos} bytes are left")
+    reader.count_items(count)
     for _ in range(count):
         tag, size = reader.uvarint(), reader.uvarint()
         start = reader.take(size)

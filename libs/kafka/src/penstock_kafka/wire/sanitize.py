@@ -8,13 +8,18 @@ knows none, which kio takes, is refused too.
 
 The walk of a class is compiled once into closures. Not hot: it serves what isn't
 written by hand.
+
+A message of 2 MiB can hold half a million items, each of which becomes objects. They are
+counted while they are walked (`items_max`), and `sanitize_steps` walks, and gives, the items
+of a message's own arrays one by one, so that a long message is no long pause.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import Field, fields
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, TypeAlias, Union, get_args, get_origin
@@ -42,32 +47,121 @@ _FIXED_BYTES: Final = {
 }
 
 
-def sanitize(schema: type, frame: Buffer, pos: int) -> bytes:
+def sanitize(schema: type, frame: Buffer, pos: int, items_max: int = sys.maxsize) -> bytes:
     """The message of class `schema` at `pos`, all lengths checked, without unknown tags.
 
-    Bytes after it are dropped. Raises Malformed.
+    Bytes after it are dropped. Raises Malformed, also when it has more than `items_max` items in all.
     """
-    reader = Reader(frame, pos, bool(schema.__flexible__))  # type: ignore[attr-defined]
+    reader = Reader(frame, pos, bool(schema.__flexible__), items_max)  # type: ignore[attr-defined]
     out = bytearray()
     op, _ = _entity(schema)
     op(reader, out)
     return bytes(out)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A message as `sanitize` gives it, but that its own arrays of structures are empty: their items are here,
+    by field, as (class, one message for each item)."""
+
+    shell: bytes
+    items: dict[str, tuple[type, list[bytes]]]
+
+
+def sanitize_steps(
+    schema: type, frame: Buffer, pos: int, items_max: int = sys.maxsize
+) -> Generator[None, None, Pieces]:
+    """As `sanitize`, with a step for each item of the message's own arrays."""
+    flexible = bool(schema.__flexible__)  # type: ignore[attr-defined]
+    reader = Reader(frame, pos, flexible, items_max)
+    out = bytearray()
+    found: dict[str, tuple[type, list[bytes]]] = {}
+    parts, tagged = _parts(schema)
+    for part in parts:
+        count = None if part.item is None else _count_of(part, reader)
+        if part.item is None or part.item_type is None or not count:
+            part.op(reader, out)
+            continue
+        reader.nullable_array(max(1, part.item_bytes_min))
+        out += b"\x01" if flexible else bytes(4)
+        taken: list[bytes] = []
+        for _ in range(count):
+            one = bytearray()
+            part.item(reader, one)
+            taken.append(bytes(one))
+            yield
+        found[part.name] = (part.item_type, taken)
+    if flexible:
+        _walk_tags(reader, out, tagged)
+    return Pieces(bytes(out), found)
+
+
+def where_array_is(schema: type, message: Buffer, name: str) -> int:
+    """Where the array `name` of a message begins with its count. The message is ours, without tagged fields."""
+    reader = Reader(message, 0, bool(schema.__flexible__))  # type: ignore[attr-defined]
+    parts, _ = _parts(schema)
+    for part in parts:
+        if part.name == name:
+            return reader.pos
+        part.op(reader, bytearray())
+    raise KeyError(name)
+
+
+def _count_of(part: _Part, reader: Reader) -> int | None:
+    """Items of the array at the reader, which stays where it is."""
+    ahead = Reader(reader.view, reader.pos, reader.flexible)
+    return ahead.nullable_array(max(1, part.item_bytes_min))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A field of a structure that is no tagged one; `item` walks one item of an array of structures."""
+
+    name: str
+    op: _Op
+    least: int
+    item: _Op | None = None
+    item_type: type | None = None
+    item_bytes_min: int = 0
+
+
 @cache
-def _entity(schema: type[Any]) -> tuple[_Op, int]:
-    """How to walk one structure, and the least bytes that it takes."""
-    ops: list[_Op] = []
+def _parts(schema: type[Any]) -> tuple[list[_Part], dict[int, _Op]]:
+    """A structure's fields in order, and the tagged ones."""
+    parts: list[_Part] = []
     tagged: dict[int, _Op] = {}
-    least = 0
     for field in fields(schema):
         op, size = _field(field, schema.__flexible__)
         tag = field.metadata.get("tag")
-        if tag is None:
-            ops.append(op)
-            least += size
-        else:
+        if tag is not None:
             tagged[int(tag)] = op
+            continue
+        item_type = _structure_of(field)
+        if item_type is None:
+            parts.append(_Part(field.name, op, size))
+        else:
+            item, item_bytes_min = _entity(item_type)
+            parts.append(_Part(field.name, op, size, item, item_type, item_bytes_min))
+    return parts, tagged
+
+
+def _structure_of(field: Field[Any]) -> type[Any] | None:
+    """The class of an array's items, None for what is no array of structures."""
+    kind: object = field.type
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(arg for arg in get_args(kind) if arg is not NoneType)
+    if get_origin(kind) is not tuple:
+        return None
+    item = get_args(kind)[0]
+    return item if isinstance(item, type) and hasattr(item, "__dataclass_fields__") else None
+
+
+@cache
+def _entity(schema: type[Any]) -> tuple[_Op, int]:
+    """How to walk one structure, and the least bytes that it takes."""
+    parts, tagged = _parts(schema)
+    ops = [part.op for part in parts]
+    least = sum(part.least for part in parts)
     if not schema.__flexible__:
 
         def walk_plain(reader: Reader, out: bytearray) -> None:
@@ -89,6 +183,7 @@ def _walk_tags(reader: Reader, out: bytearray, known: dict[int, _Op]) -> None:
     if not count:
         out.append(0)
         return
+    reader.count_items(count)
     kept: list[tuple[int, bytearray]] = []
     for _ in range(count):
         tag = reader.uvarint()
@@ -97,9 +192,10 @@ def _walk_tags(reader: Reader, out: bytearray, known: dict[int, _Op]) -> None:
         op = known.get(tag)
         if op is None:
             continue
-        inner = Reader(reader.view[start : start + size], 0, reader.flexible)
+        inner = Reader(reader.view[start : start + size], 0, reader.flexible, reader.items_left)
         value = bytearray()
         op(inner, value)
+        reader.items_left = inner.items_left
         if inner.pos != size:
             raise Malformed(f"tagged field {tag} says {size} bytes and has {inner.pos}")
         if any(tag == other for other, _ in kept):

@@ -89,7 +89,7 @@ class GroupCall(CoordinatorCall):
     """A request about one group, whose id is the first field of its body."""
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
-        self._reader = Reader(frame, header.body_offset, header.flexible)
+        self._reader = Reader(frame, header.body_offset, header.flexible, header.items_max)
         super().__init__(header, frame, finish, (self._reader.string(),))
 
     def encode(self, indices: Sequence[int], share: int) -> list[Buffer]:

@@ -66,7 +66,7 @@ class Query(Relayed[Answer]):
         super().__init__(header, frame, finish)
         check_decoded_size(frame)
         self.layout = layout = self.layout_of(header.api_version)
-        reader = Reader(frame, header.body_offset, header.flexible)
+        reader = Reader(frame, header.body_offset, header.flexible, header.items_max)
         self._head = _bytes(reader, layout.head_bytes)
         self._items: list[Question] = []
         for _ in range(reader.array(3)):

@@ -165,6 +165,11 @@ class DeferredAppends:
             return None
         return DeferredAppend(self, items, keys, conversions, opening)
 
+    def line_up(self, items: Sequence[ProducePartition]) -> DeferredAppend:
+        """A place in line for a request that is long work, or was begun and goes on later."""
+        keys: list[_Key] = [(item.topic, item.topic_id, item.partition) for item in items]
+        return DeferredAppend(self, items, keys, [], [])
+
     def find(self, item: ProducePartition) -> Partition | None:
         """The partition, when this node has it."""
         try:

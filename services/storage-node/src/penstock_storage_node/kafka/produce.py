@@ -4,20 +4,28 @@ Order of checks: Kafka's (`KafkaApis.handleProduceRequest`, `ReplicaManager`, `P
 acks, authorization, partition and leader, ISR for acks=all, the batch itself, producer state. Appends
 happen inside the call, so requests of one connection are appended in the order they arrive; only the
 answer waits.
+
+Long work: a request that takes more than a slice of time goes on in later turns of the loop, and batches of
+very many records are walked in such turns before they are appended (rule "The loop stays free"). It then
+stands in the lines of its partitions as one that has to be compressed anew does: the order of appends stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
-from penstock_kafka.records.check import accept_produced
+from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.check import accept_produced, accept_steps, declared_records, open_batch
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
 from penstock_kafka.wire.produce import ProducePartition, ProduceResult, ProduceSkim, skim_produce
+from penstock_runtime.turns import SLICE_S, LoopTurns
 from penstock_storage_node.kafka.deferred_appends import DeferredAppend, DeferredAppends
 from penstock_storage_node.kafka.produce_outcomes import AppendedBatch, ProduceInProgress, refused
 from penstock_storage_node.kafka.request_context import RequestContext
@@ -28,9 +36,16 @@ from penstock_storage_node.replica.manager import ReplicaManager
 ACKS_ALL = -1
 ADMIN_CLIENT_ID = "__admin_client"
 """Kafka's own tools may write to internal topics under that name."""
+RECORDS_AT_ONCE_MAX = 40_000
+"""Records of one batch that are walked at once: about two milliseconds' work."""
 STAGED_BYTES_SOFT_MAX = 16 * 1024 * 1024
 """Above that many bytes in memory even acks=0 requests count as unanswered until the disk has
 caught up, so that their connections' own bounds hold them back."""
+
+
+_Checked = tuple[Buffer, BatchInfo, TopicConfig] | PenstockError
+"""A batch that was checked before its append, with the settings that it was checked by; or what is wrong."""
+_Answer = Response | asyncio.Future[Response]
 
 
 class _AckWait:
@@ -66,6 +81,9 @@ class ProduceHandler:
         self._authorizer = authorizer
         self._retry_gate = RetryGate()
         self._turns = DeferredAppends(manager.registry)
+        self._loop_turns = LoopTurns.of(manager.lifecycle)
+        self._one_opened = asyncio.Lock()
+        """A batch uncompressed is large: one at a time."""
 
     def handle(
         self, caller: RequestContext, header: RequestHeader, frame: Buffer
@@ -74,37 +92,88 @@ class ProduceHandler:
         self._manager.metrics.produce_requests += 1
         skim = skim_produce(frame, header)
         turn = self._turns.take_turn(skim.partitions)
+        if turn is None and any(declared_records(i.records) > RECORDS_AT_ONCE_MAX for i in skim.partitions):
+            turn = self._turns.line_up(skim.partitions)
         if turn is not None:
-            task = asyncio.ensure_future(self._handle_in_turn(turn, caller, header, skim))
-            # Cancelled before its first step, a task runs nothing, no `finally` either.
-            task.add_done_callback(lambda _: turn.end())
-            return task
-        return self._append_all(caller, header, skim, skim.partitions)
+            return self._in_line(turn, self._handle_in_turn(turn, caller, header, skim))
+        steps = self._append_steps(caller, header, skim, skim.partitions, {})
+        clock_s = self._loop_turns.clock_s
+        until_s = clock_s() + SLICE_S
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: _Answer = end.value
+                return answer
+            if clock_s() >= until_s:
+                turn = self._turns.line_up(skim.partitions)
+                return self._in_line(turn, self._go_on(steps))
+
+    def _in_line(self, turn: DeferredAppend, rest: Coroutine[Any, Any, Response]) -> asyncio.Task[Response]:
+        task = asyncio.ensure_future(rest)
+        # Cancelled before its first step, a task runs nothing, no `finally` either.
+        task.add_done_callback(lambda _: turn.end())
+        return task
 
     async def _handle_in_turn(
         self, turn: DeferredAppend, caller: RequestContext, header: RequestHeader, skim: ProduceSkim
     ) -> Response:
-        """Batches are in another codec than the topic's, or come after such: appended a little later."""
+        """Batches are in another codec than the topic's, or of very many records, or come after such: appended
+        a little later."""
         try:
             items = await turn.come()
-            answer = self._append_all(caller, header, skim, items)
+            checked = await self._check_large(items, header.api_version)
+            answer = await self._loop_turns.run(self._append_steps(caller, header, skim, items, checked))
         finally:
             turn.end()
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _append_all(
+    async def _go_on(self, steps: Generator[None, None, _Answer]) -> Response:
+        """What was begun, in later turns."""
+        await self._loop_turns.next()
+        answer = await self._loop_turns.run(steps)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    async def _check_large(self, items: Sequence[ProducePartition], version: int) -> dict[int, _Checked]:
+        """Check batches of very many records in turns; what came of each, by index."""
+        checked: dict[int, _Checked] = {}
+        for index, item in enumerate(items):
+            partition = self._turns.find(item)
+            if partition is None or declared_records(item.records) <= RECORDS_AT_ONCE_MAX:
+                continue
+            settings = partition.replica.settings
+            async with self._one_opened:
+                opened = await asyncio.get_running_loop().run_in_executor(
+                    self._turns.executor, open_batch, item.records, settings
+                )
+                steps = accept_steps(
+                    item.records, opened, settings, self._manager.wall_ms(), produce_version=version
+                )
+                try:
+                    checked[index] = (*await self._loop_turns.run(steps), settings)
+                except PenstockError as error:
+                    checked[index] = error
+        return checked
+
+    def _append_steps(
         self,
         caller: RequestContext,
         header: RequestHeader,
         skim: ProduceSkim,
         items: Sequence[ProducePartition],
-    ) -> Response | asyncio.Future[Response]:
-        """Append what may be appended. `items`: the partitions of `skim`, in their topics' codecs."""
+        checked: dict[int, _Checked],
+    ) -> Generator[None, None, _Answer]:
+        """Append what may be appended, with a step after each batch but the last. `items`: the partitions of
+        `skim`, in their topics' codecs; `checked`: those that are checked already."""
         manager, acks = self._manager, skim.acks
         request = ProduceInProgress(caller, header, skim, manager.clock_ms(), manager.wall_ms())
         for index, item in enumerate(items):
+            if index:
+                if not manager.drain.effects.empty:
+                    manager.drain.schedule()
+                yield
             try:
-                batch = self._append(request, item)
+                batch = self._append(request, item, checked.get(index) if checked else None)
             except PenstockError as e:
                 request.settle(index, self._refuse(request, item, e))
                 continue
@@ -137,7 +206,9 @@ class ProduceHandler:
         self._retry_gate.note_unacknowledged(result, batch.info, self._manager.clock_ms())
         return result
 
-    def _append(self, request: ProduceInProgress, item: ProducePartition) -> AppendedBatch:
+    def _append(
+        self, request: ProduceInProgress, item: ProducePartition, checked: _Checked | None = None
+    ) -> AppendedBatch:
         """Check and append one batch; raises PenstockError."""
         manager, caller, acks = self._manager, request.caller, request.acks
         if acks not in (ACKS_ALL, 0, 1):
@@ -169,9 +240,14 @@ class ProduceHandler:
                 f"{replica.name} has {len(leadership.isr)} replicas in sync,"
                 f" min.insync.replicas is {settings.min_insync_replicas}",
             )
-        batch, info = accept_produced(
-            item.records, settings, request.wall_ms, produce_version=request.version
-        )
+        if isinstance(checked, PenstockError):
+            raise checked
+        if checked is not None and checked[2] is settings:
+            batch, info, _ = checked
+        else:
+            batch, info = accept_produced(
+                item.records, settings, request.wall_ms, produce_version=request.version
+            )
         if self._retry_gate and info.producer_id >= 0:
             self._retry_gate.check(item, info, log.is_next_of_producer(info), request.now_ms)
         appended = partition.append(batch, info, request.now_ms)

@@ -23,12 +23,14 @@ from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Resp
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire.apis import is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
+from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
 from penstock_proto.fast.forward import ForwardedFrame, decode_forward_request, forward_response_frame
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
 from penstock_runtime.logs import error_fields
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.turns import SLICE_S, LoopTurns
 from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -70,9 +72,12 @@ class ForwardStream:
         manager: ReplicaManager,
         metadata: MetadataClient,
         frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+        items_max: int = REQUEST_ITEMS_MAX,
     ) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._context = context
+        self._items_max = items_max
+        self._turns = LoopTurns.of(manager.lifecycle)
         self._data = data
         self._manager = manager
         self._metadata = metadata
@@ -102,9 +107,15 @@ class ForwardStream:
 
     async def read(self, frames: list[ForwardedFrame]) -> None:
         """Take in requests until the gateway ends the stream."""
+        clock_s = self._turns.clock_s
         while True:
+            until_s = clock_s() + SLICE_S
             for frame in frames:
                 await self._take(frame)
+                if clock_s() >= until_s:
+                    # What is quick to send may be slow to check: others are to have their turn.
+                    await self._turns.next()
+                    until_s = clock_s() + SLICE_S
             message = await self._context.read()
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
@@ -179,7 +190,7 @@ class ForwardStream:
 
     def _start(self, caller: RequestContext, frame: Buffer) -> Response | Awaitable[Response]:
         try:
-            header = parse_request_header(frame)
+            header = parse_request_header(frame, self._items_max)
             caller.client_id = header.client_id
             if self._data.handles(header.api_key) and is_supported(header.api_key, header.api_version):
                 return self._data.handle(caller, header, frame)
@@ -301,12 +312,15 @@ class ForwardService:
         manager: ReplicaManager,
         metadata: MetadataClient,
         frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+        request_items_max: int = REQUEST_ITEMS_MAX,
     ) -> None:
-        """`frame_bytes_max`: a larger request closes its client's connection, as at a listener."""
+        """`frame_bytes_max`: a larger request closes its client's connection, as at a listener; so does one
+        with more than `request_items_max` items."""
         self._frame_bytes_max = frame_bytes_max
         self._data = data
         self._manager = manager
         self._metadata = metadata
+        self._items_max = request_items_max
 
     async def forward(self, _: object, context: Context) -> None:
         """Serve one stream."""
@@ -328,7 +342,13 @@ class ForwardService:
             )
         self._manager.metrics.forward_streams += 1
         stream = ForwardStream(
-            context, first.open, self._data, self._manager, self._metadata, self._frame_bytes_max
+            context,
+            first.open,
+            self._data,
+            self._manager,
+            self._metadata,
+            self._frame_bytes_max,
+            self._items_max,
         )
         try:
             await run_both_ways(stream.read(first.frames), stream.write(), stream.stop_writing)

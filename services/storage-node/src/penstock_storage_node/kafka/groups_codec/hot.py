@@ -67,7 +67,7 @@ class OffsetCommitRequest(NamedTuple):
 
 def _reader(header: RequestHeader, frame: Buffer) -> Reader:
     check_decoded_size(frame)
-    return Reader(frame, header.body_offset, header.flexible)
+    return Reader(frame, header.body_offset, header.flexible, header.items_max)
 
 
 def _head(header: RequestHeader) -> bytes:
