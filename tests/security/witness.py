@@ -2,9 +2,9 @@
 
     python -m security.witness GATEWAY NODE,NODE,... TOPIC SECONDS
 
-prints JSON when standard input is closed and SECONDS are over. The client produces 1 KiB (acks=all) through the gateway again and again, 128 KiB every 200 ms,
-and opens a new connection every 500 ms. The clock asks every process for ApiVersions on a connection that it
-has: what that takes is how long its loop was busy with others.
+prints JSON when standard input is closed and SECONDS are over. The client produces 1 KiB (acks=all) through
+the gateway again and again, 128 KiB every 200 ms, and opens a new connection every 500 ms. The clock asks every
+process for ApiVersions on a connection that it has: what that takes is how long its loop was busy with others.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from penstock.cli.kafka import (
 )
 from penstock.cli.output import note
 from penstock.errors import CommandError, ExitCode
+from penstock.text import harmless
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -285,7 +286,10 @@ def _copy(
             if left is not None:
                 left -= 1
         if chunk:
-            out.write(b"".join(chunk))
+            data = b"".join(chunk)
+            if out.isatty():  # what others wrote does nothing to a terminal; files and pipes get it as it is
+                data = harmless(data.decode("utf-8", "backslashreplace"), keep="\n\t").encode()
+            out.write(data)
             out.flush()
         elif open_ends:
             _drop_reached(consumer, open_ends)

@@ -15,6 +15,7 @@ import click
 
 from penstock import __version__
 from penstock.errors import CommandError, ExitCode
+from penstock.text import harmless
 
 COMMANDS = {
     "local": ("penstock.cli.local", "A whole cluster on this machine: start, break, mend and stop it."),
@@ -116,6 +117,7 @@ def main() -> int:
 
 def _complain(message: str) -> None:
     label = click.style("error:", fg="red", bold=True) if sys.stderr.isatty() else "error:"
+    message = harmless(message, keep="\n")
     click.echo(f"penstock: {label} {message}", err=True)
 
 

@@ -1,7 +1,8 @@
 """How the command speaks: tables and progress for people, JSON for machines, errors in one line.
 
 Rules: results go to stdout, everything else to stderr. When stdout is no terminal, tables
-have no colour and no box, so that `cut`, `awk` and diffs work on them. `--json` prints one
+have no colour and no box, so that `cut`, `awk` and diffs work on them. Names and ids come from clients: what a
+terminal would obey in them is written out. `--json` prints one
 document (or one per line for streams) and nothing else on stdout.
 """
 
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from penstock.text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +71,7 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 def note(message: str) -> None:
     """A remark for people, on stderr."""
-    click.echo(message, err=True)
+    click.echo(harmless(message, keep="\n"), err=True)
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def spinner(first: str) -> Iterator[Progress]:
         yield lambda _message: None
         return
     with console(stderr=True).status(first) as status:
-        yield lambda message: status.update(message.replace("[", "\\["))
+        yield lambda message: status.update(harmless(message).replace("[", "\\["))
 
 
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -93,8 +96,8 @@ def _text(cell: object) -> str:
     if cell is None or cell == "":
         return "-"
     if isinstance(cell, (list, tuple)):
-        return ",".join(str(part) for part in cell) or "-"
-    return str(cell)
+        return harmless(",".join(str(part) for part in cell)) or "-"
+    return harmless(str(cell))
 
 
 def _styled(cell: str) -> Any:

@@ -8,6 +8,7 @@
 `limits`      every bound of the system, named
 `metadata`    the immutable image of the cluster and how records advance it
 `security`    what decides in sign-in, rights and quotas
+`text`        text of others made harmless
 `topics`      rules for topic names
 """
 

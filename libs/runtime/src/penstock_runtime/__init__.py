@@ -5,6 +5,7 @@
 `failpoints`         arming failpoints from the environment
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes
 `http`               a small HTTP server: health, readiness, metrics, and what a role adds
+`http_door`          what an HTTP connection may take before and between its requests
 `kafka_names`        what Kafka's broker configurations are called here, for those who bring a
                      server.properties along
 `lifecycle`          readiness, tasks, metrics and the end of a role in a process

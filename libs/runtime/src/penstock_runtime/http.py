@@ -9,6 +9,7 @@ forged requests yet.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 import sys
@@ -30,6 +31,7 @@ finally:
 
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import bind_sockets
+from penstock_runtime.http_door import HttpDoor
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields
 
@@ -78,6 +80,7 @@ class HttpServer:
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
+        self._servers: list[asyncio.Server] = []
         self._started = False
 
     async def start(self) -> Endpoint:
@@ -90,14 +93,17 @@ class HttpServer:
         await self._runner.setup()
         self._started = True
         self._lifecycle.at_end(self.stop)
-        for s in sockets:
-            await web.SockSite(self._runner, s).start()
+        door = HttpDoor(self._runner.server)  # type: ignore[arg-type] # aiohttp makes its protocol by a call
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_server(door, sock=s) for s in sockets]
         return endpoint
 
     async def stop(self) -> None:
         """Close the port and what is open on it. Safe to call twice."""
         if self._started:
             self._started = False
+            for server in self._servers:
+                server.close()
             await self._runner.cleanup()
 
     async def _healthz(self, _: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """Logs: one line per event on standard error, for people or as JSON.
 
-No stack trace reaches a user: `where(error)` gives the call chain as one short field.
+What clients say is in many of them: control characters and the like are written out
+(`penstock_core.text`). No stack trace reaches a user: `where(error)` gives the call chain as one short field.
 JSON lines and the DEBUG level carry the whole trace as the field `trace`, for us.
 Logs of libraries (asyncio, aiohttp, grpc) come out in the same form, from WARNING up.
 """
@@ -23,6 +24,8 @@ if _rich is _ABSENT:
 import structlog  # noqa: E402
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger  # noqa: E402
 
+from penstock_core.text import harmless  # noqa: E402
+
 if _rich is _ABSENT:
     del sys.modules["rich"]
 
@@ -42,6 +45,7 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _shorten_exceptions,
+        _make_harmless,
     ]
     renderer: Processor
     if form == "json":
@@ -59,10 +63,11 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared[:-1], structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[*shared[:-2], structlog.stdlib.add_logger_name],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 _shorten_exceptions,
+                _make_harmless,
                 renderer,
             ],
         )
@@ -100,6 +105,14 @@ def error_fields(error: BaseException) -> dict[str, str]:
 def one_line(error: BaseException) -> str:
     """An error's message with line breaks taken out."""
     return " ".join(str(error).split())
+
+
+def _make_harmless(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Client ids, names and whatever else comes from outside do nothing to a terminal."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = harmless(value, keep="\n" if name == "trace" else "")
+    return event
 
 
 def _shorten_exceptions(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from penstock_runtime.lifecycle import Lifecycle
 
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.001
 """What one piece of work may take at a time."""
 BUDGET_S: Final = 0.010
 """What all that is in line may take in one turn of the loop."""

@@ -159,10 +159,7 @@ class Doorway:
     async def _read_header(self, client: socket.socket) -> ProxyHeader:
         data = b""
         while True:
-            try:
-                data, header = take_header_bytes(client, data)
-            except BlockingIOError:
-                header = None
+            data, header = take_header_bytes(client, data)
             if header is not None:
                 return header
             await self._readable(client)

@@ -35,13 +35,13 @@ class FrameMemory:
 
     def grow(self, address: str, size: int, frame: object) -> bool:
         """As `charge`, for a frame that has begun: `frame` says which, and may be the one that goes beyond."""
-        if not self._room_of(address, size) and self._beyond.setdefault(address, frame) is not frame:
-            return False
-        if not self._room(size):
-            if self._beyond_all is None:
-                self._beyond_all = frame
-            if self._beyond_all is not frame:
+        if self._beyond_all is not frame:
+            if not self._room_of(address, size) and self._beyond.setdefault(address, frame) is not frame:
                 return False
+            if not self._room(size):
+                if self._beyond_all is not None:
+                    return False
+                self._beyond_all = frame
         self.held_bytes += size
         self._by_address[address] += size
         return True

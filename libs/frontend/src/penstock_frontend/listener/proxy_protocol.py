@@ -64,18 +64,18 @@ def bytes_of_header(data: bytes) -> int:
 def take_header_bytes(sock: socket.socket, data: bytes) -> tuple[bytes, ProxyHeader | None]:
     """Read on where `data` ended, and nothing behind the header: all bytes of it so far, and the header if whole.
 
-    `sock` does not block. Raises BlockingIOError when there is nothing to read yet, ConnectionError when the
-    peer has closed, ValueError on anything else than a header.
+    `sock` does not block. Raises ConnectionError when the peer has closed, ValueError on anything else than a
+    header.
     """
     while True:
         wanted = bytes_of_header(data)
         if wanted == 0:
             return data, parse_proxy_header(data)
-        if wanted < 0:
-            ahead = sock.recv(V1_BYTES_MAX - len(data), socket.MSG_PEEK)
-            end = (data + ahead).find(b"\r\n")
-            wanted = len(ahead) if end < 0 else end + 2 - len(data)
         try:
+            if wanted < 0:
+                ahead = sock.recv(V1_BYTES_MAX - len(data), socket.MSG_PEEK)
+                end = (data + ahead).find(b"\r\n")
+                wanted = len(ahead) if end < 0 else end + 2 - len(data)
             more = sock.recv(wanted) if wanted else b""
         except BlockingIOError:
             return data, None

@@ -121,7 +121,7 @@ class _Part:
     op: _Op
     least: int
     item: _Op | None = None
-    item_type: type | None = None
+    item_type: Any = None
     item_bytes_min: int = 0
 
 
@@ -145,7 +145,7 @@ def _parts(schema: type[Any]) -> tuple[list[_Part], dict[int, _Op]]:
     return parts, tagged
 
 
-def _structure_of(field: Field[Any]) -> type[Any] | None:
+def _structure_of(field: Field[Any]) -> Any:
     """The class of an array's items, None for what is no array of structures."""
     kind: object = field.type
     if get_origin(kind) in (Union, UnionType):
@@ -157,7 +157,7 @@ def _structure_of(field: Field[Any]) -> type[Any] | None:
 
 
 @cache
-def _entity(schema: type[Any]) -> tuple[_Op, int]:
+def _entity(schema: Any) -> tuple[_Op, int]:
     """How to walk one structure, and the least bytes that it takes."""
     parts, tagged = _parts(schema)
     ops = [part.op for part in parts]

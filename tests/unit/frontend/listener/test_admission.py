@@ -1,0 +1,62 @@
+"""Who may connect, and who goes when a listener is full."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from penstock_frontend.listener.admission import Admission, ConnectionCaps, makes_room
+
+CAPS = ConnectionCaps(connections_max=5, per_address_max=3, new_per_address_per_s=10, new_per_address_burst=4)
+
+
+def test_an_address_has_its_share_and_others_theirs() -> None:
+    admission = Admission(CAPS)
+    for _ in range(3):
+        assert not admission.refusal("a", 0.0)
+        admission.added("a")
+    assert admission.refusal("a", 0.0) == "connections_per_address_max = 3"
+    assert not admission.refusal("b", 0.0)
+    admission.removed("a")
+    assert not admission.refusal("a", 0.0)
+    assert admission.by_address == {"a": 2}
+
+
+def test_who_comes_too_fast_waits_for_the_rate() -> None:
+    admission = Admission(CAPS)
+    assert [bool(admission.refusal("a", 100.0)) for _ in range(6)] == [False] * 4 + [True] * 2
+    assert not admission.refusal("a", 100.125)
+    assert admission.refusal("a", 100.125) == "new_connections_per_address_per_s = 10"
+    assert not admission.refusal("b", 100.125)
+    assert [bool(admission.refusal("a", 500.0)) for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_addresses_are_not_remembered_without_end() -> None:
+    admission = Admission(CAPS)
+    for n in range(100_000):
+        admission.refusal(f"address {n}", n / 1e6)
+    assert len(admission._buckets) <= 20_000
+
+
+@dataclass(frozen=True)
+class Peer:
+    address: str
+    quiet_since_s: float
+    is_stranger: bool = False
+    may_be_idle: bool = True
+
+
+def room(peers: list[Peer], newcomer: str, most: int = 1) -> list[Peer]:
+    counts = Counter(p.address for p in peers)
+    return makes_room(peers, counts, newcomer, lambda p: p.quiet_since_s, most)
+
+
+def test_the_greediest_addresss_idle_ones_make_room() -> None:
+    honest = [Peer("honest", 1.0), Peer("honest", 2.0)]
+    greedy = [Peer("greedy", 5.0), Peer("greedy", 3.0), Peer("greedy", 9.0, is_stranger=True)]
+    busy = Peer("greedy", 0.0, may_be_idle=False)
+    peers = [*honest, *greedy, busy]
+    assert room(peers, "new") == [greedy[2]]
+    assert room(peers, "honest", 10) == [greedy[2], greedy[1], greedy[0]]
+    assert room(peers, "greedy") == []
+    assert room([busy], "new") == []

@@ -1,0 +1,227 @@
+"""Letting clients in: caps by the real peer, the PROXY header by exactly its bytes, and nobody held up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from penstock_frontend.authorizer import Principal
+from penstock_frontend.listener.admission import ConnectionCaps
+from penstock_frontend.listener.listener import Connection, ListenerLimits, Response
+from penstock_frontend.listener.proxy_protocol import take_header_bytes
+from support.listening import (
+    Handler,
+    Run,
+    closed_by_peer,
+    connected,
+    echo,
+    listening,
+    metric,
+    read_response,
+    request,
+)
+from support.waiting import eventually
+
+V1 = b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9092\r\n"
+V1_UNKNOWN = b"PROXY UNKNOWN\r\n"
+V2 = (
+    b"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0f"
+    + bytes([10, 1, 2, 3, 10, 9, 9, 9])
+    + struct.pack(">HH", 5555, 9092)
+    + b"\x04\x00\x00"
+)
+V2_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"
+
+
+@pytest.mark.parametrize("header", [V1, V1_UNKNOWN, V2, V2_LOCAL])
+def test_of_what_follows_a_header_nothing_is_taken(header: bytes) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(50):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            behind = b"\x16\x03\x01 then TLS\r\n"
+            rest, data, found = header + behind, b"", None
+            while found is None:
+                size = rng.randrange(1, 30)
+                part, rest = rest[:size], rest[size:]
+                theirs.sendall(part)
+                data, found = take_header_bytes(ours, data)
+            theirs.sendall(rest)
+            assert data == header
+            assert ours.recv(100) == behind
+
+
+def test_a_header_from_an_address_that_is_no_balancer_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        async with listening(echo, proxy_protocol=True, proxy_from=("127.0.0.9/32",)) as (
+            _,
+            handler,
+            where,
+            life,
+        ):
+            with contextlib.suppress(ConnectionResetError):  # it may be as quick as that
+                async with connected(where, "127.0.0.8") as (r, w):
+                    w.write(V2 + request(1))
+                    assert await closed_by_peer(r)
+            await eventually(lambda: metric(life, "penstock_kafka_bad_frames_total") == 1, "the refusal")
+            assert not handler.frames
+            assert metric(life, "penstock_kafka_bad_frames_total") == 1
+            async with connected(where, "127.0.0.9") as (r, w):
+                w.write(V2 + request(1))
+                assert (await read_response(r))[0] == 1
+
+    run(main())
+
+
+def test_a_header_that_does_not_come_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(first_request_timeout_ms=200)
+        settings: dict[str, Any] = {"proxy_protocol": True, "proxy_from": ("127.0.0.1",)}
+        async with listening(echo, limits, **settings) as (_, _h, where, life):
+            for sent in (b"", V1[:20], V2[:15]):
+                async with connected(where) as (r, w):
+                    w.write(sent)
+                    assert await closed_by_peer(r)
+            assert metric(life, "penstock_kafka_bad_frames_total") == 3
+
+    run(main())
+
+
+def test_behind_a_balancer_caps_count_the_headers_address(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(per_address_max=1))
+        settings: dict[str, Any] = {"proxy_protocol": True, "proxy_from": ("127.0.0.1",)}
+        other = V1.replace(b"10.1.2.3", b"10.1.2.4")
+        async with (
+            listening(echo, limits, **settings) as (_, _h, where, life),
+            connected(where) as (r1, w1),
+            connected(where) as (r2, w2),
+            connected(where) as (r3, w3),
+        ):
+            w1.write(V1 + request(1))
+            assert (await read_response(r1))[0] == 1
+            w2.write(V1 + request(2))
+            assert await closed_by_peer(r2)
+            w3.write(other + request(3))
+            assert (await read_response(r3))[0] == 3
+            assert metric(life, "penstock_kafka_connections_refused_total") == 1
+
+    run(main())
+
+
+def test_a_full_listener_closes_an_idle_connection_of_whoever_has_most(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(connections_max=4))
+        async with contextlib.AsyncExitStack() as stack:
+            _, _h, where, _l = await stack.enter_async_context(listening(echo, limits))
+            greedy = [await stack.enter_async_context(connected(where, "127.0.0.7")) for _ in range(3)]
+            honest = await stack.enter_async_context(connected(where, "127.0.0.8"))
+            for n, (r, w) in enumerate([greedy[0], greedy[2], honest]):
+                w.write(request(n))
+                assert (await read_response(r))[0] == n
+            new = await stack.enter_async_context(connected(where, "127.0.0.9"))
+            new[1].write(request(9))
+            assert (await read_response(new[0]))[0] == 9
+            # It said nothing yet; the others have been served.
+            assert await closed_by_peer(greedy[1][0])
+            for n, (r, w) in enumerate([greedy[0], greedy[2], honest, new]):
+                w.write(request(n))
+                assert (await read_response(r))[0] == n
+            again = await stack.enter_async_context(connected(where, "127.0.0.7"))
+            assert await closed_by_peer(again[0])
+
+    run(main())
+
+
+def test_the_handler_sees_no_frame_before_the_doorkeeper_admits(run: Run) -> None:
+    def ask(connection: Connection, frame: bytearray) -> Response:
+        if frame[8:] == b"open":
+            connection.admit(Principal("User", "someone"))
+        return [frame[4:8], b"door"]
+
+    async def main() -> None:
+        async with (
+            listening(echo, doorkeeper=Handler(ask)) as (_, handler, where, _l),
+            connected(where) as (r, w),
+        ):
+            w.write(request(1, b"closed") + request(2, b"open") + request(3, b"body"))
+            assert [await read_response(r) for _ in range(3)] == [(1, b"door"), (2, b"door"), (3, b"body")]
+            assert [f[8:] for f in handler.frames] == [b"body"]
+            assert str(handler.connections[0].principal) == "User:someone"
+
+    run(main())
+
+
+def test_slow_requests_of_one_read_leave_turns_to_others(run: Run) -> None:
+    order: list[int] = []
+
+    def slow(_: Connection, frame: bytearray) -> Response:
+        number = int.from_bytes(frame[4:8], "big")
+        order.append(number)
+        if number < 100:
+            sum(range(100_000))
+        return [frame[4:8], b""]
+
+    async def main() -> None:
+        async with (
+            listening(slow) as (_, _h, where, _l),
+            connected(where) as (r1, w1),
+            connected(where) as (r2, w2),
+        ):
+            w1.write(b"".join(request(n) for n in range(60)))
+            await eventually(lambda: bool(order), "the first request")
+            w2.write(request(1000))
+            assert (await read_response(r2))[0] == 1000
+            assert [(await read_response(r1))[0] for _ in range(60)] == list(range(60))
+            assert order.index(1000) < 60
+            assert [n for n in order if n < 100] == list(range(60))
+
+    run(main())
+
+
+def test_a_request_that_drips_is_ended_though_it_never_stops(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(frame_timeout_ms=500, first_request_timeout_ms=60_000)
+        async with listening(echo, limits) as (_, _h, where, life), connected(where) as (r, w):
+            w.write(request(1, bytes(1_000_000))[:1000])
+
+            async def drip() -> None:
+                while True:
+                    w.write(bytes(10))
+                    await asyncio.sleep(0.05)
+
+            dripping = asyncio.create_task(drip())
+            assert await closed_by_peer(r)
+            dripping.cancel()
+            assert metric(life, "penstock_kafka_bad_frames_total") == 1
+
+    run(main())
+
+
+def test_announced_frames_take_no_memory_and_a_received_one_only_what_came(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(frames_bytes_max=8 * 1024 * 1024)
+        async with contextlib.AsyncExitStack() as stack:
+            listener, handler, where, _l = await stack.enter_async_context(listening(echo, limits))
+            for _ in range(6):
+                _r, w = await stack.enter_async_context(connected(where, "127.0.0.66"))
+                w.write(request(1, bytes(60_000_000))[:12])
+            await eventually(
+                lambda: len([c for c in listener.connections if c.frame_length]) == 6, "announced"
+            )
+            assert listener.memory.held_bytes <= 6 * 64 * 1024
+            r, w = await stack.enter_async_context(connected(where))
+            w.write(request(2, bytes(3_000_000)))
+            assert (await read_response(r))[1] == bytes(3_000_000)
+            assert handler.frames
+
+    run(main())
