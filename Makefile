@@ -111,6 +111,10 @@ EXECUTIONS ?= 1000000
 fuzz: setup ## every parser against a coverage-guided fuzzer: EXECUTIONS=10000000 SEED=n ONLY="words" (Linux)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --executions $(EXECUTIONS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
+.PHONY: security
+security: setup ## attacks from outside on a real cluster, and what each costs everybody else (SECURITY="--help")
+	@PYTHONPATH=tests $(BIN)/python -m security $(SECURITY)
+
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
 	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py

@@ -7,8 +7,10 @@
     make failpoints ARGS="--json failpoints.json"
     make kill-all ROUNDS=100 ARGS="--json kill.json"; make power-cut ROUNDS=20 ARGS="--json cut.json"
     make fuzz EXECUTIONS=10000000 ARGS="--json fuzz.json"
+    make security SECURITY="--json security.json"
 
-The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run) or fuzz.
+The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz
+or security (a second file is of a run before a change).
 Commit and date stand above the table: of HEAD and today, unless --commit and --date say otherwise.
 """
 
@@ -225,6 +227,33 @@ def _fuzz(held: Sequence[Figures]) -> str:
     return f"Seed {run['seed']}.\n\n" + table((*head, "result"), rows)
 
 
+def _security(held: Sequence[Sequence[Figures]]) -> str:
+    """One run, or one and another one of before, whose figures stand in brackets."""
+    now, *others = held
+    before = {one["attack"]: one for one in others[0]} if others else {}
+
+    def cell(one: Figures, key: str, form: Callable[[Any], str]) -> str:
+        old = before.get(one["attack"])
+        return form(one[key]) + (f" ({form(old[key])})" if old is not None else "")
+
+    rows = [
+        (
+            f"`{one['attack']}`: {one['text']}",
+            cell(one, "refused", lambda v: "yes" if v else "no"),
+            cell(one, "lag_ms", lambda v: f"{v:,.0f}"),
+            cell(one, "memory_mb", lambda v: f"{v:.0f}"),
+            cell(one, "lost", str),
+            cell(one, "p99_ratio", lambda v: f"{v:,.1f}"),
+            cell(one, "large_ms", lambda v: f"{v:,.0f}"),
+            cell(one, "failures", str),
+        )
+        for one in now
+    ]
+    head = ("attack", "refused or bounded", "loop lag ms", "memory MB", "lost", "p99 ratio")
+    made = table((*head, "128 KiB at most ms", "failed"), rows)
+    return f"In brackets: before the mends.\n\n{made}" if before else made
+
+
 KINDS: Final[dict[str, Kind]] = {
     "seeds": Kind("simulation.md", ("make simulate",), _seeds),
     "planted": Kind("simulation.md", ("make simulate-planted",), _planted),
@@ -240,6 +269,7 @@ KINDS: Final[dict[str, Kind]] = {
         _rounds,
     ),
     "fuzz": Kind("fuzz.md", ("make fuzz",), _fuzz),
+    "security": Kind("security.md", ("make security",), _security),
 }
 
 

@@ -16,6 +16,7 @@ import crash.matrix
 import crash.rounds
 from chaos.runner import as_json
 from fuzz.runner import Outcome
+from security.measure import Cost
 from simulation.report import Totals
 from simulation.world import Result as Seed
 from unit.docs.repository import DOCS, ROOT
@@ -79,6 +80,10 @@ FIGURES = {
     "fuzz": (
         {"seed": 4, "targets": [Outcome("kafka.request", executions=1000, accepted=10, cpu_s=0.5).figures()]},
         ["| `kafka.request` | 1,000 | 10 | 2,000 | 0 | 0 → 0 | 0 MiB | +0.0 MiB | ok |", "| all | 1,000 |"],
+    ),
+    "security": (
+        [asdict(Cost("idle_sockets", "many sockets", True, "shut", 12.4, 3.6, 0, 1.26, 180.0, 2))],
+        ["| `idle_sockets`: many sockets | yes | 12 | 4 | 0 | 1.3 | 180 | 2 |"],
     ),
 }
 """What each runner writes, made by the runner's own classes, and rows that come of it."""

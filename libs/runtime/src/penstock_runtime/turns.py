@@ -1,8 +1,9 @@
 """Long work in short turns: no client's request holds the event loop.
 
 Work that would take more than a slice does a slice, then gets in line; the line has a budget in each turn of
-the loop, whatever its length. So the loop turns again after the slices of those who just came and one budget,
-however much there is to do, and everybody in line gets on (rule "The loop stays free").
+the loop, whatever its length, and half of the loop's time in all. So the loop turns again after the slices of
+those who just came and one budget, however much there is to do; everybody in line gets on, and those who want
+little are served meanwhile (rule "The loop stays free").
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class LoopTurns:
         self.clock_s = clock_s
         self._line: deque[Callable[[], None] | asyncio.Future[None]] = deque()
         self._running = False
+        self._turned_s = 0.0
 
     @classmethod
     def of(cls, lifecycle: Lifecycle) -> LoopTurns:
@@ -74,8 +76,8 @@ class LoopTurns:
 
     def _turn(self) -> None:
         line = self._line
-        until_s = self.clock_s() + BUDGET_S
-        self._running = False
+        began_s = self._turned_s = self.clock_s()
+        until_s = began_s + BUDGET_S
         while line:
             first = line.popleft()
             if isinstance(first, asyncio.Future):
@@ -88,7 +90,14 @@ class LoopTurns:
             if self.clock_s() >= until_s:
                 break
         if line:
-            self._go()
+            asyncio.get_running_loop().call_soon(self._rest)
+        else:
+            self._running = False
+
+    def _rest(self) -> None:
+        """After the slice of a task that was let go on too: the line waits for as long as it has worked."""
+        worked_s = self.clock_s() - self._turned_s
+        asyncio.get_running_loop().call_later(min(worked_s, BUDGET_S), self._turn)
 
 
 def all_at_once(steps: Generator[None, None, T]) -> T:

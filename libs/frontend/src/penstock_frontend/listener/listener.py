@@ -38,6 +38,9 @@ from penstock_runtime.turns import LoopTurns
 
 _SCRATCH_BYTES = 64 * 1024
 _SWEEP_MS = 1_000
+_CLOSED_MAX = 1_000
+"""Connections closed in one sweep; the next one goes on."""
+_CLOSED_NAMED_MAX = 5
 _LATE_SWEEP_S = 2.0
 """A sweep that comes later than that was late itself: clients are not told to have been slow meanwhile."""
 
@@ -180,16 +183,24 @@ class KafkaListener:
         if elapsed_s > _LATE_SWEEP_S:
             elapsed_s = _SWEEP_MS / 1000
         self._swept_s = now
+        closed = 0
         for connection in list(self.connections):
             if connection.moved:
                 connection.moved = False
                 self._quiet_since[connection] = now
             reason = self._overdue(connection, now, elapsed_s)
-            if reason:
-                if reason != "idle":
-                    self.metrics.bad_frames[self.name, "timeout"] += 1
+            if not reason:
+                continue
+            if reason != "idle":
+                self.metrics.bad_frames[self.name, "timeout"] += 1
+                closed += 1
+                if closed <= _CLOSED_NAMED_MAX:
                     self.log.warning("closing", peer=connection.peer, reason=reason)
-                connection.abort(reason)
+            connection.abort(reason)
+            if closed >= _CLOSED_MAX:
+                break
+        if closed > _CLOSED_NAMED_MAX:
+            self.log.warning("closing others too", count=closed - _CLOSED_NAMED_MAX, reason="as before")
         self._feed()
         self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
 
