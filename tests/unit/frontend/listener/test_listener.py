@@ -214,7 +214,7 @@ def test_reading_stops_at_the_cap_of_unanswered_requests(run: Run) -> None:
 def test_byte_caps_of_one_connection_and_of_one_address(run: Run) -> None:
     async def main() -> None:
         futures: list[asyncio.Future[Response]] = []
-        limits = ListenerLimits(inflight_bytes_max=250_000, frames_bytes_max=1_600_000)
+        limits = ListenerLimits(inflight_bytes_max=250_000, frames_bytes_max=1_200_000)
         async with (
             listening(held_in(futures), limits) as (listener, handler, endpoint, _l),
             connected(endpoint) as (r1, w1),

@@ -19,7 +19,7 @@ gets in line for the loop (see `LoopTurns`): what is quick to send may be slow t
 Stages. Where a listener has a doorkeeper, it gets all frames of a connection until it has
 called `admit`; the handler never sees one before that.
 
-Warts. Growth of a large frame copies it (64 KiB, 256, 1 MiB, 2, 4, ...), so that memory
+Warts. Growth of a large frame copies it (256 KiB, 1 MiB, 2, 4, ...), so that memory
 follows what was received and not what was announced.
 """
 
@@ -142,7 +142,9 @@ _LENGTH = struct.Struct(">i")
 _NO_BYTES = bytes(4)
 _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
-_GROW_FROM_BYTES = 64 * 1024
+_BEGIN_BYTES = 64 * 1024
+_BEGIN_EASY_BYTES = 256 * 1024
+"""First buffer of a frame, where memory is scarce for its address and where it is not."""
 _GROW_FAST_BYTES = 1024 * 1024
 """Up to that size buffers grow to the fourfold, then to the double."""
 FRAME_BYTES_PER_S = 64 * 1024
@@ -161,11 +163,11 @@ class Connection(asyncio.BufferedProtocol):
         "_charged",
         "_close_when_empty",
         "_deferred",
-        "_doorkeeper",
         "_filled",
         "_frame",
         "_frame_length",
         "_frame_view",
+        "_handler",
         "_head",
         "_inflight_bytes",
         "_memory",
@@ -220,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics = owner.metrics
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._memory = owner.memory
-        self._doorkeeper = owner.doorkeeper
+        self._handler = owner.doorkeeper or owner.handler
         self._proxied = proxied
         self._deferred = False
         self._swept_bytes = 0
@@ -258,12 +260,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_stranger(self) -> bool:
         """It made no request yet, or was not admitted."""
-        return not self.request_count or self._doorkeeper is not None
+        return not self.request_count or self._handler is not self._owner.handler
 
     def admit(self, principal: Principal) -> None:
         """For the doorkeeper: from the next frame on the handler gets them, of that principal."""
         self.principal = principal
-        self._doorkeeper = None
+        self._handler = self._owner.handler
 
     def on_closed(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the connection is gone (at once if it is)."""
@@ -392,17 +394,21 @@ class Connection(asyncio.BufferedProtocol):
                 break
             began_s = self._dispatch(bytearray(data[pos + 4 : pos + 4 + length]), charged=False)
             pos += 4 + length
-            if not until_s:
+            if began_s >= until_s:
+                # By the clock as of its beginning: it costs nothing more, and one request is one too many.
+                if until_s and pos < size:
+                    self._backlog = bytes(data[pos:size])
+                    self._defer()
+                    break
                 until_s = began_s + SLICE_S
-            if pos < size and perf_counter() >= until_s:
-                self._defer()
         self._flush()
         self._check_blocked()
 
     def _begin_frame(self, length: int, data: memoryview | bytes, pos: int, size: int) -> None:
         """Give a frame that is still coming a buffer of its own."""
         have = size - pos - 4
-        room = min(length, max(_GROW_FROM_BYTES, min(4 * have, _GROW_FAST_BYTES), have))
+        room = _BEGIN_EASY_BYTES if self._memory.is_easy(self.address) else _BEGIN_BYTES
+        room = min(length, max(room, have))
         if not self._memory.charge(self.address, room):
             # Start again at this frame's length once there is memory for it.
             self._backlog = bytes(data[pos:size])
@@ -420,11 +426,11 @@ class Connection(asyncio.BufferedProtocol):
     def _defer(self) -> None:
         """Go on when the loop has turned for others."""
         self._deferred = True
+        self._pause_reading()
         self._owner.turns.later(self._resume)
 
     def _resume(self) -> None:
         self._deferred = False
-        self._pause_reading()
         self._go_on()
 
     def _refuse_length(self, length: int, most: int) -> None:
@@ -462,7 +468,7 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics.received_bytes[self.listener] += size + 4
         stats = self._metrics.api(frame[0] << 8 | frame[1])
         try:
-            result = (self._doorkeeper or self._owner.handler).handle(self, frame)
+            result = self._handler.handle(self, frame)
         except Exception as e:
             self._handler_failed(e)
             return started_s
@@ -569,7 +575,6 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._starved
-            or self._deferred
             or self._close_when_empty
             or len(self._pending) >= limits.inflight_requests_max
             or self._inflight_bytes >= limits.inflight_bytes_max
@@ -586,12 +591,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Read on if nothing forbids it any more: first what is at hand, then the socket."""
-        if not self._read_paused or self.closing or self._is_blocked():
+        if not self._read_paused or self.closing or self._deferred or self._is_blocked():
             return
         if self._backlog:
             data, self._backlog = self._backlog, b""
             self._parse(data, len(data))
-        if not self.closing and not self._is_blocked():
+        if not self.closing and not self._deferred and not self._is_blocked():
             self._read_paused = False
             self.moved = True
             self._transport.resume_reading()

@@ -128,6 +128,7 @@ class Doorway:
                     return
                 counted = True
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
             def connection() -> Connection:
                 nonlocal made

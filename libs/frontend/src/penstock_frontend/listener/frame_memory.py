@@ -8,10 +8,10 @@ quarter, and one of all beyond the whole.
 
 from __future__ import annotations
 
-from collections import Counter
-
 ADDRESS_SHARE = 4
 """One address has at most 1/4."""
+EASY_BYTES = 16 * 1024 * 1024
+"""What an address may hold before its frames begin with the smallest buffers."""
 
 
 class FrameMemory:
@@ -20,35 +20,48 @@ class FrameMemory:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self._by_address: Counter[str] = Counter()
+        self._share_bytes = bytes_max // ADDRESS_SHARE
+        self._easy_bytes = min(bytes_max // 8, EASY_BYTES)
+        self._by_address: dict[str, int] = {}
         self._beyond: dict[str, object] = {}
         """The one frame of an address that may go on beyond its share, by address."""
         self._beyond_all: object | None = None
 
+    def is_easy(self, address: str) -> bool:
+        """It holds little: its next frame may have a buffer that is good for speed."""
+        return self._by_address.get(address, 0) < self._easy_bytes
+
     def charge(self, address: str, size: int, *, force: bool = False) -> bool:
         """Count `size` bytes; False when there is no room, never with `force`."""
-        if not force and not (self._room(size) and self._room_of(address, size)):
+        held = self._by_address.get(address, 0)
+        if not force and not self._has_room(held, size):
             return False
         self.held_bytes += size
-        self._by_address[address] += size
+        self._by_address[address] = held + size
         return True
+
+    def _has_room(self, held: int, size: int) -> bool:
+        return (not self.held_bytes or self.held_bytes + size <= self.bytes_max) and (
+            not held or held + size <= self._share_bytes
+        )
 
     def grow(self, address: str, size: int, frame: object) -> bool:
         """As `charge`, for a frame that has begun: `frame` says which, and may be the one that goes beyond."""
-        if self._beyond_all is not frame:
-            if not self._room_of(address, size) and self._beyond.setdefault(address, frame) is not frame:
+        held = self._by_address.get(address, 0)
+        if self._beyond_all is not frame and not self._has_room(held, size):
+            if held + size > self._share_bytes and self._beyond.setdefault(address, frame) is not frame:
                 return False
-            if not self._room(size):
+            if self.held_bytes + size > self.bytes_max:
                 if self._beyond_all is not None:
                     return False
                 self._beyond_all = frame
         self.held_bytes += size
-        self._by_address[address] += size
+        self._by_address[address] = held + size
         return True
 
     def ended(self, address: str, frame: object) -> None:
         """A frame has come whole, or its client is gone: another one may go beyond."""
-        if self._beyond.get(address) is frame:
+        if self._beyond and self._beyond.get(address) is frame:
             del self._beyond[address]
         if self._beyond_all is frame:
             self._beyond_all = None
@@ -56,15 +69,8 @@ class FrameMemory:
     def release(self, address: str, size: int) -> None:
         """The opposite of `charge` and `grow`."""
         self.held_bytes -= size
-        left = self._by_address[address] - size
+        left = self._by_address.get(address, 0) - size
         if left > 0:
             self._by_address[address] = left
         else:
-            del self._by_address[address]
-
-    def _room(self, size: int) -> bool:
-        return not self.held_bytes or self.held_bytes + size <= self.bytes_max
-
-    def _room_of(self, address: str, size: int) -> bool:
-        held = self._by_address.get(address, 0)
-        return not held or held + size <= self.bytes_max // ADDRESS_SHARE
+            self._by_address.pop(address, None)
