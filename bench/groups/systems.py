@@ -51,7 +51,14 @@ class System:
 def penstock_system(folder: Path) -> Iterator[System]:
     """Three controllers, three storage nodes, one gateway, with the defaults of `penstock local`."""
     cluster = LocalCluster(folder / "penstock")
-    settings = {"storage-node": {"group_initial_rebalance_delay_ms": str(INITIAL_DELAY_MS)}}
+    # Thousands of members come from one address here.
+    capped = ("connections_max", "connections_per_address_max")
+    paced = ("new_connections_per_address_per_s", "new_connections_per_address_burst")
+    caps = dict.fromkeys((*capped, *paced), "100000")
+    settings = {
+        "storage-node": {"group_initial_rebalance_delay_ms": str(INITIAL_DELAY_MS), **caps},
+        "gateway": caps,
+    }
     try:
         cluster.up(ClusterSpec(nodes=NODES, port=ports.choose_base(), settings=settings), START_TIMEOUT_S)
         processes = {row.name: psutil.Process(row.pid) for row in cluster.state.processes if row.pid}

@@ -38,8 +38,7 @@ def test_an_attack_is_refused_and_others_go_on(attacked: tuple[LocalCluster, Tar
 def test_no_byte_of_a_client_id_reaches_a_log_raw(attacked: tuple[LocalCluster, Target]) -> None:
     cluster, target = attacked
     load("shown_client_ids").run(target)
-    (gateway,) = cluster.gateways_alive()
     text = cluster.log_file("gateway-1").read_bytes().decode()
-    assert gateway and "\\x1b[2J" in text and "\\u202eresu" in text
+    assert "\\x1b[2J" in text and "\\u202eresu" in text
     assert not {c for c in CLIENT_ID if not c.isprintable()} & set(text.replace("\n", ""))
     assert "\ninjected line" not in text

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any, get_args, get_origin
 
@@ -226,3 +226,59 @@ def test_build_leaves_out_what_a_version_lacks() -> None:
         assert hasattr(item, "leader_epoch") == (version >= 4)
     assert int(codec.error_code(31_999)) == -1
     assert codec.topic_id(None) is None
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_a_message_read_and_written_in_steps_is_the_same(key: int, version: int) -> None:
+    entity = sample(codec.request_type(key, version))
+    frame = request_header(key, version, 5, "c") + codec.encode_body(entity)
+    header = parse_request_header(frame)
+    for _ in codec.decode_request_steps(header, frame):
+        pass
+    assert header.decoded == entity
+    assert codec.decode_request(header, b"") is header.decoded
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_a_response_is_put_together_of_its_items(version: int) -> None:
+    answer = sample(codec.response_type(ApiKey.DESCRIBE_CONFIGS, version))
+    header = RequestHeader(ApiKey.DESCRIBE_CONFIGS, version, 5, None, 0)
+    steps = codec.encode_response_steps(header, replace(answer, results=()), "results", answer.results * 300)
+    count = 0
+    while True:
+        try:
+            next(steps)
+            count += 1
+        except StopIteration as end:
+            whole = codec.encode_response(header, replace(answer, results=answer.results * 300))
+            assert end.value == whole
+            break
+    assert count == 300 * len(answer.results)
+
+
+def test_more_items_than_a_request_may_have_are_refused() -> None:
+    entity = sample(codec.request_type(ApiKey.DESCRIBE_CONFIGS, 4))
+    entity = replace(entity, resources=entity.resources * 40)
+    frame = request_header(ApiKey.DESCRIBE_CONFIGS, 4, 5, "c") + codec.encode_body(entity)
+    items = len(entity.resources) + sum(len(r.configuration_keys or ()) for r in entity.resources)
+    whole = parse_request_header(frame, items)
+    assert codec.decode_request(whole, frame) == entity
+    for items_max in (items - 1, 1):
+        header = parse_request_header(frame, items_max)
+        with pytest.raises(PenstockError, match="more items"):
+            codec.decode_request(header, frame)
+        with pytest.raises(PenstockError, match="more items"):
+            list(codec.decode_request_steps(header, frame))
+
+
+def test_tagged_fields_are_items_too() -> None:
+    entity = sample(codec.request_type(ApiKey.DESCRIBE_CONFIGS, 4))
+    body = (
+        codec.encode_body(entity)[:-1]
+        + uvarint(500)
+        + b"".join(uvarint(1000 + n) + b"\x00" for n in range(500))
+    )
+    frame = request_header(ApiKey.DESCRIBE_CONFIGS, 4, 5, "c") + body
+    assert codec.decode_request(parse_request_header(frame, 1000), frame) == entity
+    with pytest.raises(PenstockError, match="more items"):
+        codec.decode_request(parse_request_header(frame, 400), frame)

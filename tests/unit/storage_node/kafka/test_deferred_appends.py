@@ -26,6 +26,8 @@ from penstock_kafka.wire.produce import (
     encode_produce_request,
 )
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_runtime.turns import LoopTurns
+from penstock_storage_node.kafka import produce
 from penstock_storage_node.kafka.request_context import RequestContext
 
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -184,3 +186,48 @@ def test_levels_reach_the_codec() -> None:
     data = b"".join(b"%d," % (n * n) for n in range(20_000))
     for codec, levels in ((1, (1, 9)), (3, (1, 9, 17)), (4, (-131072, -1, 1, 22))):
         assert len({compression.compress(codec, data, level) for level in levels}) > 1
+
+
+async def test_a_batch_that_is_walked_in_turns_is_not_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce, "RECORDS_AT_ONCE_MAX", 100)
+    cluster, node = await with_one_topic(tmp_path)
+    try:
+        sizes = [2_000, 1, 3_000, 5, 1]
+        starts = [sum(sizes[:n]) for n in range(5)]
+        sent = [
+            build_batch(
+                [NewRecord(b"k", b"v" * 20) for _ in range(count)],
+                codec=CODECS["zstd"] if n else 0,
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=starts[n],
+            )
+            for n, count in enumerate(sizes)
+        ]
+        results = await asyncio.gather(*(node.produce_batch(each) for each in sent))
+        assert [(r.error, r.base_offset) for r in results] == [(ErrorCode.NONE, start) for start in starts]
+        damaged = bytearray(sent[2])
+        damaged[-1] ^= 1
+        assert (await node.produce_batch(bytes(damaged))).error == ErrorCode.CORRUPT_MESSAGE
+    finally:
+        await cluster.stop()
+
+
+async def test_a_request_that_takes_long_goes_on_in_later_turns_and_is_answered_once(tmp_path: Path) -> None:
+    cluster, node = await with_one_topic(tmp_path)
+    try:
+        make_second_topic(cluster)
+        await eventually(lambda: len(node.manager.registry.partitions) == 2)
+        turns = LoopTurns.of(node.manager.lifecycle)
+        ticks = iter(range(1_000_000))
+        turns.clock_s = lambda: float(next(ticks))  # every look at the clock finds the slice spent
+        first = handle(node, ("second", 0), (TOPIC, 0))
+        later = [handle(node, (TOPIC, n), ("second", n)) for n in range(1, 5)]
+        assert [(r.error, r.base_offset) for r in await results(first)] == [(ErrorCode.NONE, 0)] * 2
+        for n, answer in enumerate(later, 1):
+            assert [(r.error, r.base_offset) for r in await results(answer)] == [(ErrorCode.NONE, 5 * n)] * 2
+        assert not turns._line
+    finally:
+        await cluster.stop()

@@ -126,7 +126,7 @@ class _Part:
 
 
 @cache
-def _parts(schema: type[Any]) -> tuple[list[_Part], dict[int, _Op]]:
+def _parts(schema: Any) -> tuple[list[_Part], dict[int, _Op]]:
     """A structure's fields in order, and the tagged ones."""
     parts: list[_Part] = []
     tagged: dict[int, _Op] = {}
