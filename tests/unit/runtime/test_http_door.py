@@ -1,0 +1,101 @@
+"""What an HTTP connection may take: few connections, small headers, a short time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock_core.metadata.image import Endpoint
+from penstock_runtime import http_door
+from penstock_runtime.http import HttpServer
+from penstock_runtime.lifecycle import Lifecycle
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Endpoint]:
+    http = HttpServer("127.0.0.1:0", Lifecycle("test"))
+    try:
+        yield await http.start()
+    finally:
+        await http.stop()
+
+
+async def opened(where: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(where.host, where.port)
+
+
+async def status(reader: asyncio.StreamReader) -> bytes:
+    """Of one answer, which is read whole."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
+    await reader.readexactly(int(length.split(b":")[1]))
+    return head.split(b" ")[1]
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(1), 60) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_requests_in_pieces_and_several_at_once_are_answered() -> None:
+    async with serving() as where:
+        reader, writer = await opened(where)
+        for n in range(len(GET)):
+            writer.write(GET[n : n + 1])
+            await writer.drain()
+        assert await status(reader) == b"200"
+        writer.write(GET + GET[:10])
+        assert await status(reader) == b"200"
+        writer.write(GET[10:])
+        assert await status(reader) == b"200"
+        writer.close()
+
+
+async def test_a_header_that_does_not_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_door, "REQUEST_TIMEOUT_S", 0.2)
+    async with serving() as where:
+        for sent in (b"", GET[:-1], GET + GET[:5]):
+            reader, writer = await opened(where)
+            writer.write(sent)
+            if sent.startswith(GET):
+                assert await status(reader) == b"200"
+            assert await is_closed(reader)
+            writer.close()
+
+
+async def test_a_large_header_is_refused() -> None:
+    async with serving() as where:
+        reader, writer = await opened(where)
+        writer.write(GET[:-2] + b"X-Large: " + b"x" * 10_000)
+        assert await status(reader) == b"431"
+        assert await is_closed(reader)
+        writer.close()
+
+
+async def test_one_connection_too_many_is_closed_and_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 2)
+    async with serving() as where:
+        pairs = [await opened(where) for _ in range(3)]
+        assert await is_closed(pairs[2][0])
+        pairs[1][1].write(GET)
+        assert await status(pairs[1][0]) == b"200"
+        pairs[0][1].close()
+        await pairs[0][1].wait_closed()
+        for _ in range(1000):
+            reader, writer = await opened(where)
+            writer.write(GET)
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                assert await status(reader) == b"200"
+                break
+        else:
+            pytest.fail("no room came back")
+        writer.close()
+        for _, each in pairs[1:]:
+            each.close()
