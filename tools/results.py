@@ -238,7 +238,7 @@ def _security(held: Sequence[Sequence[Figures]]) -> str:
 
     rows = [
         (
-            f"`{one['attack']}`: {one['text']}",
+            f"{one['attack'].replace('_', ' ')}: {one['text']}",
             cell(one, "refused", lambda v: "yes" if v else "no"),
             cell(one, "lag_ms", lambda v: f"{v:,.0f}"),
             cell(one, "memory_mb", lambda v: f"{v:.0f}"),
