@@ -620,3 +620,14 @@ def test_random_lives(seed: int) -> None:
 def test_random_lives_that_nobody_has_seen_yet() -> None:
     for seed in fresh_seeds(5):
         live(seed)
+
+
+def test_nobody_is_told_what_was_written_in_vain() -> None:
+    """Leadership is lost a moment before the shard is closed: in that moment it still has what never came to be."""
+    rig = Rig(hold=True)
+    rig.topics.set(t=2)
+    first = beat(rig, "a", 0)
+    rig.log.lose(0)
+    assert [answer.error for answer in first] == [E.NOT_COORDINATOR]
+    again = one(rig, "a", 0)
+    assert (again.error, again.assignment) == (E.NOT_COORDINATOR, None)
