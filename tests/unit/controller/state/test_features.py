@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_controller.state import features, gateways, nodes
+from penstock_controller.state import configs, features, gateways, nodes, topics
 from penstock_controller.state.generation import Context
 from penstock_core.errors import ErrorCode
 from penstock_core.limits import FEATURE_LEVEL
@@ -106,3 +106,21 @@ def test_an_older_build_does_not_register_any_more() -> None:
     gateway = api.RegisterGatewayRequest(gateway_id="gw", process=common.ProcessInfo(feature_level=1))
     assert "install a newer build" in gateways.register_gateway(cluster.context, gateway).reply.error.message
     assert not register(cluster, FEATURE_LEVEL).error.code
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_batches_that_go_in_pieces_need_level_2(level: int) -> None:
+    cluster = Cluster(level=level)
+    for node_id in (1, 2, 3):
+        cluster.register(node_id, process=common.ProcessInfo(feature_level=FEATURE_LEVEL))
+        cluster.unfence(node_id)
+    large = {"max.message.bytes": str(8 * 1024 * 1024 + 1)}
+    topic = api.NewTopic(name="t", partition_count=1, replication_factor=3, configs=large)
+    made = topics.create_topics(cluster.context, api.CreateTopicsRequest(topics=[topic]))
+    code = ErrorCode.NONE if level >= 2 else ErrorCode.UNSUPPORTED_VERSION
+    assert made.reply.topics[0].error.code == code
+    cluster.create("u")
+    change = api.ConfigChange(key="max.message.bytes", value=large["max.message.bytes"])
+    resource = api.ConfigResource(resource_type="topic", resource_name="u", changes=[change])
+    altered = configs.alter_configs(cluster.context, api.AlterConfigsRequest(resources=[resource]))
+    assert altered.reply.results[0].code == code

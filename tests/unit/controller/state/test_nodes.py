@@ -47,6 +47,8 @@ class Cluster:
         for key, value in fields.items():
             if key == "damaged":
                 request.damaged.extend(value)  # type: ignore[arg-type]
+            elif key == "process":
+                request.process.CopyFrom(value)  # type: ignore[arg-type]
             else:
                 setattr(request, key, value)
         generated = nodes.register_node(self.context, request)

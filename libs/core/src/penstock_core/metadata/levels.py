@@ -9,7 +9,7 @@ rewrites a record drops a field that it does not know.
 A cluster is founded at the level of its controllers. A level never falls: what it brought is in the log.
 
 Level 1: everything up to the record of a controller's directory.
-Level 2: users, ACLs, quotas, secrets and refused certificates.
+Level 2: users, ACLs, quotas, secrets and refused certificates; `max.message.bytes` above 8 MiB.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -83,6 +84,8 @@ def _wanted(image: MetadataImage, resource: api.ConfigResource) -> dict[str, str
     for key in changed & settings.keys():
         catalog.validate(kind, key, settings[key])
     catalog.validate_together(kind, settings)
+    if "max.message.bytes" in changed:
+        require_batch_level(image, settings)
     return settings
 
 

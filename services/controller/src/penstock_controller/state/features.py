@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.limits import FEATURE_LEVEL, WHOLE_BATCH_BYTES_MAX
 from penstock_core.metadata import MetadataImage
-from penstock_core.metadata.levels import METADATA_LEVEL, level_of, too_old, understood
+from penstock_core.metadata.levels import METADATA_LEVEL, level_of, require_level, too_old, understood
 from penstock_core.metadata.security import SIGN_IN_KEY
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
@@ -63,6 +63,13 @@ def refusal(image: MetadataImage, process: common.ProcessInfo) -> common.Error |
     """What a process gets that wants to register and does not understand the cluster's level."""
     error = too_old(image, process.feature_level)
     return None if error is None else error_pb(error)
+
+
+def require_batch_level(image: MetadataImage, configs: Mapping[str, str]) -> None:
+    """Raises UNSUPPORTED_VERSION for batches that go in pieces (decision 0026) while an older build may have to
+    take them. Validated settings only."""
+    if int(configs.get("max.message.bytes", 0)) > WHOLE_BATCH_BYTES_MAX:
+        require_level(image, 2, f"batches above {WHOLE_BATCH_BYTES_MAX} bytes (max.message.bytes)")
 
 
 def _check(image: MetadataImage, update: api.FeatureUpdate, controllers: ControllerLevels) -> None:

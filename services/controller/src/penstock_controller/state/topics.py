@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -53,7 +54,7 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
                     ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
                 )
             _check_new_name(ctx.image, wanted.name, collisions)
-            _check_configs(wanted.configs)
+            _check_configs(ctx.image, wanted.configs)
             assignment = _new_assignment(ctx, wanted, load, budget)
         except PenstockError as error:
             result.error.CopyFrom(error_pb(error))
@@ -113,10 +114,11 @@ def _check_new_name(image: MetadataImage, name: str, collisions: dict[str, str])
         )
 
 
-def _check_configs(configs: Mapping[str, str]) -> None:
+def _check_configs(image: MetadataImage, configs: Mapping[str, str]) -> None:
     for key, value in configs.items():
         validate_topic_config(key, value)
     validate_topic_configs(configs)
+    require_batch_level(image, configs)
 
 
 def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int) -> Assignment:
