@@ -1,4 +1,4 @@
-"""Settings, reassignments, elections, quorum, quotas: every version, over a real listener and real gRPC.
+"""Settings, reassignments, elections, quorum: every version, over a real listener and real gRPC.
 
 The controller here notes what it is asked and answers as it is told.
 """
@@ -349,7 +349,7 @@ def test_features_are_updated_all_together(run: Run, script: Script) -> None:
     run(main())
 
 
-def test_quorum_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quorum_and_log_directories(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # A controller that is merely slow, on a busy machine, is not given up.
     monkeypatch.setattr(cluster_quorum, "_ASK_TIMEOUT_S", 60.0)
 
@@ -371,21 +371,6 @@ def test_quorum_and_quotas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
                 (directory,) = found.results
                 assert (int(directory.error_code), directory.topics) == (0, ())
                 assert "behind a gateway" in directory.log_dir
-            for version in (0, 1):
-                found = await client.call(ApiKey.DESCRIBE_CLIENT_QUOTAS, version, components=(), strict=False)
-                assert (int(found.error_code), found.entries) == (0, ())
-                key = (ApiKey.ALTER_CLIENT_QUOTAS, version)
-                entry = of(
-                    *key,
-                    "EntryData",
-                    entity=(of(*key, "EntityData", entity_type="user", entity_name=None),),
-                    ops=(of(*key, "OpData", key="consumer_byte_rate", value=1.0, remove=False),),
-                )
-                found = await client.call(*key, entries=(entry,), validate_only=False)
-                (refused,) = found.entries
-                assert int(refused.error_code) == ErrorCode.UNSUPPORTED_VERSION
-                assert "not supported" in refused.error_message
-                assert refused.entity[0].entity_type == "user"
 
     run(main())
 
@@ -420,7 +405,6 @@ def test_without_a_right_nothing_is_told_or_done(run: Run, script: Script) -> No
                 (ApiKey.ELECT_LEADERS, {"election_type": 0, "topic_partitions": None, "timeout": 1}),
                 (ApiKey.UNREGISTER_BROKER, {"broker_id": 3}),
                 (ApiKey.DESCRIBE_QUORUM, {"topics": ()}),
-                (ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": (), "strict": False}),
                 (ApiKey.UPDATE_FEATURES, {"timeout": 1, "feature_updates": ()}),
                 (ApiKey.LIST_CONFIG_RESOURCES, {"resource_types": ()}),
             ):

@@ -163,25 +163,39 @@ class AclFilter(NamedTuple):
 
     def matches(self, entry: AclBinding) -> bool:
         """Whether the entry is one of those asked for."""
+        kind, pattern, name, principal, host, operation, permission = entry
+        return self.matches_codes(kind, pattern, name, str(principal), host, operation, permission)
+
+    def matches_codes(
+        self,
+        resource_type: int,
+        pattern_type: int,
+        name: str,
+        principal: str,
+        host: str,
+        operation: int,
+        permission: int,
+    ) -> bool:
+        """The same for an entry in Kafka's codes and spelling, as the metadata hold it: nothing is read first."""
         return (
-            self.resource_type in (ResourceType.ANY, entry.resource_type)
-            and self._matches_pattern(entry)
-            and (self.principal is None or self.principal == str(entry.principal))
-            and (self.host is None or self.host == entry.host)
-            and self.operation in (AclOperation.ANY, entry.operation)
-            and self.permission in (Permission.ANY, entry.permission)
+            self.resource_type in (ResourceType.ANY, resource_type)
+            and self._matches_pattern(pattern_type, name)
+            and (self.principal is None or self.principal == principal)
+            and (self.host is None or self.host == host)
+            and self.operation in (AclOperation.ANY, operation)
+            and self.permission in (Permission.ANY, permission)
         )
 
-    def _matches_pattern(self, entry: AclBinding) -> bool:
-        if self.pattern_type not in (PatternType.ANY, PatternType.MATCH, entry.pattern_type):
+    def _matches_pattern(self, pattern_type: int, name: str) -> bool:
+        if self.pattern_type not in (PatternType.ANY, PatternType.MATCH, pattern_type):
             return False
         if self.name is None:
             return True
         if self.pattern_type != PatternType.MATCH:
-            return self.name == entry.name
-        if entry.pattern_type == PatternType.PREFIXED:
-            return self.name.startswith(entry.name)
-        return entry.name in (self.name, WILDCARD)
+            return self.name == name
+        if pattern_type == PatternType.PREFIXED:
+            return self.name.startswith(name)
+        return name in (self.name, WILDCARD)
 
 
 def read_filter(

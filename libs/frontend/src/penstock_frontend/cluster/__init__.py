@@ -1,5 +1,6 @@
 """Kafka APIs that any process with metadata answers, itself or by asking the active controller.
 
+`acls`              DescribeAcls, CreateAcls and DeleteAcls: rules of who may do what
 `address_view`      Where clients are told that nodes are
 `apis`              Kafka APIs that any process with metadata answers
 `auto_create`       topics that clients ask for and that are not there, made with the cluster's defaults
@@ -9,7 +10,9 @@
 `describe`          DescribeCluster and DescribeTopicPartitions, from a metadata image, and what a gateway
                     says of log directories
 `find_coordinator`  FindCoordinator: the leader of a group's partition, from metadata
-`quorum`            DescribeQuorum, UpdateFeatures, and client quotas, of which there are none
+`quorum`            DescribeQuorum and UpdateFeatures
+`quotas`            DescribeClientQuotas and AlterClientQuotas: what users, client ids and addresses may take
 `reassignments`     AlterPartitionReassignments, ListPartitionReassignments, ElectLeaders and UnregisterBroker
 `topics`            CreateTopics, DeleteTopics and CreatePartitions
+`users`             DescribeUserScramCredentials and AlterUserScramCredentials: who may sign in, and by what
 """

@@ -21,13 +21,16 @@ from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
 from penstock_frontend.cluster import describe as cluster_describe
 from penstock_frontend.cluster import topics as cluster_topics
+from penstock_frontend.cluster.acls import Acls
 from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.find_coordinator import Coordinators
 from penstock_frontend.cluster.quorum import QuorumApis, features_of
+from penstock_frontend.cluster.quotas import Quotas
 from penstock_frontend.cluster.reassignments import Reassignments
+from penstock_frontend.cluster.users import Users
 from penstock_frontend.listener.connection import CLOSE, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_frontend.producer_ids import ProducerIdAllocator
@@ -104,11 +107,12 @@ class ClusterApis:
         suspected_leaders: SuspectedLeaders | None = None,
         own_node: Callable[[], NodeId | None] = lambda: None,
         auto_create: bool = False,
+        acls_enabled: Callable[[], bool] = lambda: False,
         wall_ms: Callable[[], int] = wall_ms,
         turns: LoopTurns | None = None,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
-        that a Metadata request names.
+        that a Metadata request names; `acls_enabled` says whether the cluster's ACLs count in this process.
 
         Every process that answers Kafka clients makes one: so what all of them need is checked here too,
         the schemas and the error responses. Raises InvariantBroken when an answered API lacks one of these
@@ -129,6 +133,9 @@ class ClusterApis:
         configs = Configs(calls, authorizer, metrics, own_node, self._turns)
         moves = Reassignments(calls, authorizer, metrics)
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
+        users = Users(calls, authorizer, metrics)
+        acls = Acls(calls, authorizer, metrics, acls_enabled)
+        quotas = Quotas(calls, authorizer, metrics)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {
@@ -152,8 +159,13 @@ class ClusterApis:
             ApiKey.UNREGISTER_BROKER: moves.unregister,
             ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
             ApiKey.UPDATE_FEATURES: quorum.update_features,
-            ApiKey.DESCRIBE_CLIENT_QUOTAS: quorum.describe_quotas,
-            ApiKey.ALTER_CLIENT_QUOTAS: quorum.alter_quotas,
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: quotas.describe,
+            ApiKey.ALTER_CLIENT_QUOTAS: quotas.alter,
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe,
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.alter,
+            ApiKey.DESCRIBE_ACLS: acls.describe,
+            ApiKey.CREATE_ACLS: acls.create,
+            ApiKey.DELETE_ACLS: acls.delete,
         }
         require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
         require_entries("error responses", ERROR_FORMS, Route)

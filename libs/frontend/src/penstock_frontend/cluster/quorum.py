@@ -1,13 +1,11 @@
-"""DescribeQuorum, UpdateFeatures, and client quotas, of which there are none.
+"""DescribeQuorum and UpdateFeatures.
 
 The metadata quorum is the controllers'. Kafka's tools want to know how far each voter's log
 reaches, so each controller is asked for itself; one that does not answer in time has -1.
 
-UpdateFeatures raises `metadata.level` (penstock_core.metadata.levels). DescribeClientQuotas finds
-nothing, as in a Kafka cluster where nobody set any; AlterClientQuotas refuses rather than take
-what nothing would act on.
+UpdateFeatures raises `metadata.level` (penstock_core.metadata.levels).
 
-Sources: KIP-595, KIP-853, KIP-584, KIP-546.
+Sources: KIP-595, KIP-853, KIP-584.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from penstock_frontend.cluster.controller_calls import ControllerCalls, error_co
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
-from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.api_versions import Features
 from penstock_kafka.wire.frames import RequestHeader
@@ -36,11 +33,10 @@ _LISTENER: Final = "CONTROLLER"
 _APPLY_TIMEOUT_MS: Final = 5_000
 _UPGRADE: Final = 1
 """UpgradeType of UpdateFeatures 1 and later; 2 and 3 are downgrades (KIP-778)."""
-_NO_QUOTAS: Final = "client quotas are not supported: nothing would act on them"
 
 
 class QuorumApis:
-    """Answers about controllers, features and quotas."""
+    """Answers about controllers and features."""
 
     def __init__(
         self,
@@ -184,23 +180,6 @@ class QuorumApis:
         return codec.respond(
             header, error_code=code, error_message=response.error.message or None, results=results
         )
-
-    # Client quotas
-
-    def describe_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        """The response to DescribeClientQuotas: none."""
-        codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
-        return codec.respond(header, error_code=0, error_message=None, entries=())
-
-    def alter_quotas(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        """The response to AlterClientQuotas: refused, each entry."""
-        del connection
-        self._metrics.count_error(header.api_key, ErrorCode.UNSUPPORTED_VERSION)
-        refusal = error_response(header, frame, ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
-        if refusal is None:
-            raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, _NO_QUOTAS)
-        return refusal
 
 
 def _update(header: RequestHeader, update: Any) -> pb.FeatureUpdate:

@@ -79,6 +79,48 @@ def _alter_quotas(header: RequestHeader, frame: Buffer, code: int, message: str 
     return codec.respond(header, entries=entries)
 
 
+def _describe_users(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    named = tuple(
+        codec.item(
+            header,
+            "DescribeUserScramCredentialsResult",
+            user=user.name,
+            error_code=code,
+            error_message=message,
+            credential_infos=(),
+        )
+        for user in request.users or ()
+    )
+    return codec.respond(header, error_code=code, error_message=message, results=named)
+
+
+def _alter_users(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    users = {change.name for change in (*(request.deletions or ()), *(request.upsertions or ()))}
+    results = tuple(
+        codec.item(
+            header, "AlterUserScramCredentialsResult", user=user, error_code=code, error_message=message
+        )
+        for user in sorted(users)
+    )
+    return codec.respond(header, results=results)
+
+
+def _create_acls(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    failed = codec.item(header, "AclCreationResult", error_code=code, error_message=message)
+    return codec.respond(header, results=(failed,) * len(request.creations or ()))
+
+
+def _delete_acls(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
+    request = codec.decode_request(header, frame)
+    failed = codec.item(
+        header, "DeleteAclsFilterResult", error_code=code, error_message=message, matching_acls=()
+    )
+    return codec.respond(header, filter_results=(failed,) * len(request.filters or ()))
+
+
 def _describe_producers(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     request = codec.decode_request(header, frame)
     topics = tuple(
@@ -138,7 +180,12 @@ ADMIN_TABLE: Final[dict[int, _Fail]] = {
     ApiKey.DESCRIBE_QUORUM: _whole(topics=(), nodes=()),
     ApiKey.UPDATE_FEATURES: _whole(results=()),
     ApiKey.UNREGISTER_BROKER: _whole(),
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: _whole(entries=()),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describe_users,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alter_users,
+    ApiKey.DESCRIBE_ACLS: _whole(resources=()),
+    ApiKey.CREATE_ACLS: _create_acls,
+    ApiKey.DELETE_ACLS: _delete_acls,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: _whole(entries=None),
     ApiKey.ALTER_CLIENT_QUOTAS: _alter_quotas,
     ApiKey.DESCRIBE_PRODUCERS: _describe_producers,
     ApiKey.DESCRIBE_LOG_DIRS: _describe_log_dirs,

@@ -2,7 +2,8 @@
 
 Changes of one user count all together or not at all, those of different users on their own.
 
-Source: ScramControlManager of Apache Kafka 4.3. Unlike there the keys are made before they come here, so
+Source: ScramControlManager of Apache Kafka 4.3. Unlike there one request may change both mechanisms of a user,
+as kafka-configs asks for when it is given two, and the keys are made before they come here, so
 a salted password, which is as good as the password, is never sent on nor written.
 """
 
@@ -40,7 +41,8 @@ def alter_user_credentials(
             if times[change.user, change.mechanism] > 1:
                 raise PenstockError(
                     ErrorCode.DUPLICATE_RESOURCE,
-                    f"user {change.user!r} is named twice with one mechanism; name it once",
+                    "A user credential cannot be altered twice in the same request: "
+                    f"user {change.user!r} stands there twice with one mechanism",
                 )
             _check(ctx, change)
         except PenstockError as error:
@@ -67,7 +69,8 @@ def _check(ctx: Context, change: api.UserCredentialChange) -> None:
         if CredentialKey(change.user, mechanism) not in ctx.image.security.credentials:
             raise PenstockError(
                 ErrorCode.RESOURCE_NOT_FOUND,
-                f"user {change.user!r} has no {mechanism.mechanism_name} credential",
+                "Attempt to delete a user credential that does not exist: "
+                f"user {change.user!r} has none for {mechanism.mechanism_name}",
             )
         return
     if not 0 < len(change.salt) <= SALT_BYTES_MAX:

@@ -1,0 +1,166 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials: who may sign in, and by what.
+
+A client sends a salted password, which is as good as the password; the two keys that a server needs are made of it
+here, and nothing else goes on to the controllers. Nobody is ever told a salt or a key.
+
+Sources: KIP-554; ScramImage and ScramControlManager of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.metadata.security import CredentialKey, UserCredential
+from penstock_core.security.scram import ScramMechanism, credential
+from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
+from penstock_frontend.cluster.controller_calls import ControllerCalls
+from penstock_frontend.cluster.describe import items
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_proto.v1 import controller_pb2 as pb
+
+CHANGES_MAX: Final = 10_000
+"""Of one request (Kafka: as many records as one operation of a user may write)."""
+_SLICE: Final = 64
+"""Credentials that are made at a time: 25 us each."""
+
+
+class Users:
+    """Answers about users."""
+
+    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+        self._calls = calls
+        self._authorizer = authorizer
+        self._metrics = metrics
+
+    def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to DescribeUserScramCredentials."""
+        request = codec.decode_request(header, frame)
+        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        known = _by_user(self._calls.metadata.image.security.credentials)
+        asked = Counter(user.name for user in request.users or ()) or Counter(sorted(known))
+        results = []
+        for user, times in asked.items():
+            code, message = ErrorCode.NONE, None
+            infos: list[tuple[int, int]] = []
+            if times > 1:
+                code = ErrorCode.DUPLICATE_RESOURCE
+                message = (
+                    f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}"
+                )
+            elif user not in known:
+                code = ErrorCode.RESOURCE_NOT_FOUND
+                message = f"Attempt to describe a user credential that does not exist: {user}"
+            else:
+                infos = known[user]
+            self._metrics.count_error(header.api_key, code)
+            results.append(
+                codec.item(
+                    header,
+                    "DescribeUserScramCredentialsResult",
+                    user=user,
+                    error_code=code,
+                    error_message=message,
+                    credential_infos=tuple(
+                        codec.item(header, "CredentialInfo", mechanism=m, iterations=i) for m, i in infos
+                    ),
+                )
+            )
+        return codec.respond(header, error_code=0, error_message=None, results=tuple(results))
+
+    async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The response to AlterUserScramCredentials: a result for each user, whose changes count all or none."""
+        request = codec.decode_request(header, frame)
+        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        deletions, upsertions = items(request.deletions), items(request.upsertions)
+        if len(deletions) + len(upsertions) > CHANGES_MAX:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                f"{len(deletions) + len(upsertions)} changes in one request; {CHANGES_MAX} are allowed, "
+                "send them in parts",
+            )
+        found: dict[str, tuple[int, str | None]] = {
+            change.name: (ErrorCode.NONE, None) for change in (*deletions, *upsertions)
+        }
+        for upsertion in upsertions:
+            if (refusal := _salted_wrongly(upsertion)) is not None:
+                found[upsertion.name] = (refusal.code, refusal.message)
+        changes = [
+            pb.UserCredentialChange(user=one.name, mechanism=one.mechanism, remove=True)
+            for one in deletions
+            if not found[one.name][0]
+        ]
+        for index, one in enumerate(upsertions):
+            if index % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            if not found[one.name][0]:
+                changes.append(_change(one))
+        if changes:
+            response = await self._calls.call(
+                "AlterUserCredentials",
+                pb.AlterUserCredentialsRequest(changes=changes, principal=str(connection.principal)),
+            )
+            for change, error in zip(changes, response.results, strict=True):
+                if error.code:
+                    found[change.user] = (error.code, error.message or None)
+        results = []
+        for user, (code, message) in found.items():
+            self._metrics.count_error(header.api_key, code)
+            results.append(
+                codec.item(
+                    header,
+                    "AlterUserScramCredentialsResult",
+                    user=user,
+                    error_code=code,
+                    error_message=message,
+                )
+            )
+        return codec.respond(header, results=tuple(results))
+
+
+def _by_user(credentials: Mapping[CredentialKey, UserCredential]) -> dict[str, list[tuple[int, int]]]:
+    """Mechanism and iterations of every credential."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for key in sorted(credentials):
+        found.setdefault(key.user, []).append((key.mechanism, credentials[key].iterations))
+    return found
+
+
+def _mechanism(code: int) -> ScramMechanism | None:
+    return ScramMechanism(code) if code in ScramMechanism.__members__.values() else None
+
+
+def _salted_wrongly(upsertion: Any) -> PenstockError | None:
+    """What is wrong with a salted password, which nobody but this process sees.
+
+    Kafka takes any: one that is not what the mechanism's hash gives fits no password, and an empty one everybody
+    knows.
+    """
+    mechanism = _mechanism(upsertion.mechanism)
+    if mechanism is None or len(upsertion.salted_password) == mechanism.key_bytes:
+        return None
+    return PenstockError(
+        ErrorCode.UNACCEPTABLE_CREDENTIAL,
+        f"the salted password of {upsertion.name!r} has {len(upsertion.salted_password)} bytes; "
+        f"{mechanism.mechanism_name} gives {mechanism.key_bytes}",
+    )
+
+
+def _change(upsertion: Any) -> pb.UserCredentialChange:
+    """What the controllers are told. An unknown mechanism goes without keys: they refuse it before they look."""
+    change = pb.UserCredentialChange(
+        user=upsertion.name, mechanism=upsertion.mechanism, iterations=upsertion.iterations
+    )
+    mechanism = _mechanism(upsertion.mechanism)
+    if mechanism is not None:
+        made = credential(
+            mechanism, bytes(upsertion.salt), bytes(upsertion.salted_password), upsertion.iterations
+        )
+        change.salt, change.stored_key, change.server_key = made.salt, made.stored_key, made.server_key
+    return change
