@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.kafka import admin_client, bootstrap_option, cluster_metadata, json_option
 from penstock.cli.output import print_facts, print_json
+from penstock.cli.upgrade import upgrade
 
 
 @click.group("cluster")
@@ -38,3 +39,6 @@ def describe(bootstrap: str, as_json: bool) -> None:
         print_json(facts)
     else:
         print_facts([(name.replace("_", " "), value) for name, value in facts.items()])
+
+
+COMMAND.add_command(upgrade)

@@ -114,7 +114,7 @@ def list_controllers(controllers: str | None, directory: Path, as_json: bool) ->
       penstock controller list
       penstock controller list --controllers ctl-1:5001,ctl-2:5001 --json
     """
-    seen = _with_client(controllers, directory, _look)
+    seen = with_client(controllers, directory, look)
     rows = seen.rows()
     if as_json:
         print_json(rows)
@@ -165,7 +165,7 @@ def replace(
         return await _replace(client, controller_id, timeout_s)
 
     with spinner(f"admitting controller {controller_id}"):
-        facts = _with_client(controllers, directory, do)
+        facts = with_client(controllers, directory, do)
     if as_json:
         print_json(facts)
     else:
@@ -181,14 +181,14 @@ async def _replace(client: ControllerClient, controller_id: int, timeout_s: floa
     from penstock_core.errors import PenstockError
     from penstock_proto.v1 import controller_pb2 as pb
 
-    seen = await _look(client)
+    seen = await look(client)
     member = next((m for m in seen.best.members if m.controller_id == controller_id), None)
     connected = member.connected_directory_id if member is not None else b""
     if member is not None and connected and connected == member.directory_id:
         # So that only a repetition of this very call counts as done already.
         connected = b""
     request = pb.ReplaceControllerRequest(
-        controller_id=controller_id, directory_id=connected, principal=f"cli:{_user()}"
+        controller_id=controller_id, directory_id=connected, principal=f"cli:{user_name()}"
     )
     try:
         reply = await client.call("ReplaceController", request, CALL_TIMEOUT_MS)
@@ -213,11 +213,11 @@ async def _replace(client: ControllerClient, controller_id: int, timeout_s: floa
 
 
 async def _votes(client: ControllerClient, controller_id: int) -> bool:
-    own = (await _look(client)).said.get(controller_id)
+    own = (await look(client)).said.get(controller_id)
     return own is not None and bool(own.voter)
 
 
-async def _look(client: ControllerClient) -> Seen:
+async def look(client: ControllerClient) -> Seen:
     """Ask every controller; addresses that only others know of are asked too."""
     answers: dict[str, Any] = {}
     addresses = list(client.addresses)
@@ -260,7 +260,7 @@ def _why(seen: reach.Problem) -> str:
     return str(seen)
 
 
-def _with_client(
+def with_client(
     controllers: str | None, directory: Path, do: Callable[[ControllerClient], Awaitable[R]]
 ) -> R:
     """Run `do` with a client of the controllers; errors in plain words."""
@@ -305,7 +305,8 @@ def _addresses(controllers: str | None, directory: Path) -> list[str]:
     return [f"{m.id}@{HOST}:{m.ports['grpc']}" for m in store.load().of_role(CONTROLLER)]
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Who runs this command, for the log of the controllers."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

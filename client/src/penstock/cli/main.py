@@ -22,6 +22,12 @@ COMMANDS = {
     "topic": ("penstock.cli.topic", "Create, list, describe, change and delete topics."),
     "group": ("penstock.cli.group", "List, describe, reset and delete consumer groups."),
     "config": ("penstock.cli.config", "Show and change settings of topics, nodes, the cluster and groups."),
+    "user": (
+        "penstock.cli.user",
+        "Users that sign in with a password: add, list, delete, and new passwords.",
+    ),
+    "acl": ("penstock.cli.acl", "ACLs: who may do what, from where."),
+    "quota": ("penstock.cli.quota", "Client quotas: set, list and unset."),
     "produce": ("penstock.cli.produce", "Send lines to a topic, acknowledged by every in-sync replica."),
     "consume": ("penstock.cli.consume", "Read records of a topic."),
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),

@@ -1,8 +1,9 @@
 """A Kafka connection for the few requests that librdkafka does not know: reassignments, the cluster's settings.
 
-One plaintext connection to the first address that answers, one request at a time. Only what is
-needed is here: DescribeConfigs 3, IncrementalAlterConfigs 0, and version 0 of UnregisterBroker and the two
-requests of KIP-455, whose messages are flexible (compact lengths, tagged fields) in every version.
+One plaintext connection to the first address that answers, one request at a time. Those about users, ACLs and
+quotas are in `security_wire`; here are DescribeConfigs 3, IncrementalAlterConfigs 0, and version 0 of
+UnregisterBroker and the two requests of KIP-455, whose messages are flexible (compact lengths, tagged fields)
+in every version.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.cli.kafka import CALL_TIMEOUT_S, kafka_connection
 from penstock.errors import CommandError, ExitCode
@@ -63,8 +64,8 @@ class Setting:
 
 def describe_configs(bootstrap: str, kind: str, name: str) -> list[Setting]:
     """Every setting of one resource. Raises CommandError."""
-    body = struct.pack(">ib", 1, KINDS[kind]) + _text(name) + struct.pack(">ibb", -1, 0, 1)
-    reader = _Reader(_ask(bootstrap, DESCRIBE_CONFIGS, body, version=3))
+    body = struct.pack(">ib", 1, KINDS[kind]) + text_of(name) + struct.pack(">ibb", -1, 0, 1)
+    reader = Reader(ask(bootstrap, DESCRIBE_CONFIGS, body, version=3))
     reader.unpack(">ii")
     code, message = reader.unpack(">h")[0], reader.text()
     if code:
@@ -90,11 +91,11 @@ def alter_configs(
 
     With `check` nothing is changed.
     """
-    body = struct.pack(">ib", 1, KINDS[kind]) + _text(name) + struct.pack(">i", len(changes))
+    body = struct.pack(">ib", 1, KINDS[kind]) + text_of(name) + struct.pack(">i", len(changes))
     for key, value in changes:
-        body += _text(key) + struct.pack(">b", DELETE if value is None else SET) + _text(value)
+        body += text_of(key) + struct.pack(">b", DELETE if value is None else SET) + text_of(value)
     body += struct.pack(">b", check)
-    reader = _Reader(_ask(bootstrap, INCREMENTAL_ALTER_CONFIGS, body))
+    reader = Reader(ask(bootstrap, INCREMENTAL_ALTER_CONFIGS, body))
     reader.unpack(">ii")
     code, message = reader.unpack(">h")[0], reader.text()
     if code:
@@ -108,13 +109,13 @@ def alter_reassignments(
     by_topic: dict[str, list[tuple[int, list[int] | None]]] = {}
     for (topic, partition), replicas in targets.items():
         by_topic.setdefault(topic, []).append((partition, replicas))
-    body = struct.pack(">i", timeout_ms) + _count(len(by_topic))
+    body = struct.pack(">i", timeout_ms) + count_of(len(by_topic))
     for topic, partitions in by_topic.items():
-        body += _compact(topic) + _count(len(partitions))
+        body += compact(topic) + count_of(len(partitions))
         for partition, replicas in partitions:
             body += struct.pack(">i", partition) + _ids(replicas) + b"\x00"
         body += b"\x00"
-    reader = _Reader(_ask(bootstrap, ALTER_REASSIGNMENTS, body + b"\x00", flexible=True))
+    reader = Reader(ask(bootstrap, ALTER_REASSIGNMENTS, body + b"\x00", flexible=True))
     code, message = reader.unpack(">ih")[1], reader.compact()
     if code:
         raise CommandError(message or f"the cluster refused with Kafka's error {code}")
@@ -134,7 +135,7 @@ def alter_reassignments(
 def ongoing_reassignments(bootstrap: str, timeout_ms: int = 30_000) -> list[Ongoing]:
     """Every reassignment that is under way."""
     body = struct.pack(">i", timeout_ms) + b"\x00\x00"
-    reader = _Reader(_ask(bootstrap, LIST_REASSIGNMENTS, body, flexible=True))
+    reader = Reader(ask(bootstrap, LIST_REASSIGNMENTS, body, flexible=True))
     code, message = reader.unpack(">ih")[1], reader.compact()
     if code:
         raise CommandError(message or f"the cluster refused with Kafka's error {code}")
@@ -152,13 +153,13 @@ def ongoing_reassignments(bootstrap: str, timeout_ms: int = 30_000) -> list[Ongo
 def unregister_node(bootstrap: str, node_id: int) -> None:
     """Have the cluster forget a node that is gone. Raises CommandError."""
     body = struct.pack(">i", node_id) + b"\x00"
-    reader = _Reader(_ask(bootstrap, UNREGISTER_BROKER, body, flexible=True))
+    reader = Reader(ask(bootstrap, UNREGISTER_BROKER, body, flexible=True))
     code, message = reader.unpack(">ih")[1], reader.compact()
     if code:
         raise CommandError(message or f"the cluster refused with Kafka's error {code}")
 
 
-def _ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: bool = False) -> bytes:
+def ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: bool = False) -> bytes:
     """One request; the response without its header."""
     head = (
         struct.pack(">hhih", key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID + (b"\x00" if flexible else b"")
@@ -190,14 +191,15 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _text(text: str | None) -> bytes:
+def text_of(text: str | None) -> bytes:
+    """A string with its length before it; null has length -1."""
     if text is None:
         return b"\xff\xff"
     data = text.encode()
     return struct.pack(">h", len(data)) + data
 
 
-def _count(count: int) -> bytes:
+def count_of(count: int) -> bytes:
     """Length + 1 as an unsigned varint; 0 is null."""
     value, out = count + 1, bytearray()
     while value >= 0x80:
@@ -207,23 +209,25 @@ def _count(count: int) -> bytes:
     return bytes(out)
 
 
-def _compact(text: str) -> bytes:
-    data = text.encode()
-    return _count(len(data)) + data
+def compact(text: str | bytes) -> bytes:
+    """A string or bytes of a flexible message."""
+    data = text.encode() if isinstance(text, str) else text
+    return count_of(len(data)) + data
 
 
 def _ids(ids: Sequence[int] | None) -> bytes:
-    return b"\x00" if ids is None else _count(len(ids)) + struct.pack(f">{len(ids)}i", *ids)
+    return b"\x00" if ids is None else count_of(len(ids)) + struct.pack(f">{len(ids)}i", *ids)
 
 
-class _Reader:
+class Reader:
     """Takes a response apart."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._pos = 0
 
-    def unpack(self, layout: str) -> tuple[int, ...]:
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        """Numbers, by a layout of `struct`."""
         values = struct.unpack_from(layout, self._data, self._pos)
         self._pos += struct.calcsize(layout)
         return values
@@ -243,20 +247,25 @@ class _Reader:
             shift += 7
 
     def text(self) -> str | None:
+        """A string."""
         (length,) = self.unpack(">h")
         return None if length < 0 else self._take(length).decode()
 
     def compact(self) -> str | None:
+        """A string of a flexible message."""
         length = self._varint() - 1
         return None if length < 0 else self._take(length).decode()
 
     def count(self) -> int:
+        """Length of an array of a flexible message; that of null is 0."""
         return max(0, self._varint() - 1)
 
     def ids(self) -> list[int]:
+        """Node ids of a flexible message."""
         return list(self.unpack(f">{self.count()}i"))
 
     def skip_tags(self) -> None:
+        """Go past tagged fields, none of which is known here."""
         for _ in range(self._varint()):
             self._varint()
             self._take(self._varint())

@@ -26,7 +26,7 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
 
-_SLICE: Final = 1_000
+_SLICE: Final = 200
 """Rules that are looked at in one turn of the event loop."""
 _DISABLED: Final = "No Authorizer is configured."
 """Kafka's words."""
