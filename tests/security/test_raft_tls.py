@@ -40,8 +40,8 @@ def controllers(tmp_path: Path, ca: ClusterCa) -> Iterator[Controllers]:
 
 
 @pytest_asyncio.fixture
-async def channels() -> AsyncIterator[ChannelPool]:
-    pool = ChannelPool()
+async def channels(ca: ClusterCa, tmp_path: Path) -> AsyncIterator[ChannelPool]:
+    pool = ChannelPool(tls=ca.files(tmp_path / "admin", "admin", "test"))
     yield pool
     await pool.close()
 
@@ -110,6 +110,7 @@ async def test_a_controller_that_does_not_belong_there_is_refused(
 ) -> None:
     table = make(ca, tmp_path / "other")
     controllers.settings_of[3] = {} if table is None else {"tls": as_flag(table)}
+    controllers.unheard = {3}
     controllers.start_all()
     await linked(controllers, channels, 2)
     await commit(controllers, channels)

@@ -79,7 +79,7 @@ class GatewayProcess(Process):
             "clocks": self.clocks,
             "new_rng": self.new_rng,
             "freeze": lambda: None,
-            "channels": lambda *_: SimChannelPool(self),
+            "channels": lambda *_, **__: SimChannelPool(self),
             "controllers": CheckedControllerClient,
             "tick_ms": 100,
         }

@@ -112,7 +112,7 @@ class NodeProcess(Process):
             "serve": self._serve,
             "http": NoHttp,
             "freeze": lambda: None,
-            "channels": lambda *_: SimChannelPool(self),
+            "channels": lambda *_, **__: SimChannelPool(self),
             "controllers": CheckedControllerClient,
             "fs": lambda: self.fs,
             "pool": self._make_pool,

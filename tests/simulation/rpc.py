@@ -250,7 +250,7 @@ class SimChannelPool:
         self._process = process
         self._channels: dict[tuple[str, str], SimChannel] = {}
 
-    def get(self, address: str, lane: str = "") -> SimChannel:
+    def get(self, address: str, role: str, lane: str = "") -> SimChannel:
         channel = self._channels.get((address, lane))
         if channel is None:
             channel = self._channels[address, lane] = SimChannel(self._process, address)

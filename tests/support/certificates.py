@@ -9,12 +9,16 @@ import datetime
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from penstock_runtime.security.role_tls import RoleTls
+from penstock_runtime.security.tls_files import TlsFiles
 
 DOMAIN = "penstock.test"
 _HOUR = datetime.timedelta(hours=1)
@@ -80,6 +84,10 @@ class ClusterCa:
         directory.mkdir(parents=True, exist_ok=True)
         files = {"cert": cert.public_bytes(serialization.Encoding.PEM), "key": private, "ca": self.pem}
         return {what: str(_write(directory / f"{what}.pem", data)) for what, data in files.items()}
+
+    def files(self, directory: Path, role: str, name: str, **how: Any) -> TlsFiles:
+        """As `issue`, loaded."""
+        return TlsFiles(RoleTls.model_validate(self.issue(directory, role, name, **how)), role)
 
 
 def _write(path: Path, data: bytes) -> Path:

@@ -41,6 +41,8 @@ class Controllers:
         self.settings = settings
         self.settings_of: dict[int, dict[str, object]] = {}
         """What only some controllers are told, by id."""
+        self.unheard: set[int] = set()
+        """Controllers that cannot be asked with the certificate of this test."""
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.measure_stalls = False
         """Start controllers so that they measure how long they hold themselves up; see `stalls`."""
@@ -130,7 +132,7 @@ class Controllers:
 
     async def active_id(self, channels: ChannelPool) -> int:
         """Id of the active controller, -1 when nobody says that it is."""
-        for controller_id in self.processes:
+        for controller_id in self.processes.keys() - self.unheard:
             response = await self.describe(channels, controller_id)
             if response.active_controller_id == controller_id:
                 return controller_id

@@ -47,9 +47,13 @@ def test_streams_carry_messages_up_to_the_limit(run: Run) -> None:
     async def main() -> None:
         server, endpoint = await serve("127.0.0.1:0", add, allow_insecure_bind=False)
         channels = ChannelPool()
-        stub: Any = storage_pb2_grpc.StorageStub(channels.get(endpoint.address))
-        assert channels.get(endpoint.address) is channels.get(endpoint.address)
-        assert channels.get(endpoint.address, "bulk") is not channels.get(endpoint.address)
+        stub: Any = storage_pb2_grpc.StorageStub(channels.get(endpoint.address, "storage-node"))
+        assert channels.get(endpoint.address, "storage-node") is channels.get(
+            endpoint.address, "storage-node"
+        )
+        assert channels.get(endpoint.address, "storage-node", "bulk") is not channels.get(
+            endpoint.address, "storage-node"
+        )
         call = stub.Forward()
         for size in (0, 1, 1 << 20, GRPC_MESSAGE_BYTES_MAX - 100):
             await call.write(
@@ -105,7 +109,7 @@ def test_a_channel_finds_a_restarted_server_soon(run: Run) -> None:
         attempts = 0
         server, endpoint = await serve("127.0.0.1:0", add, allow_insecure_bind=False)
         channels = ChannelPool()
-        stub: Any = storage_pb2_grpc.StorageStub(channels.get(endpoint.address))
+        stub: Any = storage_pb2_grpc.StorageStub(channels.get(endpoint.address, "storage-node"))
 
         async def works() -> bool:
             call = stub.Forward()

@@ -287,7 +287,7 @@ def test_what_a_failed_role_had_open_is_closed(run: Run) -> None:
             settings.grpc_bind, lambda s: None, allow_insecure_bind=life.allow_insecure_bind
         )
         opened.append(endpoint)
-        ChannelPool().get(endpoint.address)
+        ChannelPool().get(endpoint.address, "storage-node")
         raise RuntimeError("later")
 
     async def main() -> None:

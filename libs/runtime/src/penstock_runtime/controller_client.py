@@ -32,6 +32,7 @@ from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import monotonic_ms
+from penstock_runtime.security.methods import CONTROLLER
 from penstock_runtime.settings import parse_member
 
 ACTIVE_CONTROLLER_KEY = "penstock-active-controller"
@@ -201,7 +202,7 @@ class ControllerClient:
 
     def _stub(self, address: str) -> Any:
         # Making a stub takes longer than a call. A channel that was dropped is not the one it was made of.
-        channel = self._channels.get(address)
+        channel = self._channels.get(address, CONTROLLER)
         known = self._stubs.get(address)
         if known is None or known[0] is not channel:
             stub: Any = controller_pb2_grpc.ControllerStub(channel)

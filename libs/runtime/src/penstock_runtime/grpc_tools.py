@@ -7,15 +7,21 @@ processes that each get half of the calls.
 
 gRPC's own log lines are off (see the package's __init__): every failure that matters
 comes back as a status and is logged by who made the call.
+
+With a certificate (`tls`) servers let in who shows one of the cluster's CA, and each method only the roles that
+`security.methods` names; channels show it and take nobody for a role whose certificate says another one. New files
+make a new generation of channels: calls that are open stay on the channel that they began on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
@@ -24,6 +30,17 @@ from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import StartupError, bind_sockets, check_bind, check_free
 from penstock_runtime.lifecycle import current_lifecycle
+from penstock_runtime.logs import get_log
+from penstock_runtime.security.diagnosis import find_fault
+from penstock_runtime.security.grpc_tls import (
+    TARGET_NAME_OPTION,
+    channel_credentials,
+    host_name,
+    server_credentials,
+)
+from penstock_runtime.security.role_guard import RoleGuard
+from penstock_runtime.security.role_tls import RoleContexts
+from penstock_runtime.security.tls_files import TlsFiles
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -52,7 +69,16 @@ SERVER_OPTIONS: Options = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    # Far above a gateway's one stream per client connection: one that waits for another would never be served.
+    ("grpc.max_concurrent_streams", 65_536),
 )
+TLS_CHANNEL_OPTIONS: Options = (("grpc.client_idle_timeout_ms", 60_000),)
+"""A channel without calls disconnects: so one of an older certificate is known to be done."""
+OLD_CHANNEL_S_MAX = 24 * 3600.0
+"""Streams on an older certificate are cut off after that."""
+_OLD_LOOK_S = 1.0
+_TELL_AGAIN_S = 60.0
 
 
 async def serve(
@@ -61,20 +87,28 @@ async def serve(
     *,
     allow_insecure_bind: bool,
     setting: str = "grpc_bind",
+    tls: TlsFiles | None = None,
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """Start a server on `bind` (port 0: a free one) and say where it listens.
 
-    Raises StartupError, naming the setting, when the port is taken or would be open to
+    With `tls` only roles of this cluster may call, each what `security.methods` allows it.
+
+    Raises StartupError, naming the setting, when the port is taken or would be open in plaintext to
     other machines without `allow_insecure_bind`. Stop it with `await server.stop(grace_s)`.
     """
-    address = check_bind(bind, setting, allow_insecure_bind=allow_insecure_bind)
+    address = check_bind(bind, setting, allow_insecure_bind=allow_insecure_bind or tls is not None)
     # gRPC's own failure has no reason in it; a plain bind first gives one.
     check_free(address, setting)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    guards = () if tls is None else (RoleGuard(tls.current.identity.trust_domain),)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_services(server)
     target = f"[::]:{address.port}" if address.host in ("", "*") else str(address)
     try:
-        port = server.add_insecure_port(target)
+        port = (
+            server.add_insecure_port(target)
+            if tls is None
+            else server.add_secure_port(target, server_credentials(tls))
+        )
     except RuntimeError:
         port = 0
     if port == 0:
@@ -86,34 +120,149 @@ async def serve(
     return server, Endpoint("", address.host, port)
 
 
-class ChannelPool:
-    """Channels by address, opened on first use and kept. One per role; close it at the end."""
+class _Key(NamedTuple):
+    address: str
+    role: str
+    lane: str
 
-    def __init__(self, options: Options = ()) -> None:
+
+class _Secure(NamedTuple):
+    """A channel with the certificate that it was made with."""
+
+    channel: grpc.aio.Channel
+    contexts: RoleContexts
+    watch: asyncio.Task[None]
+
+
+class ChannelPool:
+    """Channels by address, opened on first use and kept. One per role process; close it at the end."""
+
+    def __init__(
+        self,
+        options: Options = (),
+        *,
+        tls: TlsFiles | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = (*CHANNEL_OPTIONS, *options)
-        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._tls = tls
+        self._clock_s = clock_s
+        self._channels: dict[_Key, grpc.aio.Channel] = {}
+        self._secure: dict[_Key, _Secure] = {}
+        self._old: list[tuple[_Secure, float]] = []
+        self._closes_old: asyncio.Task[None] | None = None
+        self._told: dict[str, tuple[str, float]] = {}
         if (lifecycle := current_lifecycle()) is not None:
             lifecycle.at_end(self.close)
 
-    def get(self, address: str, lane: str = "") -> grpc.aio.Channel:
-        """The channel to `address`; another `lane` is a connection of its own."""
-        key = (address, lane)
+    def get(self, address: str, role: str, lane: str = "") -> grpc.aio.Channel:
+        """The channel to the `role` at `address`; another `lane` is a connection of its own.
+
+        Ask anew for every call: with a new certificate it is another channel.
+        """
+        key = _Key(address, role, lane)
+        if self._tls is not None:
+            return self._get_secure(key, self._tls)
         channel = self._channels.get(key)
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=self._options)
             self._channels[key] = channel
         return channel
 
+    @property
+    def old_count(self) -> int:
+        """Channels of an older certificate that still carry calls."""
+        return len(self._old)
+
+    def _get_secure(self, key: _Key, files: TlsFiles) -> grpc.aio.Channel:
+        contexts = files.current
+        known = self._secure.get(key)
+        if known is not None:
+            if known.contexts is contexts:
+                return known.channel
+            self._old.append((known, self._clock_s() + OLD_CHANNEL_S_MAX))
+            if self._closes_old is None:
+                self._closes_old = asyncio.create_task(self._close_old(), name="closing old channels")
+        channel = grpc.aio.secure_channel(
+            key.address,
+            channel_credentials(contexts),
+            options=(
+                *self._options,
+                *TLS_CHANNEL_OPTIONS,
+                (TARGET_NAME_OPTION, host_name(key.role, contexts.identity)),
+            ),
+        )
+        watch = asyncio.create_task(self._watch(key, channel, files), name=f"channel to {key.address}")
+        self._secure[key] = _Secure(channel, contexts, watch)
+        return channel
+
+    async def _close_old(self) -> None:
+        """Close channels of older certificates once they are idle, or too old."""
+        while self._old:
+            await asyncio.sleep(_OLD_LOOK_S)
+            keep: list[tuple[_Secure, float]] = []
+            done: list[tuple[_Secure, float]] = []
+            for secure, until_s in self._old:
+                # Idle is what a channel is that has had no call for its idle timeout.
+                idle = secure.channel.get_state() is grpc.ChannelConnectivity.IDLE
+                (done if idle or self._clock_s() > until_s else keep).append((secure, until_s))
+            self._old = keep
+            for secure, _ in done:
+                await _close_secure(secure)
+        self._closes_old = None
+
+    async def _watch(self, key: _Key, channel: grpc.aio.Channel, files: TlsFiles) -> None:
+        """Say why no connection is made; whoever calls hears only that it is so."""
+        state = channel.get_state()
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                fault = await asyncio.to_thread(find_fault, key.address, files, key.role)
+                self._tell(key, fault)
+            elif state is grpc.ChannelConnectivity.READY:
+                self._told.pop(key.address, None)
+            try:
+                await channel.wait_for_state_change(state)
+            except grpc.aio.UsageError:
+                return
+            state = channel.get_state()
+
+    def _tell(self, key: _Key, fault: str) -> None:
+        now = self._clock_s()
+        told, again_s = self._told.get(key.address, ("", 0.0))
+        if not fault or (fault == told and now < again_s):
+            return
+        self._told[key.address] = fault, now + _TELL_AGAIN_S
+        get_log().warning(f"no TLS connection with the {key.role} at {key.address}: {fault}")
+
     async def drop(self, address: str) -> None:
         """Close every channel to an address that is no longer of use."""
-        for key in [k for k in self._channels if k[0] == address]:
+        self._told.pop(address, None)
+        for key in [k for k in self._channels if k.address == address]:
             await self._channels.pop(key).close(None)
+        for key in [k for k in self._secure if k.address == address]:
+            await _close_secure(self._secure.pop(key))
 
     async def close(self) -> None:
         """Close all; calls still open on them end as cancelled."""
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close(None)
+        if self._closes_old is not None:
+            self._closes_old.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._closes_old
+            self._closes_old = None
+        secure, self._secure = [*self._secure.values(), *(s for s, _ in self._old)], {}
+        self._old = []
+        for each in secure:
+            await _close_secure(each)
+
+
+async def _close_secure(secure: _Secure) -> None:
+    secure.watch.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await secure.watch
+    await secure.channel.close(None)
 
 
 class Probe(Enum):

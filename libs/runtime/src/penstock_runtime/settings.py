@@ -42,6 +42,7 @@ from pydantic_settings.exceptions import SettingsError as SourceError
 from penstock_core.addresses import Address, parse_address, parse_member
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.kafka_names import dotted_names, hint
+from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.version import VERSION
 
 __all__ = [
@@ -163,6 +164,10 @@ class RoleSettings(BaseSettings):
     http_bind: str = Field(default="127.0.0.1:0", description="address of health and metrics; empty for none")
     controllers: list[str] = Field(
         default_factory=list, description="gRPC addresses of all controllers, [ID@]host:port"
+    )
+    tls: RoleTls | None = Field(
+        default=None,
+        description="this process's certificate, for what roles say to each other: cert, key, ca, key_password_file",
     )
     rack: str = Field(default="", description="failure domain of this process")
     allow_insecure_bind: bool = Field(

@@ -21,10 +21,12 @@ from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.security.identity import PeerIdentity
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role
+from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
 from penstock_runtime.security.tls_files import TlsFiles
 from penstock_runtime.settings import parse_address, parse_member
 
@@ -38,7 +40,9 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: Control
     lifecycle.bind_identity(str(settings.controller_id))
     if settings.tls is None:
         check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
-    tls = _certificates(settings)
+    tls = open_certificate(
+        settings.tls, ROLE.name, lambda identity: _name_fault(identity, settings.controller_id)
+    )
     directory = DataDirectory(settings.data_dir, settings.controller_id)
     try:
         await _serve(settings, lifecycle, directory, ports, tls)
@@ -46,18 +50,11 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: Control
         directory.close()
 
 
-def _certificates(settings: ControllerSettings) -> TlsFiles | None:
-    """This controller's, which must say which one it is: peers compare the name with its hello."""
-    if settings.tls is None:
-        return None
-    files = TlsFiles(settings.tls, ROLE.name)
-    name = files.current.identity.name
-    if name != str(settings.controller_id):
-        raise StartupError(
-            f"tls.cert = {settings.tls.cert} is that of controller {name}, this is controller "
-            f"{settings.controller_id}; give it its own"
-        )
-    return files
+def _name_fault(identity: PeerIdentity, controller_id: int) -> str:
+    """A certificate must say which controller it is: peers compare the name with its hello."""
+    if identity.name == str(controller_id):
+        return ""
+    return f"it is that of controller {identity.name}, this is controller {controller_id}; give it its own"
 
 
 async def _serve(
@@ -103,7 +100,7 @@ async def _serve(
     core.connect(quorum, worker)
     http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
-    levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels())
+    levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels(tls=tls))
     service = ControllerService(core, config.peers, addresses, levels, lifecycle.process_info())
     server = None
     try:
@@ -111,13 +108,13 @@ async def _serve(
             settings.grpc_bind,
             lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
             allow_insecure_bind=settings.allow_insecure_bind,
+            tls=tls,
         )
         http_endpoint = await http.start()
         lifecycle.log.info(
             "listening", grpc=endpoint.address, http=http_endpoint.address, raft=settings.raft_bind
         )
-        if tls is not None:
-            lifecycle.create_task(_watch(tls, lifecycle), "certificates")
+        watch_certificate(tls, lifecycle)
         lifecycle.create_task(worker.run(), "commands")
         lifecycle.create_task(core.run(), "controller tick")
         quorum.start()
@@ -129,13 +126,6 @@ async def _serve(
         if server is not None:
             await server.stop(_GRPC_GRACE_S)
         await http.stop()
-
-
-async def _watch(tls: TlsFiles, lifecycle: Lifecycle) -> None:
-    await tls.watch(
-        lambda: lifecycle.log.info("new certificate in use for new connections", cert=str(tls.cert)),
-        lifecycle.log.warning,
-    )
 
 
 def _alive(core: Controller, node_id: NodeId) -> bool:

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.settings import RoleSettings, parse_address, parse_member
 
 
@@ -23,9 +22,6 @@ class ControllerSettings(RoleSettings):
     raft_bind: str = Field("127.0.0.1:0", description="address of the Raft port")
     raft_peers: list[str] = Field(
         description="Raft addresses of all controllers, this one included: ID@host:port"
-    )
-    tls: RoleTls | None = Field(
-        None, description="certificate of this controller for the Raft port: cert, key, ca, key_password_file"
     )
     node_session_timeout_ms: int = Field(
         2000, ge=200, le=600_000, description="silence after which a node or gateway counts as gone, in ms"

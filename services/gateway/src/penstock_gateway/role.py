@@ -48,6 +48,8 @@ from penstock_runtime.addresses import StartupError, advertised_endpoint, check_
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
+from penstock_runtime.security.callers import gateway_name_fault
+from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 
@@ -120,7 +122,10 @@ class Gateway:
         self._lifecycle = lifecycle
         self._ports = ports
         clock_ms = ports.clocks.ms
-        self._channels = ports.channels()
+        self._tls = open_certificate(
+            settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
+        )
+        self._channels = ports.channels(tls=self._tls)
         try:
             self._controllers = ports.controllers(
                 settings.controllers,
@@ -198,6 +203,7 @@ class Gateway:
         self._http_endpoint = await self._http.start()
         lifecycle.set_not_ready("waiting for the controllers")
         self._metadata.on_change(lambda old, new, _: self._image_changed(old, new))
+        watch_certificate(self._tls, lifecycle)
         lifecycle.create_task(self._metadata.run(), "metadata")
         grpc_server = None
         try:

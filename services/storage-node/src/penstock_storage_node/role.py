@@ -16,6 +16,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.identity import PeerIdentity
 from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
@@ -27,6 +28,8 @@ from penstock_runtime.addresses import StartupError, advertised_endpoint
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
+from penstock_runtime.security.callers import node_name_fault
+from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
@@ -73,8 +76,9 @@ class StorageNode:
         self._ports = ports
         self._clocks = ports.clocks
         self._pool = ports.pool(settings.disk_threads)
-        self._channels = ports.channels()
-        self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS)
+        self._tls = open_certificate(settings.tls, ROLE.name, self._name_fault)
+        self._channels = ports.channels(tls=self._tls)
+        self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
         self._metrics = NodeMetrics()
         self._http = ports.http(settings.http_bind, lifecycle)
         self._listeners: list[KafkaListener] = []
@@ -122,6 +126,11 @@ class StorageNode:
                 directory = self._directory
                 await self._pool.run(lambda: directory.close(clean=clean))
             self._pool.stop()
+
+    def _name_fault(self, identity: PeerIdentity) -> str:
+        # Without a node_id it may be that its directory has one: the controllers look at the certificate then.
+        node_id = self._settings.node_id
+        return node_name_fault(identity, node_id) if node_id > 0 else ""
 
     # -- start --------------------------------------------------------------------
 
@@ -280,6 +289,7 @@ class StorageNode:
                 s, self._streams, forward, FetchRangeService(self._manager), self._positions
             ),
             allow_insecure_bind=settings.allow_insecure_bind,
+            tls=self._tls,
         )
         http = await self._http.start()
         endpoints = [
@@ -319,6 +329,7 @@ class StorageNode:
         )
         manager.health.listeners.append(self._registration.wake)
         manager.health.space_listeners.append(self._registration.wake)
+        watch_certificate(self._tls, lifecycle)
         lifecycle.create_task(self._metadata.run(), "metadata")
         await self._unless_stopping(self._registration.register())
         manager.set_aside_strays()

@@ -1,5 +1,11 @@
 """Certificates of our own processes: settings, contexts, and new files in the place of old ones.
 
-`role_tls`   the `[tls]` table of a role, and TLS contexts of its files
-`tls_files`  files that change while a process runs: new contexts for new connections
+`callers`          who calls: the identity in the certificate of a gRPC call, and what it may say it is
+`diagnosis`        why a TLS connection with another role is not made
+`grpc_tls`         certificates of our own processes in gRPC's form
+`methods`          which role may call which method of our internal services
+`own_certificate`  the certificate that a role starts with, and what it does while the role runs
+`role_guard`       the interceptor that asks which role calls
+`role_tls`         the `[tls]` table of a role, and TLS contexts of its files
+`tls_files`        files that change while a process runs: new contexts for new connections
 """

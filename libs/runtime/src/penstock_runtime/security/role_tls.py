@@ -43,6 +43,14 @@ class RoleTls(BaseModel):
         return (self.cert, self.key, self.ca, *more)
 
 
+class Pem(NamedTuple):
+    """The files' content, for libraries with a TLS of their own; the key has no password any more."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes
+
+
 class RoleContexts(NamedTuple):
     """What was loaded from one state of the files."""
 
@@ -50,6 +58,7 @@ class RoleContexts(NamedTuple):
     client: ssl.SSLContext
     identity: PeerIdentity
     """Whose certificate it is: ours."""
+    pem: Pem
 
 
 def load_server_context(tls: RoleTls, *, least: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
@@ -91,7 +100,35 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
         ) from None
     if identity.role != role:
         raise StartupError(f"tls.cert = {tls.cert} is that of a {identity.role}; give one of a {role}")
-    return RoleContexts(server, client, identity)
+    return RoleContexts(server, client, identity, _read_pem(tls))
+
+
+def _read_pem(tls: RoleTls) -> Pem:
+    try:
+        cert, key, ca = tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes()
+    except OSError as error:
+        raise StartupError(f"tls: {error.filename}: {error.strerror}; give a file that can be read") from None
+    if tls.key_password_file is not None and b"ENCRYPTED" in key:
+        key = _without_password(tls, key, _password(tls.key_password_file))
+    return Pem(cert, key, ca)
+
+
+def _without_password(tls: RoleTls, key: bytes, password: bytes) -> bytes:
+    """gRPC cannot ask for a password."""
+    try:
+        from cryptography.hazmat.primitives import serialization as form
+    except ImportError:
+        raise StartupError(
+            f"tls.key = {tls.key} has a password, which takes the package cryptography: install "
+            "penstock-runtime[encrypted-keys], or store the key without one"
+        ) from None
+    try:
+        loaded = form.load_pem_private_key(key, password)
+    except (ValueError, TypeError):
+        raise StartupError(
+            f"tls.key = {tls.key} cannot be loaded with the password in tls.key_password_file; give a key in PEM"
+        ) from None
+    return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
 def _load(context: ssl.SSLContext, tls: RoleTls, least: ssl.TLSVersion) -> ssl.SSLContext:

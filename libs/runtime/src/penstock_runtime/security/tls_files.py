@@ -34,6 +34,11 @@ class TlsFiles:
         """Why the files as they are now are not in use; "" when they are."""
 
     @property
+    def settings(self) -> RoleTls:
+        """Where the files are."""
+        return self._tls
+
+    @property
     def cert(self) -> Path:
         """The certificate's file."""
         return self._tls.cert

@@ -16,6 +16,7 @@ from penstock_core.metadata.levels import understood
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.security.methods import CONTROLLER
 
 _TIMEOUT_S = 2.0
 
@@ -44,7 +45,7 @@ class PeerLevels:
         address = self._addresses.get(controller_id)
         if address is None:
             return None
-        stub = controller_pb2_grpc.ControllerStub(self._channels.get(address))
+        stub = controller_pb2_grpc.ControllerStub(self._channels.get(address, CONTROLLER))
         try:
             answer = await stub.DescribeQuorum(api.DescribeQuorumRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError:

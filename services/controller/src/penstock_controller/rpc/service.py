@@ -43,6 +43,7 @@ from penstock_core.metadata.levels import too_old
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
+from penstock_runtime.security.callers import gateway_fault, node_fault
 
 R = TypeVar("R")
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -99,6 +100,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request: api.RegisterNodeRequest, context: ServicerContext
     ) -> api.RegisterNodeResponse:
         core = self._core
+        await _refuse(context, node_fault(request.node_id))
         reply = await self._do(context, lambda ctx: nodes.register_node(ctx, request))
         if not reply.error.code:
             core.registered(NodeId(reply.node_id), reply.node_epoch)
@@ -116,7 +118,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         beat: api.NodeHeartbeat | None = None
         ended = core.active_ended
         try:
-            async for beat in _until(requests, ended):
+            async for said in _until(requests, ended):
+                await _refuse(context, node_fault(said.node_id))
+                beat = said
                 yield self._node_beat(beat)
         finally:
             if beat is not None:
@@ -166,6 +170,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def AlterPartitions(
         self, request: api.AlterPartitionsRequest, context: ServicerContext
     ) -> api.AlterPartitionsResponse:
+        await _refuse(context, node_fault(request.node_id))
         hit("controller.isr.before")
         return await self._do(context, lambda ctx: isr.alter_partitions(ctx, request))
 
@@ -175,6 +180,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request: api.RegisterGatewayRequest, context: ServicerContext
     ) -> api.RegisterGatewayResponse:
         core = self._core
+        await _refuse(context, gateway_fault(request.gateway_id))
         reply = await self._do(context, lambda ctx: gateways.register_gateway(ctx, request))
         if not reply.error.code:
             core.registered(request.gateway_id, reply.gateway_epoch)
@@ -192,7 +198,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         beat: api.GatewayHeartbeat | None = None
         ended = core.active_ended
         try:
-            async for beat in _until(requests, ended):
+            async for said in _until(requests, ended):
+                await _refuse(context, gateway_fault(said.gateway_id))
+                beat = said
                 yield self._gateway_beat(beat)
         finally:
             if beat is not None:
@@ -364,6 +372,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             not_voting_reason=status.not_voting_reason,
             process=self._process,
         )
+
+
+async def _refuse(context: ServicerContext, fault: str) -> None:
+    """End the call when the caller may not say what it says."""
+    if fault:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, fault)
 
 
 async def _until(requests: AsyncIterator[R], ended: asyncio.Event) -> AsyncIterator[R]:

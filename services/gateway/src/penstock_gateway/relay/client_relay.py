@@ -35,6 +35,7 @@ from penstock_proto.fast.forward import InFrame, OutFrame
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.security.methods import STORAGE_NODE
 
 TAKE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes of requests that a stream takes at once (a single request may exceed it)."""
@@ -309,7 +310,7 @@ class ClientRelay:
             listener=self._client.listener,
             gateway_id=relay.gateway_id,
         )
-        channel = relay.channels.get(node.grpc.address)
+        channel = relay.channels.get(node.grpc.address, STORAGE_NODE)
         stream = NodeStream(self, channel, opening, delay_ms / 1000, relay.on_bug)
         self._streams[node_id] = _Link(stream, {}, {})
         self._metrics.streams += 1

@@ -26,6 +26,7 @@ from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import data_pb2
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.security.methods import STORAGE_NODE
 
 METHOD: Final = "/penstock.v1.Storage/FetchRange"
 STALL_MS: Final = 10_000
@@ -142,7 +143,7 @@ class RangeRelay:
     ) -> AsyncGenerator[tuple[bytes, bool], None]:
         """What one leader gives; ends when another attempt is due, raises RangeFailed when none is."""
         self._serving, self._moved = serving, False
-        channel = self._channels.get(node.grpc.address)
+        channel = self._channels.get(node.grpc.address, STORAGE_NODE)
         opened: Any = channel.unary_stream(METHOD, None, None)  # bytes as they are
         self._call = call = opened(self._next.SerializeToString())
         try:

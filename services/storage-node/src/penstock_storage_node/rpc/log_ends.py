@@ -17,6 +17,7 @@ from penstock_kafka.records.batch import HEADER, HEADER_BYTES
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.log import ReadJob
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replica.registry import PartitionRegistry
@@ -85,7 +86,7 @@ class LogEnds:
         """A leader's answers; none when it does not answer in time."""
         if leader == self._registry.node_id:
             return (await self._here.find(request)).answers
-        channel = self._channels.get(self._registry.image.nodes[leader].grpc.address)
+        channel = self._channels.get(self._registry.image.nodes[leader].grpc.address, STORAGE_NODE)
         call = channel.unary_unary(
             _METHOD,
             request_serializer=pb.PositionsRequest.SerializeToString,

@@ -23,6 +23,7 @@ from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.fast.replicate import ReceivedData, decode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
@@ -109,7 +110,7 @@ class FollowerStream:
 
     async def _run_stream(self, node: NodeImage) -> None:
         manager = self._manager
-        channel = self._channels.get(node.grpc.address, CHANNELS[self._lane])
+        channel = self._channels.get(node.grpc.address, STORAGE_NODE, CHANNELS[self._lane])
         call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
         hello = pb.ReplicaHello(
             node_id=manager.registry.node_id,

@@ -22,6 +22,7 @@ from penstock_core.limits import REPLICA_CREDIT_BYTES
 from penstock_proto.fast.replicate import encode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
+from penstock_runtime.security.callers import node_fault
 from penstock_storage_node.log import ReadData, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
@@ -371,6 +372,8 @@ class LeaderStreams:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this node is of cluster {manager.registry.image.cluster_id.hex()}, not {hello.cluster_id.hex()}",
             )
+        if fault := node_fault(hello.node_id):
+            await fail(context, grpc.StatusCode.PERMISSION_DENIED, fault)
         known = manager.registry.image.nodes.get(NodeId(hello.node_id))
         if known is not None and hello.node_epoch < known.node_epoch:
             await fail(

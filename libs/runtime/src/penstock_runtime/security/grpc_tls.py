@@ -1,0 +1,54 @@
+"""Certificates of our own processes in gRPC's form.
+
+gRPC has a TLS of its own (BoringSSL) and takes PEM, not contexts. Servers look at every handshake whether the
+files have changed; channels keep what they were made with, so `ChannelPool` makes new ones.
+
+Whoever dials says the name of the role (`storage-node.<trust domain>`) in the place of a host name, and the
+certificate of the other side has to carry it: nobody but a storage node is taken for one, wherever it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from penstock_core.security.identity import PeerIdentity
+from penstock_runtime.security.role_tls import RoleContexts
+from penstock_runtime.security.tls_files import TlsFiles
+
+TARGET_NAME_OPTION = "grpc.ssl_target_name_override"
+
+
+def host_name(role: str, of: PeerIdentity) -> str:
+    """The DNS name in certificates of `role`, in the trust domain of `of`."""
+    return f"{role}.{of.trust_domain}"
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Whoever connects shows a certificate of the CA. New files are used from the next handshake on."""
+    given = files.current
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        # Called by a thread of gRPC for each handshake; None keeps what there is.
+        nonlocal given
+        current = files.current
+        if current is given:
+            return None
+        given = current
+        return _configuration(current)
+
+    # grpc's stubs know nothing of the None that its documentation tells of.
+    fetch: Any = newer
+    return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, True)
+
+
+def channel_credentials(contexts: RoleContexts) -> grpc.ChannelCredentials:
+    """What a channel shows and asks for."""
+    pem = contexts.pem
+    return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+
+
+def _configuration(contexts: RoleContexts) -> grpc.ServerCertificateConfiguration:
+    pem = contexts.pem
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)

@@ -1,0 +1,249 @@
+"""gRPC between roles with certificates: who is let in, what is said of it, and new files while calls are open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+import structlog
+
+import penstock_proto.v1
+from penstock_proto.v1 import common_pb2, controller_pb2, controller_pb2_grpc, gateway_pb2, storage_pb2
+from penstock_runtime import grpc_tools
+from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.security.callers import caller, gateway_fault, node_fault
+from penstock_runtime.security.diagnosis import find_fault
+from penstock_runtime.security.methods import CLIENT_SERVICES, METHOD_ROLES
+from penstock_runtime.security.role_guard import RoleGuard
+from penstock_runtime.security.tls_files import TlsFiles
+from support.certificates import DOMAIN, ClusterCa
+
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def ca() -> ClusterCa:
+    return ClusterCa()
+
+
+def files_of(ca: ClusterCa, directory: Path, role: str, name: str = "*") -> TlsFiles:
+    return ca.files(directory, role, name)
+
+
+class Echo(controller_pb2_grpc.ControllerServicer):
+    """Says who called, by each kind of method."""
+
+    async def DescribeQuorum(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return controller_pb2.DescribeQuorumResponse(active_address=str(caller()))
+
+    async def NodeSession(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        async for beat in requests:
+            yield controller_pb2.NodeHeartbeatReply(
+                error=common_pb2.Error(message=f"{caller()}|{node_fault(beat.node_id)}"),
+                metadata_version=beat.node_id,
+            )
+
+    async def WatchMetadata(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        await context.write(controller_pb2.WatchMetadataResponse())
+
+
+Port = Callable[[TlsFiles | None], Any]
+
+
+@pytest_asyncio.fixture
+async def port() -> AsyncIterator[Port]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(tls: TlsFiles | None) -> str:
+            server, endpoint = await serve(
+                "127.0.0.1:0",
+                lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(Echo(), s),  # type: ignore[abstract]
+                allow_insecure_bind=False,
+                tls=tls,
+            )
+            stack.push_async_callback(server.stop, None)
+            return endpoint.address
+
+        yield start
+
+
+@contextlib.asynccontextmanager
+async def stub(address: str, tls: TlsFiles | None, role: str = "controller") -> AsyncIterator[Any]:
+    pool = ChannelPool(tls=tls)
+    stub: Any = controller_pb2_grpc.ControllerStub(pool.get(address, role))
+    try:
+        yield stub
+    finally:
+        await pool.close()
+
+
+async def describe(to: Any) -> Any:
+    return await to.DescribeQuorum(controller_pb2.DescribeQuorumRequest(), timeout=PATIENCE_S)
+
+
+def test_every_method_has_a_row_and_every_row_a_method() -> None:
+    found = set()
+    for module in (controller_pb2, storage_pb2, gateway_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            if service.full_name not in CLIENT_SERVICES:
+                found |= {f"/{service.full_name}/{method.name}" for method in service.methods}
+    assert found == METHOD_ROLES.keys()
+    with_services = {
+        p.stem
+        for p in Path(penstock_proto.v1.__path__[0]).glob("*_pb2_grpc.py")
+        if "def add_" in p.read_text()
+    }
+    assert with_services == {"controller_pb2_grpc", "storage_pb2_grpc", "gateway_pb2_grpc"}
+
+
+async def test_the_handler_knows_who_calls(port: Port, tmp_path: Path, ca: ClusterCa) -> None:
+    address = await port(files_of(ca, tmp_path / "c", "controller", "1"))
+    async with stub(address, files_of(ca, tmp_path / "n", "storage-node", "node-7")) as node:
+        assert (await describe(node)).active_address == f"spiffe://{DOMAIN}/storage-node/node-7"
+        session = node.NodeSession()
+        await session.write(controller_pb2.NodeHeartbeat(node_id=7))
+        assert (await session.read()).error.message == f"spiffe://{DOMAIN}/storage-node/node-7|"
+        await session.write(controller_pb2.NodeHeartbeat(node_id=8))
+        assert "not of node 8; issue one with the name node-8" in (await session.read()).error.message
+        await session.done_writing()
+        watch = node.WatchMetadata(controller_pb2.WatchMetadataRequest())
+        assert len([event async for event in watch]) == 1
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_what_is_not_for_its_role_is_refused_by_name(port: Port, tmp_path: Path, ca: ClusterCa) -> None:
+    address = await port(files_of(ca, tmp_path / "c", "controller", "1"))
+    async with stub(address, files_of(ca, tmp_path / "g", "gateway")) as gateway:
+        await describe(gateway)
+        error = await refusal(gateway.NodeSession().read())
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert error.details() == (
+            f"NodeSession is for storage-node, and this is spiffe://{DOMAIN}/gateway/*"
+        )
+        error = await refusal(gateway.ReplaceController(controller_pb2.ReplaceControllerRequest()))
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_method_without_a_row_is_for_nobody(tmp_path: Path) -> None:
+    guard = RoleGuard("a.test")
+    for names in ([], [b"spiffe://a.test/admin/x", b"spiffe://a.test/admin/y"], [b"spiffe://a.test/king/x"]):
+        assert "names no role" in guard.refusal("/any", {"peer_spiffe_id": names})[1]
+    admin = {"peer_spiffe_id": [b"spiffe://a.test/admin/x"]}
+    assert "New is for nobody" in guard.refusal("/penstock.v1.Controller/New", admin)[1]
+    assert guard.refusal("/penstock.v1.Controller/DescribeQuorum", admin)[1] == ""
+    other = {"peer_spiffe_id": [b"spiffe://b.test/admin/x"]}
+    assert "of another cluster" in guard.refusal("/penstock.v1.Controller/DescribeQuorum", other)[1]
+
+
+async def test_without_a_certificate_nobody_is_asked(port: Port) -> None:
+    address = await port(None)
+    async with stub(address, None) as anybody:
+        assert (await describe(anybody)).active_address == "None"
+    assert (node_fault(7), gateway_fault("g")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "said"),
+    [
+        (
+            lambda ca, d: None,
+            lambda ca, d: files_of(ca, d, "gateway"),
+            "it speaks no TLS; give it a certificate by [tls]",
+        ),
+        (
+            lambda ca, d: files_of(ca, d, "controller", "1"),
+            lambda ca, d: files_of(ClusterCa(), d, "gateway"),
+            "its certificate is refused",
+        ),
+        (
+            lambda ca, d: files_of(ca, d, "storage-node", "1"),
+            lambda ca, d: files_of(ca, d, "gateway"),
+            f"its certificate is that of spiffe://{DOMAIN}/storage-node/1, not of a controller of {DOMAIN}",
+        ),
+    ],
+    ids=["plain", "another CA", "another role"],
+)
+async def test_the_caller_says_why_there_is_no_connection(
+    port: Port, tmp_path: Path, ca: ClusterCa, server: Any, client: Any, said: str
+) -> None:
+    address = await port(server(ca, tmp_path / "s"))
+    with structlog.testing.capture_logs() as lines:
+        async with stub(address, client(ca, tmp_path / "c")) as caller:
+            error = await refusal(describe(caller))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(PATIENCE_S):
+                while not any(said in line["event"] for line in lines):  # noqa: ASYNC110 - a log line
+                    await asyncio.sleep(0.05)
+    assert any(f"no TLS connection with the controller at {address}: " in line["event"] for line in lines)
+
+
+async def test_a_certificate_that_has_run_out_is_named_as_such(
+    port: Port, tmp_path: Path, ca: ClusterCa
+) -> None:
+    address = await port(files_of(ca, tmp_path / "s", "controller", "1"))
+    client = files_of(ca, tmp_path / "c", "gateway")
+    # As if it had run out since it was loaded.
+    ca.issue(tmp_path / "c", "gateway", "*", good_for=-datetime.timedelta(minutes=1))
+    fault = await asyncio.to_thread(find_fault, address, client, "controller")
+    assert fault.startswith("it refuses this process's certificate; look whether tls.cert here has run out")
+    good = files_of(ca, tmp_path / "g", "gateway")
+    assert await asyncio.to_thread(find_fault, address, good, "controller") == ""
+    assert await asyncio.to_thread(find_fault, "127.0.0.1:1", good, "controller") == ""
+
+
+async def test_new_files_serve_new_calls_and_leave_open_ones_alone(
+    port: Port, tmp_path: Path, ca: ClusterCa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_tools, "TLS_CHANNEL_OPTIONS", (("grpc.client_idle_timeout_ms", 1_000),))
+    here, there = tmp_path / "s", tmp_path / "c"
+    server = files_of(ca, here, "controller", "1")
+    client = files_of(ca, there, "storage-node")
+    address = await port(server)
+    pool = ChannelPool(tls=client)
+    first = pool.get(address, "controller")
+    node: Any = controller_pb2_grpc.ControllerStub(first)
+    session = node.NodeSession()
+    await session.write(controller_pb2.NodeHeartbeat(node_id=1))
+    assert (await session.read()).metadata_version == 1
+    # Both CAs are known while one follows the other; then only the new one is.
+    after = ClusterCa()
+    both = ca.pem + after.pem
+    for directory, files in ((here, server), (there, client)):
+        (directory / "ca.pem").write_bytes(both)
+        assert files.reload()
+    after.issue(here, "controller", "1")
+    after.issue(there, "storage-node", "*")
+    assert server.reload()
+    assert client.reload()
+    second = pool.get(address, "controller")
+    assert second is not first
+    assert second is pool.get(address, "controller")
+    # The old CA is gone: this is a handshake with the new certificates.
+    newer: Any = controller_pb2_grpc.ControllerStub(second)
+    await describe(newer)
+    await session.write(controller_pb2.NodeHeartbeat(node_id=2))
+    assert (await session.read()).metadata_version == 2
+    await asyncio.sleep(2.5)  # longer than an idle channel lives: the stream keeps it
+    assert pool.old_count == 1
+    await session.write(controller_pb2.NodeHeartbeat(node_id=3))
+    assert (await session.read()).metadata_version == 3
+    await session.done_writing()
+    assert await session.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+    async with asyncio.timeout(PATIENCE_S):
+        while pool.old_count:  # noqa: ASYNC110 - a channel tells nobody that it is idle
+            await asyncio.sleep(0.1)
+    await describe(newer)
+    await pool.close()
