@@ -23,6 +23,7 @@ from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from penstock_runtime.controller_client import ControllerClient
+    from penstock_runtime.security.tls_files import TlsFiles
 
 ASK_TIMEOUT_S = 2.0
 CALL_TIMEOUT_MS = 15_000
@@ -46,6 +47,14 @@ directory_option = click.option(
     envvar="PENSTOCK_LOCAL_DIR",
     show_default=True,
     help="Local cluster to take the addresses from. Also PENSTOCK_LOCAL_DIR.",
+)
+certificate_option = click.option(
+    "--certificate",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="PENSTOCK_CERTIFICATE",
+    metavar="DIR",
+    help="Directory with cert.pem, key.pem and ca.pem of an admin (`penstock cert issue --role admin`), for "
+    "controllers with [tls]. Also PENSTOCK_CERTIFICATE.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
@@ -100,9 +109,12 @@ class Seen:
 
 @COMMAND.command("list")
 @controllers_option
+@certificate_option
 @directory_option
 @json_option
-def list_controllers(controllers: str | None, directory: Path, as_json: bool) -> None:
+def list_controllers(
+    controllers: str | None, certificate: Path | None, directory: Path, as_json: bool
+) -> None:
     """Controllers of the quorum: state, data directory, term, log index, and how far behind.
 
     States: active; voter; catching up (admitted, its log is not there yet); not admitted
@@ -114,7 +126,7 @@ def list_controllers(controllers: str | None, directory: Path, as_json: bool) ->
       penstock controller list
       penstock controller list --controllers ctl-1:5001,ctl-2:5001 --json
     """
-    seen = with_client(controllers, directory, look)
+    seen = with_client(controllers, certificate, directory, look)
     rows = seen.rows()
     if as_json:
         print_json(rows)
@@ -138,10 +150,16 @@ def list_controllers(controllers: str | None, directory: Path, as_json: bool) ->
     help="How long to wait until it votes, in seconds; 0 only admits it.",
 )
 @controllers_option
+@certificate_option
 @directory_option
 @json_option
 def replace(
-    controller_id: int, timeout_s: float, controllers: str | None, directory: Path, as_json: bool
+    controller_id: int,
+    timeout_s: float,
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    as_json: bool,
 ) -> None:
     """Make controller ID a voter again with the new data directory that it runs with.
 
@@ -165,7 +183,7 @@ def replace(
         return await _replace(client, controller_id, timeout_s)
 
     with spinner(f"admitting controller {controller_id}"):
-        facts = with_client(controllers, directory, do)
+        facts = with_client(controllers, certificate, directory, do)
     if as_json:
         print_json(facts)
     else:
@@ -261,7 +279,10 @@ def _why(seen: reach.Problem) -> str:
 
 
 def with_client(
-    controllers: str | None, directory: Path, do: Callable[[ControllerClient], Awaitable[R]]
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    do: Callable[[ControllerClient], Awaitable[R]],
 ) -> R:
     """Run `do` with a client of the controllers; errors in plain words."""
     try:
@@ -273,9 +294,10 @@ def with_client(
             "`penstock controller` needs penstock-runtime; install it with `pip install 'penstock[local]'`"
         ) from None
     addresses = _addresses(controllers, directory)
+    tls = None if certificate is None else _admin(certificate)
 
     async def run() -> R:
-        channels = ChannelPool()
+        channels = ChannelPool(tls=tls)
         try:
             return await do(ControllerClient(addresses, "cli", channels))
         finally:
@@ -285,6 +307,18 @@ def with_client(
         return asyncio.run(run())
     except PenstockError as error:
         raise CommandError(error.message) from None
+
+
+def _admin(directory: Path) -> TlsFiles:
+    from penstock_runtime.addresses import StartupError
+    from penstock_runtime.security.role_tls import RoleTls
+    from penstock_runtime.security.tls_files import TlsFiles
+
+    files = {what: directory / f"{what}.pem" for what in ("cert", "key", "ca")}
+    try:
+        return TlsFiles(RoleTls(**files), "admin")
+    except StartupError as error:
+        raise CommandError(f"--certificate {directory}: {error.message}") from None
 
 
 def _addresses(controllers: str | None, directory: Path) -> list[str]:

@@ -33,6 +33,7 @@ COMMANDS = {
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),
     "node": ("penstock.cli.node", "Storage nodes."),
     "controller": ("penstock.cli.controller", "Controllers: who votes, and a new disk for one of them."),
+    "cert": ("penstock.cli.cert", "Certificates: the cluster's CA, and one for each process."),
 }
 
 

@@ -18,6 +18,7 @@ import click
 from penstock.cli.controller import (
     CALL_TIMEOUT_MS,
     Seen,
+    certificate_option,
     controllers_option,
     directory_option,
     json_option,
@@ -78,10 +79,17 @@ class Plan:
 @click.option("--yes", is_flag=True, help="Do not ask whether to go on.")
 @click.option("--dry-run", is_flag=True, help="Only show the plan.")
 @controllers_option
+@certificate_option
 @directory_option
 @json_option
 def upgrade(
-    level: int | None, yes: bool, dry_run: bool, controllers: str | None, directory: Path, as_json: bool
+    level: int | None,
+    yes: bool,
+    dry_run: bool,
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    as_json: bool,
 ) -> None:
     """Raise the level of the cluster's metadata after every process runs a newer build.
 
@@ -103,7 +111,7 @@ def upgrade(
     async def plan(client: ControllerClient) -> Plan:
         return await _plan(client, level)
 
-    found = with_client(controllers, directory, plan)
+    found = with_client(controllers, certificate, directory, plan)
     raised = False
     if not as_json:
         print_table(
@@ -120,7 +128,7 @@ def upgrade(
         async def do(client: ControllerClient) -> None:
             await _raise(client, found.wanted)
 
-        with_client(controllers, directory, do)
+        with_client(controllers, certificate, directory, do)
         raised = True
     if as_json:
         print_json(
