@@ -275,6 +275,8 @@ def _why(seen: reach.Problem) -> str:
     """What is wrong at an address where no controller answered."""
     if seen.speaks is reach.Speaks.GRPC:
         return f"{seen.address}: a gRPC server that is no controller, or does not answer"
+    if seen.speaks in (reach.Speaks.TLS, reach.Speaks.NOTHING):
+        return f"{seen}; controllers with [tls] want --certificate DIR with an admin's"
     return str(seen)
 
 

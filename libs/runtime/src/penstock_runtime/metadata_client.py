@@ -49,6 +49,7 @@ MOVE_AFTER_MS = 5_000
 FREEZE_RECORDS = 10_000
 """A snapshot of so many records is kept from the garbage collector."""
 _CONNECT_TIMEOUT_MS = 1_000
+_CLOSED = "Socket closed"
 _BACKOFF_MIN_MS = 20
 _BACKOFF_MAX_MS = 500
 
@@ -167,7 +168,7 @@ class MetadataClient:
                     return problem
             return "ended by the controller"
         except grpc.aio.AioRpcError as e:
-            return guard.reason or one_line(Exception(e.details() or e.code().name))
+            return guard.reason or self._why_ended(e)
         except asyncio.CancelledError:
             if guard.reason and not _is_being_cancelled():
                 return guard.reason
@@ -177,6 +178,13 @@ class MetadataClient:
             call.cancel()
             self._address = ""
             self._incoming = None
+
+    def _why_ended(self, error: grpc.aio.AioRpcError) -> str:
+        reason = one_line(Exception(error.details() or error.code().name))
+        if self._heard_ms is None and reason.endswith(_CLOSED):
+            # All that gRPC tells of a server that asks for a certificate.
+            return f"{reason}; if it has a certificate, give this process one by [tls]"
+        return reason
 
     def _take(self, response: pb.WatchMetadataResponse) -> str:
         """Apply one message; a non-empty result ends the stream with that reason."""
