@@ -1,5 +1,6 @@
 """What gateways and storage nodes share as Kafka servers.
 
+`acl_authorizer`     rights by the cluster's ACLs
 `authorizer`         who asks, and whether they may
 `cluster`            Kafka APIs that any process with metadata answers, itself or by asking the active
                      controller

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
+from penstock_core.security.principal import parse_principal
+from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
@@ -43,6 +46,31 @@ class KafkaServerSettings(RoleSettings):
         ge=100,
         description="most items (topics, partitions, resources...) of one Kafka request but Produce and Fetch",
     )
+
+    authorizer: Literal["none", "acl"] = Field(
+        "none", description="acl: what a client may do is decided by the cluster's ACLs; none: everything"
+    )
+    super_users: list[str] = Field(
+        default_factory=list,
+        description="principals that may do everything, written as User:name; with authorizer = acl",
+    )
+    allow_everyone_if_no_acl_found: bool = Field(
+        False, description="whether everybody may use what no ACL is about; with authorizer = acl"
+    )
+
+    @field_validator("super_users")
+    @classmethod
+    def _check_super_users(cls, value: list[str]) -> list[str]:
+        for text in value:
+            parse_principal(text)
+        return value
+
+    def acl_authorizer(self, log: Any = None) -> AclAuthorizer | None:
+        """What decides by ACLs; None where nobody's rights are looked at. It has to follow the metadata."""
+        if self.authorizer == "none":
+            return None
+        supers = [parse_principal(text) for text in self.super_users]
+        return AclAuthorizer(supers, self.allow_everyone_if_no_acl_found, log=log)
 
     def listener_limits(self, limits: ListenerLimits | None = None) -> ListenerLimits:
         """These settings, the rest as in `limits` (the defaults)."""

@@ -30,6 +30,9 @@ class FetchRangeRequest(_message.Message):
     TO_OFFSET_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     TAKES_PIECES_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_TYPE_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_NAME_FIELD_NUMBER: _builtins.int
+    CLIENT_HOST_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     """When set (16 bytes), a topic of the same name with another id is an error."""
@@ -46,6 +49,12 @@ class FetchRangeRequest(_message.Message):
     """The caller puts pieces together. Without it a batch of more than 8 MiB ends the stream with
     MESSAGE_TOO_LARGE (10).
     """
+    principal_type: _builtins.str
+    """Only between gateway and storage node: for whom it is read, as in ForwardOpen. What a client puts here
+    counts for nothing.
+    """
+    principal_name: _builtins.str
+    client_host: _builtins.str
     def __init__(
         self,
         *,
@@ -56,10 +65,13 @@ class FetchRangeRequest(_message.Message):
         to_offset: _builtins.int = ...,
         max_chunk_bytes: _builtins.int = ...,
         takes_pieces: _builtins.bool = ...,
+        principal_type: _builtins.str = ...,
+        principal_name: _builtins.str = ...,
+        client_host: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "takes_pieces", b"takes_pieces", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_host", b"client_host", "from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "principal_name", b"principal_name", "principal_type", b"principal_type", "takes_pieces", b"takes_pieces", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -515,16 +515,21 @@ class ForwardOpen(_message.Message):
     CLIENT_HOST_FIELD_NUMBER: _builtins.int
     LISTENER_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_TYPE_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_NAME_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """The node meant; another one refuses."""
     principal: _builtins.str
-    """E.g. "User:ANONYMOUS"."""
+    """E.g. "User:ANONYMOUS". Read where principal_type is empty, as gateways of before send it."""
     client_host: _builtins.str
-    """Client's address, for logs."""
+    """Client's address, without port."""
     listener: _builtins.str
     """Listener that the client came in by."""
     gateway_id: _builtins.str
     """Gateway that relays."""
+    principal_type: _builtins.str
+    """Who the client is: type and name apart, for a name may hold anything."""
+    principal_name: _builtins.str
     def __init__(
         self,
         *,
@@ -533,10 +538,12 @@ class ForwardOpen(_message.Message):
         client_host: _builtins.str = ...,
         listener: _builtins.str = ...,
         gateway_id: _builtins.str = ...,
+        principal_type: _builtins.str = ...,
+        principal_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_host", b"client_host", "gateway_id", b"gateway_id", "listener", b"listener", "node_id", b"node_id", "principal", b"principal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_host", b"client_host", "gateway_id", b"gateway_id", "listener", b"listener", "node_id", b"node_id", "principal", b"principal", "principal_name", b"principal_name", "principal_type", b"principal_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,7 +29,7 @@ from penstock_core.security.acl import (
     bit,
 )
 from penstock_core.security.acl_set import ALL_OPERATIONS, AclSet, Rights, Tables, rights_of
-from penstock_core.security.principal import Principal
+from penstock_core.security.principal import Identity, Principal
 
 ANSWERS_MAX: Final = 20_000
 """Answers that a decider keeps in all: some 5 MB when every name is long."""
@@ -89,6 +89,13 @@ class AclDecider:
     ) -> bool:
         """Whether the principal may do that from that address."""
         asker = self._askers.get((principal, host)) or self._new_asker(principal, host)
+        return asker.answers[resource_type][name] >> operation & 1 == 1
+
+    def allows(
+        self, identity: Identity, operation: AclOperation, resource_type: ResourceType, name: str
+    ) -> bool:
+        """As `authorize`, for who keeps principal and address as one value."""
+        asker = self._askers.get(identity) or self._new_asker(*identity)
         return asker.answers[resource_type][name] >> operation & 1 == 1
 
     def authorized_operations(
