@@ -17,7 +17,7 @@ from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.identity import PeerIdentity
-from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
@@ -220,6 +220,11 @@ class StorageNode:
         self._metadata = MetadataClient(
             controllers, owner, clock_ms, log=lifecycle.log, rng=ports.new_rng(), freeze=ports.freeze
         )
+        authorizer: Authorizer = AllowAll()
+        by_acl = settings.acl_authorizer(lifecycle.log)
+        if by_acl is not None:
+            authorizer = by_acl
+            self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
         self._metadata.on_change(manager.on_metadata)
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes,
@@ -233,7 +238,6 @@ class StorageNode:
         manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings, ports.tick_ms)
         self._compaction = Compactor(manager, self._directory, settings, ports.worker)
-        authorizer = AllowAll()
         self._groups = ports.parts.groups(
             manager,
             lifecycle,

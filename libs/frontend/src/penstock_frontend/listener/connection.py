@@ -37,7 +37,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol, cast
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
-from penstock_frontend.authorizer import ANONYMOUS, Principal
+from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
@@ -188,6 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         "client_id",
         "closed",
         "closing",
+        "identity",
         "items_max",
         "listener",
         "local_host",
@@ -196,7 +197,6 @@ class Connection(asyncio.BufferedProtocol):
         "opened_s",
         "peer_host",
         "peer_port",
-        "principal",
         "request_count",
         "state",
     )
@@ -208,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         self.address = address
         self.peer_host = self.local_host = ""
         self.peer_port = self.local_port = 0
-        self.principal: Principal = ANONYMOUS
+        self.identity: Identity = NOBODY
+        """Who the client is and where it comes from: what its rights are decided by."""
         self.client_id: str | None = None
         self.state: dict[str, Any] = {}
         """The handler's own."""
@@ -248,6 +249,11 @@ class Connection(asyncio.BufferedProtocol):
     # For the handler
 
     @property
+    def principal(self) -> Principal:
+        """Who the client is."""
+        return self.identity.principal
+
+    @property
     def peer(self) -> str:
         """The client's `host:port`, for logs."""
         return f"{self.peer_host}:{self.peer_port}"
@@ -264,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def admit(self, principal: Principal) -> None:
         """For the doorkeeper: from the next frame on the handler gets them, of that principal."""
-        self.principal = principal
+        self.identity = Identity(principal, self.identity.host)
         self._handler = self._owner.handler
 
     def on_closed(self, callback: Callable[[], None]) -> None:
@@ -306,6 +312,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._proxied is not None and self._proxied.source and self._proxied.destination:
             self.peer_host, self.peer_port = self._proxied.source
             self.local_host, self.local_port = self._proxied.destination
+        self.identity = client_identity(self.identity.principal, self.peer_host)
         limits = self._owner.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes_max)
         self._owner.opened(self, self._transport)

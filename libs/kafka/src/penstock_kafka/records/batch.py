@@ -131,6 +131,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchInfo:
     return info
 
 
+def is_transactional(records: Buffer) -> bool:
+    """Whether the batch says that it belongs to a transaction; False for what is too short to be one."""
+    return len(records) >= HEADER_BYTES and bool(records[22] & TRANSACTIONAL_BIT)
+
+
 def iter_batches(buffer: Buffer, start: int = 0, end: int | None = None) -> Iterator[BatchInfo]:
     """Headers of the whole batches in `buffer[start:end]`, in order.
 

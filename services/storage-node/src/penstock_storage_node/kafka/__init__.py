@@ -14,4 +14,5 @@
 `request_context`    who a Kafka request comes from, and what the way back needs to know of its answer
 `retry_gate`         batches of idempotent producers that were refused here a moment ago, and what they
                      explain
+`rights`             what the sender of a request may do
 """

@@ -19,12 +19,13 @@ import asyncio
 from dataclasses import dataclass
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import Operation
 from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.disk.health import is_full
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
@@ -47,9 +48,9 @@ class _Deletion:
 class DeleteRecordsHandler:
     """Answers DeleteRecords for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+    def __init__(self, manager: ReplicaManager, rights: Rights) -> None:
         self._manager = manager
-        self._authorizer = authorizer
+        self._rights = rights
 
     async def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Response:
         """Answer one request."""
@@ -97,14 +98,9 @@ class DeleteRecordsHandler:
             raise
 
     def _led(self, caller: RequestContext, deletion: _Deletion) -> tuple[Partition, Leadership]:
-        partition = self._manager.registry.locate(deletion.topic, None, deletion.index)
-        if not self._authorizer.authorize(
-            caller.principal, Operation.DELETE, ResourceType.TOPIC, deletion.topic
-        ):
-            raise PenstockError(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                f"{caller.principal} may not delete records of {deletion.topic}",
-            )
+        partition = self._rights.locate(
+            self._manager.registry, caller, Operation.DELETE, deletion.topic, None, deletion.index
+        )
         leadership = partition.replica.require_leader()
         if not partition.replica.settings.is_deleted_by_retention:
             raise PenstockError(

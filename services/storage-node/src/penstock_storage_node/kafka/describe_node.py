@@ -30,11 +30,13 @@ import os
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_core.topics import check_topic_name
+from penstock_frontend.authorizer import Operation, ResourceType
 from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 
@@ -46,12 +48,9 @@ FUTURE_ENDING = f".{'0' * 32}-future"
 class DescribeNodeHandler:
     """Answers for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+    def __init__(self, manager: ReplicaManager, rights: Rights) -> None:
         self._manager = manager
-        self._authorizer = authorizer
-
-    def _may_cluster(self, caller: RequestContext, operation: Operation) -> bool:
-        return self._authorizer.authorize(caller.principal, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+        self._rights = rights
 
     # -- producers ----------------------------------------------------------------
 
@@ -86,11 +85,9 @@ class DescribeNodeHandler:
     def _producers(
         self, caller: RequestContext, header: RequestHeader, topic: str, index: int
     ) -> tuple[Any, ...]:
+        check_topic_name(topic)
+        self._rights.require(caller, Operation.READ, ResourceType.TOPIC, topic)
         partition = self._manager.registry.locate(topic, None, index)
-        if not self._authorizer.authorize(caller.principal, Operation.READ, ResourceType.TOPIC, topic):
-            raise PenstockError(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not read {topic}"
-            )
         state_type = codec.entity_type(header.api_key, header.api_version, "ProducerState")
         return tuple(
             codec.build(
@@ -112,7 +109,7 @@ class DescribeNodeHandler:
     ) -> Response:
         """Sizes of this node's replicas, and the space of its disk."""
         request = codec.decode_request(header, frame)
-        if not self._may_cluster(caller, Operation.DESCRIBE):
+        if not self._rights.may_cluster(caller, Operation.DESCRIBE):
             caller.note(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
             return _encode(header, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, results=())
         asked: set[tuple[str, int]] | None = None
@@ -161,7 +158,7 @@ class DescribeNodeHandler:
     def alter_log_dirs(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Response:
         """Whether each replica is in the directory where it is wanted; nothing moves."""
         request = codec.decode_request(header, frame)
-        may = self._may_cluster(caller, Operation.ALTER)
+        may = self._rights.may_cluster(caller, Operation.ALTER)
         version = (header.api_key, header.api_version)
         topic_type = codec.entity_type(*version, "AlterReplicaLogDirTopicResult")
         item_type = codec.entity_type(*version, "AlterReplicaLogDirPartitionResult")

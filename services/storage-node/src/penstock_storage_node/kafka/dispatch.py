@@ -20,6 +20,7 @@ from penstock_storage_node.kafka.groups import GroupHandler
 from penstock_storage_node.kafka.list_offsets import ListOffsetsHandler
 from penstock_storage_node.kafka.produce import ProduceHandler
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.replica.manager import ReplicaManager
 
 _ROUTES: Final = RELAYED_ROUTES | {Route.NODE}
@@ -38,10 +39,11 @@ class DataApis:
     ) -> None:
         """A node without `groups` coordinates none. Raises InvariantBroken when an API with one of these
         routes has no handler."""
-        produce = ProduceHandler(manager, authorizer, in_touch)
-        fetch = FetchHandler(manager, authorizer)
-        offsets = ListOffsetsHandler(manager.registry, authorizer)
-        node = DescribeNodeHandler(manager, authorizer)
+        rights = Rights(authorizer)
+        produce = ProduceHandler(manager, rights, in_touch)
+        fetch = FetchHandler(manager, rights)
+        offsets = ListOffsetsHandler(manager.registry, rights)
+        node = DescribeNodeHandler(manager, rights)
         self._handlers: dict[
             int, Callable[[RequestContext, RequestHeader, Buffer], Response | Awaitable[Response]]
         ] = {
@@ -49,13 +51,13 @@ class DataApis:
             int(ApiKey.FETCH): fetch.handle,
             int(ApiKey.LIST_OFFSETS): offsets.list_offsets,
             int(ApiKey.OFFSET_FOR_LEADER_EPOCH): offsets.offset_for_leader_epoch,
-            int(ApiKey.DELETE_RECORDS): DeleteRecordsHandler(manager, authorizer).handle,
+            int(ApiKey.DELETE_RECORDS): DeleteRecordsHandler(manager, rights).handle,
             int(ApiKey.DESCRIBE_PRODUCERS): node.describe_producers,
             int(ApiKey.DESCRIBE_LOG_DIRS): node.describe_log_dirs,
             int(ApiKey.ALTER_REPLICA_LOG_DIRS): node.alter_log_dirs,
         }
         if groups is not None:
-            group_handler = GroupHandler(groups, authorizer)
+            group_handler = GroupHandler(groups, rights)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
         routes = _ROUTES if groups is not None else _ROUTES - _GROUP_ROUTES
         # Any process answers DescribeLogDirs, but a node for itself.
@@ -104,11 +106,7 @@ class DirectHandler:
             return header
         if self._data.handles(header.api_key):
             caller = RequestContext(
-                connection.principal,
-                header.client_id,
-                connection.peer,
-                connection.peer_host,
-                connection.listener,
+                connection.identity, header.client_id, connection.peer, connection.listener
             )
             return self._data.handle(caller, header, frame)
         return self._cluster.answer(connection, header, frame)

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import Operation
 from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire.fetch import (
     READ_COMMITTED,
@@ -28,6 +28,7 @@ from penstock_kafka.wire.fetch import (
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.preferred_replica import NOBODY, check_follower, preferred_replica
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.log import LogState, ReadData, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition, wait_for_change
@@ -46,9 +47,9 @@ FETCH_SESSION_ID_NOT_FOUND = 70
 class FetchHandler:
     """Answers Fetch for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
+    def __init__(self, manager: ReplicaManager, rights: Rights) -> None:
         self.manager = manager
-        self.authorizer = authorizer
+        self.rights = rights
 
     def handle(
         self, caller: RequestContext, header: RequestHeader, frame: Buffer
@@ -61,6 +62,8 @@ class FetchHandler:
         if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
             return _all_failed(header, request, ErrorCode.UNKNOWN_SERVER_ERROR)
         if request.replica_id >= 0:
+            if not self.rights.may_cluster(caller, Operation.CLUSTER_ACTION):
+                return _all_failed(header, request, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NONE)
             # Followers are fed by Replicate; Kafka says this to a replica that it does not know.
             return _all_failed(header, request, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE)
         look = _Look(self, caller, request)
@@ -100,7 +103,7 @@ class _Look:
         self.partitions: list[Partition] = []
         """Those to wait on."""
         self._manager = handler.manager
-        self._authorizer = handler.authorizer
+        self._rights = handler.rights
         self._caller = caller
         self._items = request.partitions
         self._rack = request.rack_id if caller.listener else ""
@@ -144,15 +147,10 @@ class _Look:
             self.read_now()
 
     def _read(self, item: FetchPartition, result: FetchResult) -> None:
-        partition = self._manager.registry.locate(item.topic, item.topic_id, item.partition)
+        partition = self._rights.locate(
+            self._manager.registry, self._caller, Operation.READ, item.topic, item.topic_id, item.partition
+        )
         replica, log = partition.replica, partition.log
-        if not self._authorizer.authorize(
-            self._caller.principal, Operation.READ, ResourceType.TOPIC, replica.topic
-        ):
-            raise PenstockError(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                f"{self._caller.principal} may not read {replica.topic}",
-            )
         if log.state is LogState.FAILED or self._manager.health.failed:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
         if self._rack and replica.leadership is None:

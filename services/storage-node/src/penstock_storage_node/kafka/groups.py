@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
 from penstock_frontend.listener.listener import Response
 from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.groups.records import OffsetValue
@@ -44,11 +46,11 @@ from penstock_storage_node.kafka.groups_codec.hot import (
     read_heartbeat,
 )
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 
 COMMIT_TIMEOUT_MS: Final = 5_000
 """As Kafka's offsets.commit.timeout.ms."""
 
-_OPERATION_BITS: Final = {Operation.READ: 1 << 3, Operation.DELETE: 1 << 6, Operation.DESCRIBE: 1 << 8}
 _NO_OPERATIONS: Final = -(2**31)
 
 Answer = Response | Awaitable[Response]
@@ -98,9 +100,9 @@ class DeferredReply:
 class GroupHandler:
     """Answers the group APIs and those of offsets."""
 
-    def __init__(self, host: GroupHost, authorizer: Authorizer) -> None:
+    def __init__(self, host: GroupHost, rights: Rights) -> None:
         self._host = host
-        self._authorizer = authorizer
+        self._rights = rights
         self._hot: dict[int, Callable[[RequestContext, RequestHeader, Buffer], Answer]] = {
             ApiKey.HEARTBEAT: self._heartbeat,
             ApiKey.OFFSET_COMMIT: self._commit,
@@ -141,14 +143,8 @@ class GroupHandler:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _may(self, caller: RequestContext, operation: Operation, group_id: str) -> bool:
-        return self._authorizer.authorize(caller.principal, operation, ResourceType.GROUP, group_id)
-
     def _shard(self, caller: RequestContext, operation: Operation, group_id: str) -> Shard:
-        if not self._may(caller, operation, group_id):
-            raise PenstockError(
-                ErrorCode.GROUP_AUTHORIZATION_FAILED, f"{caller.principal} may not use group {group_id}"
-            )
+        self._rights.require(caller, operation, ResourceType.GROUP, group_id)
         if len(group_id.encode()) > GROUP_ID_BYTES_MAX:
             raise PenstockError(ErrorCode.INVALID_GROUP_ID, f"a group id of {len(group_id)} characters")
         return self._host.find(group_id)
@@ -156,11 +152,12 @@ class GroupHandler:
     def _member_shard(self, caller: RequestContext, group_id: str, nameless: ErrorCode) -> Shard:
         """For requests of members, which are refused without a name of the group wherever they go."""
         if not group_id:
+            self._rights.require(caller, Operation.READ, ResourceType.GROUP, group_id)
             raise PenstockError(nameless, "a member's group has no name")
         return self._shard(caller, Operation.READ, group_id)
 
     def _may_topic(self, caller: RequestContext, operation: Operation, topic: str) -> bool:
-        return self._authorizer.authorize(caller.principal, operation, ResourceType.TOPIC, topic)
+        return self._rights.may_topic(caller, operation, topic)
 
     # -- membership -----------------------------------------------------------------------------
 
@@ -229,9 +226,13 @@ class GroupHandler:
     def _consumer_heartbeat(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
         request = read_consumer_heartbeat(caller, header, frame)
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_REQUEST)
-        for topic in request.topics or ():
-            if not self._may_topic(caller, Operation.DESCRIBE, topic):
-                raise PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {topic}")
+        if self._rights.is_enabled and request.topics:
+            # Each is asked for, that each denial is told.
+            hidden = [t for t in request.topics if not self._may_topic(caller, Operation.DESCRIBE, t)]
+            if hidden:
+                raise PenstockError(
+                    ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {', '.join(hidden[:10])}"
+                )
         later = DeferredReply()
         interval_ms = shard.heartbeat_ms(request.group_id)
         shard.consumer_heartbeat(
@@ -257,10 +258,25 @@ class GroupHandler:
                 why = f"Group {group_id} {why}."
                 groups.append(consumer_describe_failure(header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, why))
                 continue
+            if not self._may_see_topics_of(caller, group):
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                why = "The group has described topic(s) that the client is not authorized to describe."
+                groups.append(consumer_describe_failure(header, group_id, code, why))
+                continue
             wanted = request.include_authorized_operations
             operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
             groups.append(encode_described(header, group, operations))
         return [codec.respond(header, groups=tuple(groups))]
+
+    def _may_see_topics_of(self, caller: RequestContext, group: ConsumerGroup) -> bool:
+        """Whether the caller may describe every topic that a member of the group has or is to have."""
+        if not self._rights.is_enabled:
+            return True
+        parts = chain(*(m.assigned for m in group.members.values()), *group.targets.values())
+        names = {topic_id: name for name, (topic_id, _) in group.topics.items()}
+        held = {names.get(topic_id) or self._host.topics.topic_name(topic_id) for topic_id, _ in parts}
+        # Each is asked for, that each denial is told. A topic that is gone has no name to tell.
+        return all([self._may_topic(caller, Operation.DESCRIBE, name) for name in held if name])
 
     # -- offsets ------------------------------------------------------------------------------------
 
@@ -348,7 +364,7 @@ class GroupHandler:
             shard = self._shard(caller, Operation.DESCRIBE, group.group_id)
         except PenstockError as e:
             return e.code, ()
-        unknown: dict[Any, list[int]] = {}
+        refused: dict[Any, tuple[ErrorCode, list[int]]] = {}
         names: dict[str, Any] = {}
         keys: list[TopicKey] | None = None
         if group.topics is not None:
@@ -356,8 +372,14 @@ class GroupHandler:
             for topic in group.topics:
                 by_id = hasattr(topic, "topic_id")
                 name = self._topic_name(topic.topic_id) if by_id else topic.name
-                if name is None or not self._may_topic(caller, Operation.DESCRIBE, name):
-                    unknown[topic.topic_id if by_id else topic.name] = list(topic.partition_indexes or ())
+                error = ErrorCode.NONE
+                if name is None:
+                    error = ErrorCode.UNKNOWN_TOPIC_ID
+                elif not self._may_topic(caller, Operation.DESCRIBE, name):
+                    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                if error or name is None:
+                    key = topic.topic_id if by_id else topic.name
+                    refused[key] = error, list(topic.partition_indexes or ())
                     continue
                 names[name] = topic.topic_id if by_id else name
                 keys += [(name, index) for index in topic.partition_indexes or ()]
@@ -365,17 +387,23 @@ class GroupHandler:
         if error:
             return error, ()
         by_topic: dict[str, list[tuple[int, OffsetValue | None]]] = {name: [] for name in names}
+        seen: set[str] | None = None
+        if keys is None and self._rights.is_enabled:
+            # Of all offsets, those of hidden topics are left out without a word.
+            wanted = dict.fromkeys(name for (name, _), _ in found)
+            who = caller.identity
+            seen = set(self._rights.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, wanted))
         for (name, index), value in found:
-            if keys is not None or self._may_topic(caller, Operation.DESCRIBE, name):
+            if seen is None or name in seen:
                 by_topic.setdefault(name, []).append((index, value))
-        return ErrorCode.NONE, self._encode_fetched(header, by_topic, names, unknown)
+        return ErrorCode.NONE, self._encode_fetched(header, by_topic, names, refused)
 
     def _encode_fetched(
         self,
         header: RequestHeader,
         by_topic: dict[str, list[tuple[int, OffsetValue | None]]],
         names: dict[str, Any],
-        unknown: dict[Any, list[int]],
+        refused: dict[Any, tuple[ErrorCode, list[int]]],
     ) -> tuple[Any, ...]:
         plural = header.api_version >= 8
         topic_type = "OffsetFetchResponseTopics" if plural else "OffsetFetchResponseTopic"
@@ -402,8 +430,7 @@ class GroupHandler:
             topics.append(
                 codec.item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
             )
-        refusal = ErrorCode.UNKNOWN_TOPIC_ID if with_ids else ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        for key, indexes in unknown.items():
+        for key, (refusal, indexes) in refused.items():
             named = {"topic_id": key} if with_ids else {"name": key}
             topics.append(
                 codec.item(
@@ -417,10 +444,14 @@ class GroupHandler:
     ) -> Answer:
         shard = self._shard(caller, Operation.DELETE, request.group_id)
         places = [(t.name, p.partition_index) for t in request.topics or () for p in t.partitions or ()]
+        names = dict.fromkeys(t.name for t in request.topics or ())
+        denied = {name for name in names if not self._may_topic(caller, Operation.READ, name)}
         refused = {
-            place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            place: ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if place[0] in denied
+            else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for place in places
-            if place[1] >= self._host.topics.partition_count(place[0])
+            if place[0] in denied or place[1] >= self._host.topics.partition_count(place[0])
         }
         keys = [place for place in places if place not in refused]
         later = DeferredReply()
@@ -459,6 +490,8 @@ class GroupHandler:
     def _list(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         states = getattr(request, "states_filter", None) or ()
         kinds = getattr(request, "types_filter", None) or ()
+        see = self._rights.may_see
+        may_all = see(caller, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME)
         groups = [
             codec.item(
                 header,
@@ -470,7 +503,7 @@ class GroupHandler:
             )
             for shard in self._host.shards()
             for view in shard.list_groups(states, kinds)
-            if self._may(caller, Operation.DESCRIBE, view.group_id)
+            if may_all or see(caller, Operation.DESCRIBE, ResourceType.GROUP, view.group_id)
         ]
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._host.loading_count else ErrorCode.NONE
         return [codec.respond(header, error_code=error, groups=tuple(groups))]
@@ -494,9 +527,7 @@ class GroupHandler:
         return [codec.respond(header, groups=tuple(groups))]
 
     def _operations(self, caller: RequestContext, group_id: str) -> int:
-        return sum(
-            bit for operation, bit in _OPERATION_BITS.items() if self._may(caller, operation, group_id)
-        )
+        return self._rights.authorized_operations(caller.identity, ResourceType.GROUP, group_id)
 
     def _delete(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         names = list(dict.fromkeys(request.groups_names or ()))

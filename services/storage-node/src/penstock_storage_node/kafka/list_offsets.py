@@ -15,11 +15,12 @@ import asyncio
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
 from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.replica.partition import Partition, wait_for_change
 from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replication.leadership import Leadership
@@ -43,6 +44,7 @@ _SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 
+_DENIED: Final = PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to describe the topic")
 _Found = tuple[int, int, int]
 """Timestamp, offset, leader epoch."""
 
@@ -50,18 +52,12 @@ _Found = tuple[int, int, int]
 class ListOffsetsHandler:
     """Answers the two for every way in."""
 
-    def __init__(self, registry: PartitionRegistry, authorizer: Authorizer) -> None:
+    def __init__(self, registry: PartitionRegistry, rights: Rights) -> None:
         self._registry = registry
-        self._authorizer = authorizer
+        self._rights = rights
 
-    def _led(
-        self, caller: RequestContext, topic: str, index: int, epoch: int
-    ) -> tuple[Partition, Leadership]:
+    def _led(self, topic: str, index: int, epoch: int) -> tuple[Partition, Leadership]:
         partition = self._registry.locate(topic, None, index)
-        if not self._authorizer.authorize(caller.principal, Operation.DESCRIBE, ResourceType.TOPIC, topic):
-            raise PenstockError(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not describe {topic}"
-            )
         return partition, partition.replica.require_leader(epoch)
 
     async def list_offsets(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Response:
@@ -74,12 +70,15 @@ class ListOffsetsHandler:
         deadline_s = asyncio.get_running_loop().time() + ELECTION_WAIT_S
         for topic in request.topics:
             items = []
+            is_denied = not self._rights.may_topic(caller, Operation.DESCRIBE, topic.name)
             for p in topic.partitions:
                 error, found = ErrorCode.NONE, (-1, -1, -1)
                 try:
+                    if is_denied:
+                        raise _DENIED
                     _check_timestamp(p.timestamp, header.api_version)
                     epoch = getattr(p, "current_leader_epoch", -1)
-                    partition, leadership = self._led(caller, topic.name, p.partition_index, epoch)
+                    partition, leadership = self._led(topic.name, p.partition_index, epoch)
                     found = await self._find(partition, leadership, p.timestamp, deadline_s)
                 except PenstockError as e:
                     error = e.code
@@ -127,13 +126,20 @@ class ListOffsetsHandler:
         topic_type = codec.entity_type(*version, "OffsetForLeaderTopicResult")
         item_type = codec.entity_type(*version, "EpochEndOffset")
         topics = []
+        # First it was between brokers alone, so who may act for the cluster may ask (KIP-320).
+        may_all = self._rights.may_see(
+            caller, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
+        )
         for topic in request.topics:
             items = []
+            is_denied = not may_all and not self._rights.may_topic(caller, Operation.DESCRIBE, topic.topic)
             for p in topic.partitions:
                 error, found = ErrorCode.NONE, (-1, -1)
                 try:
+                    if is_denied:
+                        raise _DENIED
                     epoch = getattr(p, "current_leader_epoch", -1)
-                    partition, _ = self._led(caller, topic.topic, p.partition, epoch)
+                    partition, _ = self._led(topic.topic, p.partition, epoch)
                     found = partition.log.end_offset_for_epoch(p.leader_epoch)
                 except PenstockError as e:
                     error = e.code

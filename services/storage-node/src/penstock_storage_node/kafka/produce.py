@@ -1,7 +1,7 @@
 """Produce: check, append, answer when the acks are there (`produce_outcomes`).
 
 Order of checks: Kafka's (`KafkaApis.handleProduceRequest`, `ReplicaManager`, `Partition`, `UnifiedLog`):
-acks, authorization, partition and leader, ISR for acks=all, the batch itself, producer state. Appends
+authorization, acks, partition and leader, ISR for acks=all, the batch itself, producer state. Appends
 happen inside the call, so requests of one connection are appended in the order they arrive; only the
 answer waits.
 
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import Operation, ResourceType
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
-from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.batch import BatchInfo, is_transactional
 from penstock_kafka.records.check import accept_produced, accept_steps, declared_records, open_batch
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
@@ -29,11 +30,13 @@ from penstock_runtime.turns import SLICE_S, LoopTurns
 from penstock_storage_node.kafka.deferred_appends import DeferredAppend, DeferredAppends
 from penstock_storage_node.kafka.produce_outcomes import AppendedBatch, ProduceInProgress, refused
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.retry_gate import RetryGate
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
 
 ACKS_ALL = -1
+_EMPTY: Final = memoryview(b"")
 ADMIN_CLIENT_ID = "__admin_client"
 """Kafka's own tools may write to internal topics under that name."""
 RECORDS_AT_ONCE_MAX = 40_000
@@ -74,11 +77,11 @@ class _AckWait:
 class ProduceHandler:
     """Answers Produce for every way in."""
 
-    def __init__(self, manager: ReplicaManager, authorizer: Authorizer, in_touch: Callable[[], bool]) -> None:
+    def __init__(self, manager: ReplicaManager, rights: Rights, in_touch: Callable[[], bool]) -> None:
         self._in_touch = in_touch
         """Whether the controllers were heard of lately: else another node may lead what this one leads."""
         self._manager = manager
-        self._authorizer = authorizer
+        self._rights = rights
         self._retry_gate = RetryGate()
         self._turns = DeferredAppends(manager.registry)
         self._loop_turns = LoopTurns.of(manager.lifecycle)
@@ -91,6 +94,10 @@ class ProduceHandler:
         """Answer one request. `frame` must stay as it is until it is written to disk."""
         self._manager.metrics.produce_requests += 1
         skim = skim_produce(frame, header)
+        if self._rights.is_enabled:
+            refusal = self._look_through(caller, skim)
+            if refusal is not None:
+                return self._refuse_all(caller, header, skim, refusal)
         turn = self._turns.take_turn(skim.partitions)
         if turn is None and any(declared_records(i.records) > RECORDS_AT_ONCE_MAX for i in skim.partitions):
             turn = self._turns.line_up(skim.partitions)
@@ -108,6 +115,41 @@ class ProduceHandler:
             if clock_s() >= until_s:
                 turn = self._turns.line_up(skim.partitions)
                 return self._in_line(turn, self._go_on(steps))
+
+    def _look_through(self, caller: RequestContext, skim: ProduceSkim) -> PenstockError | None:
+        """Why the whole request is refused, if it is. Batches for topics that the caller may not write to are
+        emptied, that nobody's rights are missing only after much work; each is refused when its turn comes.
+
+        Who writes in a transaction needs the right to its id (Kafka: KafkaApis.handleProduceRequest).
+        """
+        rights, items = self._rights, skim.partitions
+        if any(is_transactional(item.records) for item in items) and (
+            skim.transactional_id is None
+            or not rights.may(
+                caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, skim.transactional_id
+            )
+        ):
+            return PenstockError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                f"{caller.identity.principal} has no right to WRITE in the transaction",
+            )
+        for index, item in enumerate(items):
+            topic = item.topic
+            if item.topic_id is not None:
+                topic = self._manager.registry.topic_name(item.topic_id)
+            if topic and not rights.may_topic(caller, Operation.WRITE, topic):
+                items[index] = replace(item, records=_EMPTY)
+        return None
+
+    def _refuse_all(
+        self, caller: RequestContext, header: RequestHeader, skim: ProduceSkim, error: PenstockError
+    ) -> Response | asyncio.Future[Response]:
+        request = ProduceInProgress(
+            caller, header, skim, self._manager.clock_ms(), self._manager.wall_ms()
+        )
+        for index, item in enumerate(skim.partitions):
+            request.settle(index, self._refuse(request, item, error))
+        return self._without_acks(request) if skim.acks == 0 else request.when_settled()
 
     def _in_line(self, turn: DeferredAppend, rest: Coroutine[Any, Any, Response]) -> asyncio.Task[Response]:
         task = asyncio.ensure_future(rest)
@@ -211,18 +253,14 @@ class ProduceHandler:
     ) -> AppendedBatch:
         """Check and append one batch; raises PenstockError."""
         manager, caller, acks = self._manager, request.caller, request.acks
+        partition = self._rights.locate(
+            manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
+        )
         if acks not in (ACKS_ALL, 0, 1):
             raise PenstockError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
             )
-        partition = manager.registry.locate(item.topic, item.topic_id, item.partition)
         replica, log = partition.replica, partition.log
-        if not self._authorizer.authorize(
-            caller.principal, Operation.WRITE, ResourceType.TOPIC, replica.topic
-        ):
-            raise PenstockError(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{caller.principal} may not write to {replica.topic}"
-            )
         if replica.topic in INTERNAL_TOPICS and caller.client_id != ADMIN_CLIENT_ID:
             raise PenstockError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by the cluster alone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_core.errors import REFRESH_METADATA
-from penstock_frontend.authorizer import ANONYMOUS, Principal
+from penstock_frontend.authorizer import NOBODY, Authorizer, Identity, Operation, ResourceType
 from penstock_kafka.producer_retries import SENT_AGAIN
 
 ROUTING_ERRORS = SENT_AGAIN | REFRESH_METADATA
@@ -14,27 +14,37 @@ batch of the producer past this one."""
 class RequestContext:
     """One per request."""
 
-    __slots__ = ("client_id", "concerns_router", "host", "listener", "peer", "principal")
+    __slots__ = ("_denied", "client_id", "concerns_router", "identity", "listener", "peer")
 
     def __init__(
-        self,
-        principal: Principal = ANONYMOUS,
-        client_id: str | None = None,
-        peer: str = "",
-        host: str | None = None,
-        listener: str = "",
+        self, identity: Identity = NOBODY, client_id: str | None = None, peer: str = "", listener: str = ""
     ) -> None:
-        """`peer` is for logs; `host` the client's address alone, when `peer` has a port too;
-        `listener` the node's own by which it came, "" for a relayed request."""
+        """`peer` is for logs; `listener` the node's own by which it came, "" for a relayed request."""
         self.listener = listener
-        self.host = peer if host is None else host
-        self.principal = principal
+        self.identity = identity
         self.client_id = client_id
         self.peer = peer
         self.concerns_router = False
         """Set when the answer holds one of `ROUTING_ERRORS`."""
+        self._denied: set[tuple[int, int, str]] | None = None
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.identity.host
 
     def note(self, code: int) -> None:
         """Take note of an error that is answered."""
         if code in ROUTING_ERRORS:
             self.concerns_router = True
+
+    def note_denied(
+        self, authorizer: Authorizer, operation: Operation, kind: ResourceType, name: str
+    ) -> None:
+        """Tell of a denial, once for all that the request has to do with the thing."""
+        denied = self._denied
+        if denied is None:
+            denied = self._denied = set()
+        if (key := (operation, kind, name)) not in denied:
+            denied.add(key)
+            authorizer.denied(self.identity, operation, kind, name)

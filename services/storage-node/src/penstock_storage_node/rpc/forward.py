@@ -18,7 +18,7 @@ import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
-from penstock_frontend.authorizer import ANONYMOUS, Principal
+from penstock_core.security.principal import ANONYMOUS, Identity, Principal, client_identity
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire.apis import is_supported
@@ -81,8 +81,7 @@ class ForwardStream:
         self._data = data
         self._manager = manager
         self._metadata = metadata
-        kind, _, name = opened.principal.partition(":")
-        self._principal = Principal(kind, name) if name else ANONYMOUS
+        self._identity = identity_of(opened)
         self._peer = opened.client_host
         self._partial: bytearray | None = None
         self._first = ForwardedFrame()
@@ -159,7 +158,7 @@ class ForwardStream:
             f" {self._frame_bytes_max}",
         )
         self._request_count += 1
-        self._answer(first.request_id, 0, RequestContext(self._principal, None, self._peer), CLOSE)
+        self._answer(first.request_id, 0, RequestContext(self._identity, None, self._peer), CLOSE)
 
     async def _handle(self, first: ForwardedFrame, frame: Buffer) -> None:
         """Answer one request. What comes after it on the stream waits until its part that must
@@ -179,7 +178,7 @@ class ForwardStream:
         self._request_bytes += len(frame)
         self._request_count += 1
         size = len(frame)
-        caller = RequestContext(self._principal, None, self._peer)
+        caller = RequestContext(self._identity, None, self._peer)
         result = self._start(caller, frame)
         if isinstance(result, Awaitable):
             future = asyncio.ensure_future(result)
@@ -301,6 +300,16 @@ def _cut(buffers: deque[Buffer], size: int) -> tuple[list[Buffer], int]:
         out.append(buffer)
         left -= len(buffer)
     return out, size
+
+
+def identity_of(opened: pb.ForwardOpen) -> Identity:
+    """For whom a stream is; a gateway of before tells the principal as text."""
+    if opened.principal_type:
+        principal = Principal(opened.principal_type, opened.principal_name)
+    else:
+        kind, _, name = opened.principal.partition(":")
+        principal = Principal(kind, name) if name else ANONYMOUS
+    return client_identity(principal, opened.client_host)
 
 
 class ForwardService:
