@@ -10,7 +10,7 @@ from fuzz.kafka_targets import VERSIONS, chosen, request_body
 from fuzz.target import Target, expect
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicId
-from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_kafka.wire.groups import group_partition
@@ -21,6 +21,7 @@ from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
 from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.kafka.groups import GroupHandler
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
 from unit.storage_node.groups.group_rig import Rig
 
 _GROUP_KEYS: Final = frozenset({8, 9, 11, 12, 13, 14, 15, 16, 42, 47, 68, 69})
@@ -230,7 +231,7 @@ def _requests(data: bytes) -> None:
     async def main() -> None:
         rig = Rig()
         rig.topics.counts = {"name-1": 3, "t": 2}
-        handler = GroupHandler(_Host(rig), AllowAll())  # type: ignore[arg-type]
+        handler = GroupHandler(_Host(rig), Rights(AllowAll()))  # type: ignore[arg-type]
         position = 0
         while position + 4 <= len(data):
             key, version = VERSIONS[int.from_bytes(data[position : position + 2], "big") % len(VERSIONS)]
@@ -245,7 +246,7 @@ def _requests(data: bytes) -> None:
 
 async def _request(rig: Rig, handler: GroupHandler, key: int, version: int, body: bytes) -> None:
     frame = request_header(key, version, 9, "client") + body
-    caller = RequestContext(peer="1.2.3.4:5", client_id="client", host="1.2.3.4")
+    caller = RequestContext(Identity(ANONYMOUS, "1.2.3.4"), "client", "1.2.3.4:5")
     try:
         answer: Any = handler.handle(caller, parse_request_header(frame), frame)
     except Malformed:

@@ -146,7 +146,7 @@ class MiniNode:
         forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
         self.server, self.endpoint = await serve(
             "127.0.0.1:0",
-            lambda s: add_storage_service(s, streams, forward, FetchRangeService(self.manager)),
+            lambda s: add_storage_service(s, streams, forward, FetchRangeService(self.manager, AllowAll())),
             allow_insecure_bind=False,
         )
         flags = ["--data-dir", str(self.path), "--checkpoint-interval-ms", str(self.checkpoint_interval_ms)]

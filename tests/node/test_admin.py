@@ -13,7 +13,7 @@ import pytest
 
 from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, ids
 from penstock_core.errors import ErrorCode, InvariantBroken
-from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
+from penstock_frontend.authorizer import AllowAll, Operation, ResourceType
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey, Route
 from penstock_kafka.wire.fetch import (
@@ -31,6 +31,7 @@ from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.reporting.group_lag import Lag
 from penstock_storage_node.rpc.log_ends import LogEndsService
 from penstock_storage_node.settings import GroupSettings
+from support.denials import Denying
 from support.kafka_specs import change_spec
 
 RACKS = {1: "a", 2: "b", 3: "b"}
@@ -67,15 +68,6 @@ async def test_an_api_that_no_handler_of_a_node_answers_is_found_at_the_start(
     change_spec(monkeypatch, ApiKey.METADATA, route=route)
     with pytest.raises(InvariantBroken, match=r"^handlers of DataApis: Metadata .* has no entry"):
         build()
-
-
-class NoClusterAlter(AllowAll):
-    """Everything but altering the cluster."""
-
-    def authorize(
-        self, principal: Principal, operation: Operation, resource_type: ResourceType, resource_name: str
-    ) -> bool:
-        return (operation, resource_type) != (Operation.ALTER, ResourceType.CLUSTER)
 
 
 async def make_topic(cluster: MiniCluster) -> None:
@@ -199,7 +191,9 @@ async def test_a_failed_disk_is_told_to_who_moves_replicas(cluster: MiniCluster)
 async def test_who_may_not_alter_the_cluster_moves_nothing_and_learns_nothing(cluster: MiniCluster) -> None:
     await make_topic(cluster)
     node = cluster.nodes[1]
-    node.data = DataApis(node.manager, NoClusterAlter(), lambda: True)
+    node.data = DataApis(
+        node.manager, Denying(lambda *what: what[:2] == (Operation.ALTER, ResourceType.CLUSTER)), lambda: True
+    )
     refused = await alter_log_dirs(node, 2, ("/elsewhere", TOPIC, (0, 9)), (str(node.path), "no-such", (0,)))
     assert set(refused.values()) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import parse_request_header, request_header
@@ -18,6 +18,8 @@ from penstock_kafka.wire.primitives import Malformed
 from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.kafka.groups import GroupHandler
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
+from support.denials import Denying
 from unit.storage_node.groups.group_rig import FakeTopics, Rig, subscription
 
 E = ErrorCode
@@ -43,11 +45,9 @@ class Host:
         return [self.rig.shard]
 
 
-class NoTopicSecret:
+def without_rights() -> Denying:
     """No right to topic `secret` and group `private`."""
-
-    def authorize(self, who: Principal, operation: Operation, kind: ResourceType, name: str) -> bool:
-        return name not in ("secret", "private")
+    return Denying(lambda _operation, _kind, name: name in ("secret", "private"))
 
 
 class Peer:
@@ -57,13 +57,13 @@ class Peer:
         self.rig = Rig()
         self.rig.topics.counts = {"t": 3, "secret": 1}
         self.host = Host(self.rig)
-        self.handler = GroupHandler(self.host, authorizer or AllowAll())  # type: ignore[arg-type]
+        self.handler = GroupHandler(self.host, Rights(authorizer or AllowAll()))  # type: ignore[arg-type]
 
     async def call(self, key: ApiKey, version: int, /, **values: Any) -> Any:
         request = codec.build(codec.request_type(key, version), **values)
         frame = request_header(key, version, 9, "client") + codec.encode_body(request)
         answer = self.handler.handle(
-            RequestContext(peer="1.2.3.4:5", client_id="client", host="1.2.3.4"),
+            RequestContext(Identity(ANONYMOUS, "1.2.3.4"), "client", "1.2.3.4:5"),
             parse_request_header(frame),
             frame,
         )
@@ -274,7 +274,7 @@ def commit_topics(version: int, *names: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
 def test_commits_in_every_version(version: int) -> None:
     async def main() -> None:
-        peer = Peer(NoTopicSecret())
+        peer = Peer(without_rights())
         call = {
             "generation_id_or_member_epoch": -1,
             "member_id": "",
@@ -521,7 +521,7 @@ def test_damaged_requests_are_answered_or_refused() -> None:
                 cut = rng.choice((None, None, -1, -3)) if number else None
                 frame = request_header(key, version, 9, "c") + bytes(damaged[:cut])
                 try:
-                    answer = peer.handler.handle(RequestContext(peer="h"), parse_request_header(frame), frame)
+                    answer = peer.handler.handle(RequestContext(), parse_request_header(frame), frame)
                 except Malformed:
                     assert number
                     continue

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock_core.errors import PenstockError
-from penstock_frontend.authorizer import ANONYMOUS
+from penstock_frontend.authorizer import ANONYMOUS, Identity
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.fetch import Fetch
@@ -110,7 +110,7 @@ class GatewayConnection(KafkaConnection):
     def handle(self, frame: bytearray, finish: Callable[[Outcome], None]) -> None:
         if self._client is None:
             relay = self.process.relay  # type: ignore[attr-defined]
-            self._client = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
+            self._client = relay.open(ClientInfo(Identity(ANONYMOUS, "client"), "KAFKA"))
         header = parse_request_header(frame)
         self._client.submit(_REQUESTS[header.api_key](header, frame, finish))
 

@@ -8,13 +8,13 @@ a host's name is its address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
 from penstock_core.metadata.image import NodeImage
-from penstock_frontend.authorizer import ANONYMOUS, AllowAll
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
 from penstock_frontend.cluster.find_coordinator import Coordinators
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.relay.client_relay import ClientInfo
@@ -135,6 +135,9 @@ class _Addresses:
     def node_address(self, _connection: Any, node: NodeImage) -> tuple[str, int] | None:
         return f"n{node.node_id}", 9092
 
+    def view_key(self, _connection: Any) -> Hashable:
+        raise NotImplementedError
+
     def apis(self, _image: Any) -> Mapping[int, tuple[int, int]]:
         raise NotImplementedError
 
@@ -143,6 +146,7 @@ class _Anybody:
     """A connection, as far as FindCoordinator looks at it."""
 
     principal = ANONYMOUS
+    identity = Identity(ANONYMOUS, "client")
 
 
 class Finder:
@@ -190,7 +194,7 @@ class GroupGatewayConnection(GatewayConnection):
             return
         if self._client is None:
             relay = self.process.relay  # type: ignore[attr-defined]
-            self._client = relay.open(ClientInfo(ANONYMOUS, "client", "KAFKA"))
+            self._client = relay.open(ClientInfo(Identity(ANONYMOUS, "client"), "KAFKA"))
         self._client.submit(GROUP_CALLS[header.api_key](header, frame, finish))
 
 

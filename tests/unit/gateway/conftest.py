@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from penstock_core.errors import ErrorCode
-from penstock_frontend.authorizer import ANONYMOUS, AllowAll
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
@@ -240,7 +240,7 @@ class RelayRig:
         assert not self.lifecycle.failed.is_set()
 
     def client(self) -> ClientRelay:
-        return self.relay.open(ClientInfo(ANONYMOUS, "127.0.0.1", "PROXY"))
+        return self.relay.open(ClientInfo(Identity(ANONYMOUS, "127.0.0.1"), "PROXY"))
 
     def move(self, partition: int, leader: int) -> None:
         self.leaders[partition] = leader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import pytest
 
@@ -21,6 +21,9 @@ from unit.gateway.conftest import RelayRig
 
 class Nowhere:
     def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
+        return None
+
+    def view_key(self, connection: Connection) -> Hashable:
         return None
 
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from penstock_core.metadata.image import MetadataImage
+from penstock_frontend.authorizer import AllowAll
 from penstock_gateway.http.rest import cluster_document, routes, topic_document, topics_document
 from penstock_gateway.role import advertised_apis, has_shrunk
 from penstock_gateway.settings import GatewaySettings
@@ -75,7 +76,7 @@ def test_documents() -> None:
     assert json.loads(json.dumps(document)) == document
     assert [n["state"] for n in document["nodes"]] == ["live", "live"]
     assert document["gateways"][0]["listeners"][0]["advertised"] == [{"network": "*", "address": "auto"}]
-    assert topics_document(image)["topics"][0]["under_replicated_partition_count"] == 1
+    assert topics_document(image, ["flights"])["topics"][0]["under_replicated_partition_count"] == 1
     topic = image.topic("flights")
     assert topic is not None
     assert topic_document(image, topic)["config"] == {"retention.ms": "5"}
@@ -84,7 +85,7 @@ def test_documents() -> None:
 async def test_rest_answers_and_says_what_is_wrong() -> None:
     image = MetadataImage()
     app = web.Application()
-    app.add_routes(routes(lambda: image, lambda: 0))
+    app.add_routes(routes(lambda: image, lambda: 0, AllowAll()))
 
     async def get(client: Any, path: str) -> tuple[int, Any]:
         async with client.get(path) as response:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Final
 
 from penstock_core.addresses import parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
-from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
@@ -36,7 +36,7 @@ from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.ports import GatewayPorts
 from penstock_gateway.registration import Registration
 from penstock_gateway.relay.relay import Relay
-from penstock_gateway.routing.addresses import AddressBook, Arrival, OwnListener
+from penstock_gateway.routing.addresses import AddressBook, AddressView, Arrival, OwnListener
 from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
 from penstock_gateway.routing.node_spread import pick
 from penstock_gateway.rpc.service import GatewayService
@@ -79,11 +79,18 @@ class GatewayAddresses:
 
     def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
         """Where that client finds the node."""
+        view = self._view(connection)
+        return (view.apart if self._apart else view.addresses).get(node.node_id)
+
+    def view_key(self, connection: Connection) -> Hashable:
+        """Clients to whom nodes are at the same addresses."""
+        return self._view(connection).key
+
+    def _view(self, connection: Connection) -> AddressView:
         arrival = Arrival(
             connection.listener, connection.peer_host, connection.local_host, connection.local_port
         )
-        view = self._book.view(self._image(), arrival)
-        return (view.apart if self._apart else view.addresses).get(node.node_id)
+        return self._book.view(self._image(), arrival)
 
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
         """What this gateway and every registered node answer; relayed APIs alone depend on nodes."""
@@ -147,7 +154,11 @@ class Gateway:
         kafka_metrics = KafkaMetrics.of(lifecycle)
         self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms)
         lifecycle.registry.register(self._metrics)
-        authorizer = AllowAll()
+        authorizer: Authorizer = AllowAll()
+        by_acl = settings.acl_authorizer(lifecycle.log)
+        if by_acl is not None:
+            authorizer = by_acl
+            self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
         self._relay = Relay(
             settings.gateway_id,
             self._metadata,
@@ -187,7 +198,7 @@ class Gateway:
         self._http = ports.http(
             settings.http_bind,
             lifecycle,
-            routes(lambda: self._metadata.image, self._metadata.contact_age_ms),
+            routes(lambda: self._metadata.image, self._metadata.contact_age_ms, authorizer),
         )
         self._bound: dict[str, Endpoint] = {}
         self._grpc_endpoint = Endpoint("", "", 0)

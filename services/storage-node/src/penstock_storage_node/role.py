@@ -256,6 +256,7 @@ class StorageNode:
             clock_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
+        self._authorizer = authorizer
         self._data = DataApis(manager, authorizer, lambda: self._registration.in_touch(), self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
         kafka_metrics = KafkaMetrics.of(lifecycle)
@@ -290,7 +291,7 @@ class StorageNode:
         self._server, bound = await self._ports.serve(
             settings.grpc_bind,
             lambda s: add_storage_service(
-                s, self._streams, forward, FetchRangeService(self._manager), self._positions
+                s, self._streams, forward, FetchRangeService(self._manager, self._authorizer), self._positions
             ),
             allow_insecure_bind=settings.allow_insecure_bind,
             tls=self._tls,

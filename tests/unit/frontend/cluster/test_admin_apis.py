@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode
-from penstock_frontend.authorizer import Operation, Principal, ResourceType
 from penstock_frontend.cluster import quorum as cluster_quorum
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 from penstock_proto.v1 import common_pb2, metadata_pb2
 from penstock_proto.v1 import controller_pb2 as pb
+from support.denials import Denying
 from support.waiting import eventually
 from unit.frontend.cluster.test_apis import Client, of, serving
 from unit.runtime.fake_controllers import Cluster, FakeController
@@ -375,16 +375,9 @@ def test_quorum_and_log_directories(run: Run, monkeypatch: pytest.MonkeyPatch) -
     run(main())
 
 
-class Nobody:
-    """No right to anything."""
-
-    def authorize(self, who: Principal, operation: Operation, kind: ResourceType, name: str) -> bool:
-        return False
-
-
 def test_without_a_right_nothing_is_told_or_done(run: Run, script: Script) -> None:
     async def main() -> None:
-        async with serving(Nobody()) as (client, *_):
+        async with serving(Denying(lambda *_: True)) as (client, *_):
             key = (ApiKey.DESCRIBE_CONFIGS, 4)
             kinds = {TOPIC: 29, BROKER: 31, GROUP: 30}
             resources = tuple(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
-from penstock_frontend.authorizer import AllowAll, Operation, Principal, ResourceType
+from penstock_frontend.authorizer import AllowAll, Operation
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, Connection, KafkaListener, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
@@ -30,6 +30,7 @@ from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.settings import ListenerSettings
+from support.denials import Denying
 from support.kafka_specs import change_spec
 from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
@@ -42,18 +43,17 @@ class Addresses:
     def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
         return connection.local_host, connection.local_port
 
+    def view_key(self, connection: Connection) -> Hashable:
+        return connection.local_host, connection.local_port
+
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
         return SUPPORTED
 
 
-class DenyTopic:
-    """No right to anything of one topic."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-
-    def authorize(self, who: Principal, operation: Operation, kind: ResourceType, name: str) -> bool:
-        return name != self.topic and operation is not Operation.CREATE
+def deny_topic(topic: str) -> Denying:
+    """No right to anything of one topic, nor to make or delete any."""
+    made_or_deleted = (Operation.CREATE, Operation.DELETE)
+    return Denying(lambda operation, _, name: name == topic or operation in made_or_deleted)
 
 
 class Handler:
@@ -517,7 +517,7 @@ def test_describe_topic_partitions_in_pages(run: Run) -> None:
 
 def test_every_topic_goes_past_the_authorizer(run: Run) -> None:
     async def main() -> None:
-        async with serving(DenyTopic("secret")) as (client, cluster, controller, _, _e):
+        async with serving(deny_topic("secret")) as (client, cluster, controller, _, _e):
             for name in ("secret", "open"):
                 topic_id = name.encode().rjust(16, b"\0")
                 cluster.commit(

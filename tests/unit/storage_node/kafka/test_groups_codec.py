@@ -10,6 +10,7 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_TOPIC_ID, TopicId
+from penstock_frontend.authorizer import ANONYMOUS, Identity
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
@@ -20,7 +21,7 @@ from penstock_storage_node.kafka.groups_codec.classic import to_ms
 from penstock_storage_node.kafka.groups_codec.consumer import encode_consumer_heartbeat
 from penstock_storage_node.kafka.request_context import RequestContext
 
-CALLER = RequestContext(peer="1.2.3.4:5", client_id="client", host="1.2.3.4")
+CALLER = RequestContext(Identity(ANONYMOUS, "1.2.3.4"), "client", "1.2.3.4:5")
 IDS = (TopicId(bytes(range(16))), TopicId(NO_TOPIC_ID), TopicId(b"\x01" * 16))
 ROUNDS = 40
 BROKEN_ROUNDS = 400

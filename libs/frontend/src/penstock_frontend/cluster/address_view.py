@@ -5,7 +5,7 @@ What `ClusterApis` and `Coordinators` ask of the process that they are part of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Protocol
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
@@ -18,9 +18,13 @@ class AddressView(Protocol):
     def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
         """Host and port for that client; None leaves the node out.
 
-        May depend on the image, the connection's listener, its local and peer host, and
-        nothing else: answers are kept by those.
+        May depend on the image and on what `view_key` tells apart, and on nothing else: answers are
+        kept by those.
         """
+        ...
+
+    def view_key(self, connection: Connection) -> Hashable:
+        """The same for two clients that are told the same by `node_address`, as of the newest image."""
         ...
 
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:

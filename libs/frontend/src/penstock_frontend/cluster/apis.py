@@ -11,14 +11,13 @@ left to the listener); any other failure is answered in the right shape.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
-from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, require_cluster
+from penstock_frontend.authorizer import Authorizer, Operation, ResourceType, require_cluster
 from penstock_frontend.cluster import describe as cluster_describe
 from penstock_frontend.cluster import topics as cluster_topics
 from penstock_frontend.cluster.acls import Acls
@@ -27,6 +26,7 @@ from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.find_coordinator import Coordinators
+from penstock_frontend.cluster.metadata_answers import MetadataAnswers, cluster_operations
 from penstock_frontend.cluster.quorum import QuorumApis, features_of
 from penstock_frontend.cluster.quotas import Quotas
 from penstock_frontend.cluster.reassignments import Reassignments
@@ -44,17 +44,13 @@ from penstock_kafka.wire.api_versions import (
 )
 from penstock_kafka.wire.apis import LOCAL_ROUTES, SUPPORTED, ApiKey, Route, is_supported, require_entries
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
-from penstock_kafka.wire.metadata import MetadataRequest, decode_metadata, encode_metadata_response
+from penstock_kafka.wire.metadata import MetadataRequest, decode_metadata
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.turns import LoopTurns
 
-_CACHE_ENTRIES_MAX = 64
-_CACHED_BYTES_MAX = 8 * 1024 * 1024
-"""Question and answer together: one of them does not take the whole cache."""
-_CACHE_BYTES_MAX = 16 * 1024 * 1024
 _AT_ONCE_BYTES_MAX = 8 * 1024
 """Requests up to that size are read at once, about a millisecond's work."""
 _READ_BY_HAND = frozenset({ApiKey.API_VERSIONS, ApiKey.METADATA})
@@ -125,6 +121,9 @@ class ClusterApis:
         self._authorizer = authorizer
         self._metrics = metrics
         self._controller_id = controller_id or lowest_live_node
+        self._metadata_answers = MetadataAnswers(
+            lambda: metadata.image, addresses, authorizer, self._controller_id
+        )
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         calls = ControllerCalls(metadata, controllers)
         self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
@@ -170,10 +169,6 @@ class ClusterApis:
         require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
         require_entries("error responses", ERROR_FORMS, Route)
         codec.require_schemas()
-        self._cache: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
-        self._cache_sizes: dict[tuple[object, ...], int] = {}
-        self._cache_version = -1
-        self._cache_bytes = 0
 
     def handles(self, api_key: int) -> bool:
         """Whether `answer` and `handle` know the API."""
@@ -236,101 +231,30 @@ class ClusterApis:
     def _metadata_request(
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes | Coroutine[Any, Any, bytes]:
+        request: MetadataRequest | None = None
+        uncreatable: frozenset[str] = frozenset()
+        names: list[str] = []
         if self._auto_create is not None:
             request = decode_metadata(frame, header)
-            names = self._auto_create.missing(connection, request, self._metadata.image)
-            if names:
-                return self._created_metadata(self._auto_create, names, connection, header, frame)
-        if self._suspected_leaders is not None and self._suspected_leaders.any:
-            return self._settled_metadata(self._suspected_leaders, connection, header, frame)
-        return self._metadata_now(connection, header, frame)
+            names, uncreatable = self._auto_create.missing(connection, request, self._metadata.image)
+        if names or (self._suspected_leaders is not None and self._suspected_leaders.any):
+            return self._metadata_later(connection, header, frame, request, names, uncreatable)
+        return self._metadata_answers.answer(connection, header, frame, request, uncreatable)
 
-    async def _created_metadata(
+    async def _metadata_later(
         self,
-        auto_create: AutoCreate,
+        connection: Connection,
+        header: RequestHeader,
+        frame: bytearray,
+        request: MetadataRequest | None,
         names: list[str],
-        connection: Connection,
-        header: RequestHeader,
-        frame: bytearray,
+        uncreatable: frozenset[str],
     ) -> bytes:
-        await auto_create.create(connection, names)
-        return self._metadata_now(connection, header, frame)
-
-    async def _settled_metadata(
-        self,
-        suspected_leaders: SuspectedLeaders,
-        connection: Connection,
-        header: RequestHeader,
-        frame: bytearray,
-    ) -> bytes:
-        await suspected_leaders.settled()
-        return self._metadata_now(connection, header, frame)
-
-    def _metadata_now(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        image = self._metadata.image
-        if self._cache_version != image.version:
-            self._cache.clear()
-            self._cache_sizes.clear()
-            self._cache_bytes = 0
-            self._cache_version = image.version
-        key = (
-            *(connection.listener, connection.principal, connection.peer_host),
-            *(
-                connection.local_host,
-                connection.local_port,
-                bytes(frame[:4]),
-                bytes(frame[header.body_offset :]),
-            ),
-        )
-        kept = self._cache.get(key)
-        if kept is not None:
-            self._cache.move_to_end(key)
-            return header.correlation_id.to_bytes(4, "big", signed=True) + kept
-        request = decode_metadata(frame, header)
-        visible, hidden = self._visible(connection, request, image)
-        response = encode_metadata_response(
-            header,
-            visible,
-            hidden,
-            lambda node: self._addresses.node_address(connection, node),
-            self._controller_id(image),
-        )
-        self._keep(key, response[4:], sum(map(len, key[-2:])))
-        return response
-
-    def _keep(self, key: tuple[object, ...], response: bytes, key_bytes: int) -> None:
-        """Remember an answer; what was asked for longest ago makes room. The question counts too: it comes
-        from a client, and may be as long as a request."""
-        size = len(response) + key_bytes
-        if size > _CACHED_BYTES_MAX:
-            return
-        self._cache[key] = response
-        self._cache_bytes += size
-        self._cache_sizes[key] = size
-        while len(self._cache) > _CACHE_ENTRIES_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
-            oldest, _ = self._cache.popitem(last=False)
-            self._cache_bytes -= self._cache_sizes.pop(oldest)
-
-    def _visible(
-        self, connection: Connection, request: MetadataRequest, image: MetadataImage
-    ) -> tuple[MetadataRequest, MetadataImage]:
-        """Request and image without the topics that the principal may not describe."""
-        if request.topics is None:
-            asked = list(image.topics.values())
-        else:
-            found = (
-                image.topics.get(topic_id) if topic_id is not None else image.topic(name or "")
-                for name, topic_id in request.topics
-            )
-            asked = [topic for topic in found if topic is not None]
-        refused = {
-            topic.topic_id
-            for topic in asked
-            if not self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        }
-        if not refused:
-            return request, image
-        return request, cluster_describe.without_topics(image, refused)
+        if names and self._auto_create is not None:
+            await self._auto_create.create(connection, names)
+        elif self._suspected_leaders is not None:
+            await self._suspected_leaders.settled()
+        return self._metadata_answers.answer(connection, header, frame, request, uncreatable)
 
     def _describe_cluster(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         image = self._metadata.image
@@ -340,20 +264,26 @@ class ClusterApis:
             image,
             lambda node: self._addresses.node_address(connection, node),
             self._controller_id(image),
+            lambda: cluster_operations(self._authorizer, connection.identity),
         )
 
     def _describe_topic_partitions(
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes:
+        authorizer, who = self._authorizer, connection.identity
         return cluster_describe.describe_topic_partitions(
             header,
             frame,
             self._metadata.image,
-            lambda topic: self._may(connection, Operation.DESCRIBE, ResourceType.TOPIC, topic),
+            cluster_describe.TopicRights(
+                lambda names: authorizer.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, names),
+                lambda name: authorizer.denied(who, Operation.DESCRIBE, ResourceType.TOPIC, name),
+                lambda name: authorizer.authorized_operations(who, ResourceType.TOPIC, name),
+            ),
         )
 
     def _describe_log_dirs(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE)
         return cluster_describe.describe_log_dirs(header, frame)
 
     # Producer ids
@@ -362,12 +292,19 @@ class ClusterApis:
         self, connection: Connection, header: RequestHeader, frame: bytearray
     ) -> bytes:
         request = codec.decode_request(header, frame)
-        if request.transactional_id == "":
-            raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
+        authorizer, who = self._authorizer, connection.identity
         if request.transactional_id is not None:
+            kind = ResourceType.TRANSACTIONAL_ID
+            if not authorizer.authorize(who, Operation.WRITE, kind, request.transactional_id):
+                raise PenstockError(
+                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no right to that transactional id"
+                )
+            if not request.transactional_id:
+                raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
             raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
-        if not self._may(connection, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise PenstockError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to idempotent writes")
+        # Who may write to any topic may do so idempotently (KIP-679).
+        if not authorizer.authorize_by_resource_type(who, Operation.WRITE, ResourceType.TOPIC):
+            require_cluster(authorizer, who, Operation.IDEMPOTENT_WRITE)
         # An id and epoch in the request belong to transactions; without one a new id is
         # given each time (Kafka: TransactionCoordinator.handleInitProducerId).
         producer_id = await self._producer_ids.allocate()
@@ -378,11 +315,6 @@ class ClusterApis:
             producer_epoch=0,
         )
         return codec.encode_response(header, response)
-
-    def _may(
-        self, connection: Connection, operation: Operation, resource_type: ResourceType, name: str
-    ) -> bool:
-        return self._authorizer.authorize(connection.principal, operation, resource_type, name)
 
 
 def lowest_live_node(image: MetadataImage) -> int:

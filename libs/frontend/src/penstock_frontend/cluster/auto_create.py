@@ -12,12 +12,13 @@ from typing import Final
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import check_topic_name
-from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import Authorizer, Operation, ResourceType, may_create_topic
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.listener.connection import Connection
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS, MetadataRequest
 from penstock_proto.v1 import controller_pb2 as pb
 
+_NONE: Final[frozenset[str]] = frozenset()
 TOPICS_MAX: Final = 100
 """Most topics that one request makes; the client's next one makes more."""
 CREATE_TIMEOUT_MS: Final = 10_000
@@ -30,15 +31,27 @@ class AutoCreate:
         self._calls = calls
         self._authorizer = authorizer
 
-    def missing(self, connection: Connection, request: MetadataRequest, image: MetadataImage) -> list[str]:
-        """Names to make for that request, each once."""
+    def missing(
+        self, connection: Connection, request: MetadataRequest, image: MetadataImage
+    ) -> tuple[list[str], frozenset[str]]:
+        """Names to make for that request, each once; and those that the client may describe but not make.
+
+        What it may not describe is in neither, and looks the same whether it exists or not.
+        """
         if not request.allow_auto_topic_creation or not request.topics:
-            return []
-        found: dict[str, None] = {}
-        for name, topic_id in request.topics:
-            if name and topic_id is None and image.topic(name) is None and self._may(connection, name):
-                found[name] = None
-        return list(found)[:TOPICS_MAX]
+            return [], _NONE
+        missing = dict.fromkeys(
+            name
+            for name, topic_id in request.topics
+            if name and topic_id is None and image.topic(name) is None
+        )
+        denied: frozenset[str] = _NONE
+        if missing and self._authorizer.is_enabled:
+            may, who = self._authorizer, connection.identity
+            missing = dict.fromkeys(may.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, missing))
+            denied = frozenset([name for name in missing if not may_create_topic(may, who, name)])
+        wanted = [name for name in missing if name not in denied and _can_be_made(name)]
+        return wanted[:TOPICS_MAX], denied
 
     async def create(self, connection: Connection, names: list[str]) -> None:
         """Make them, and wait until this process knows them. What fails is left as it was."""
@@ -49,14 +62,13 @@ class AutoCreate:
         except PenstockError:
             return  # no controller now: the answer says that there is no such topic, and the client asks again
 
-    def _may(self, connection: Connection, name: str) -> bool:
-        if name in INTERNAL_TOPICS:
-            return False  # coordinators make theirs
-        try:
-            check_topic_name(name)
-        except PenstockError:
-            return False
-        may, who = self._authorizer.authorize, connection.principal
-        return may(who, Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or may(
-            who, Operation.CREATE, ResourceType.TOPIC, name
-        )
+
+def _can_be_made(name: str) -> bool:
+    """Whether a topic may have that name; coordinators make the internal ones themselves."""
+    if name in INTERNAL_TOPICS:
+        return False
+    try:
+        check_topic_name(name)
+    except PenstockError:
+        return False
+    return True

@@ -44,6 +44,8 @@ _RESOURCES: Final = {
     BROKER: (ResourceType.CLUSTER, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
     GROUP: (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED),
 }
+_WITHOUT_SETTINGS: Final = {BROKER_LOGGER: "loggers of nodes", CLIENT_METRICS: "client metrics"}
+"""Resources that Kafka has settings of: who may not see them there hears here too that he may not."""
 
 _RESOURCES_AT_ONCE: Final = 2
 """More than that are described in turns: one of everything takes about a millisecond."""
@@ -153,17 +155,18 @@ class Configs:
 
     def _check(self, connection: Connection, resource: Any, operation: Operation) -> None:
         """Raise unless there are settings of that kind of resource and the client may."""
-        known = _RESOURCES.get(resource.resource_type)
-        if known is None:
-            what = {BROKER_LOGGER: "loggers of nodes", CLIENT_METRICS: "client metrics"}
-            name = what.get(resource.resource_type, f"resources of type {resource.resource_type}")
+        wanted = resource.resource_type
+        known = _RESOURCES.get(BROKER if wanted in _WITHOUT_SETTINGS else wanted)
+        if known is not None:
+            kind, code = known
+            name = CLUSTER_NAME if kind is ResourceType.CLUSTER else resource.resource_name
+            if not self._authorizer.authorize(connection.identity, operation, kind, name):
+                raise PenstockError(code, f"no right to {operation.name} of {name}")
+        if wanted not in _RESOURCES:
+            name = _WITHOUT_SETTINGS.get(wanted, f"resources of type {wanted}")
             raise PenstockError(
                 ErrorCode.INVALID_REQUEST, f"{name} have no settings here; topics, nodes and groups have"
             )
-        kind, code = known
-        name = CLUSTER_NAME if kind is ResourceType.CLUSTER else resource.resource_name
-        if not self._authorizer.authorize(connection.principal, operation, kind, name):
-            raise PenstockError(code, f"no right to {operation.name} of {name}")
 
     # AlterConfigs, IncrementalAlterConfigs
 
@@ -248,7 +251,7 @@ class Configs:
             wanted = set(request.resource_types or names)
         found = [(kind, name) for kind in names if kind in wanted for name in names[kind]]
         item_type = codec.entity_type(header.api_key, header.api_version, "ConfigResource")
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE_CONFIGS)
         resources = tuple(codec.build(item_type, resource_name=n, resource_type=k) for k, n in found)
         return codec.respond(header, error_code=0, config_resources=resources)
 

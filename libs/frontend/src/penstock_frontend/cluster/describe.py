@@ -8,16 +8,21 @@ DescribeTopicPartitionsRequestHandler.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import NO_NODE, TopicId
+from penstock_core.ids import NO_NODE
 from penstock_core.metadata.image import MetadataImage, PartitionImage
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
-from penstock_kafka.wire.metadata import INTERNAL_TOPICS, NodeAddress, cluster_id_text, why_missing
+from penstock_kafka.wire.metadata import (
+    INTERNAL_TOPICS,
+    NO_AUTHORIZED_OPERATIONS,
+    NodeAddress,
+    cluster_id_text,
+    why_missing,
+)
 from penstock_kafka.wire.primitives import Malformed
 
 _MISMATCHED_ENDPOINT_TYPE: Final = 114
@@ -33,22 +38,16 @@ def items(array: Sequence[Any] | None) -> Sequence[Any]:
     return array
 
 
-def without_topics(image: MetadataImage, hidden: Set[TopicId]) -> MetadataImage:
-    """An image in which some topics are not there."""
-    topics = {k: t for k, t in image.topics.items() if k not in hidden}
-    return replace(
-        image, topics=topics, topic_ids={n: k for n, k in image.topic_ids.items() if k not in hidden}
-    )
-
-
 def describe_cluster(
     header: RequestHeader,
     frame: bytearray,
     image: MetadataImage,
     node_address: NodeAddress,
     controller_id: int,
+    operations: Callable[[], int],
 ) -> bytes:
-    """The response to DescribeCluster, without length prefix."""
+    """The response to DescribeCluster, without length prefix. `operations`: what the client may do with the
+    cluster, asked when it wants to know."""
     request = codec.decode_request(header, frame)
     schema = codec.response_type(header.api_key, header.api_version)
     if getattr(request, "endpoint_type", _ENDPOINT_BROKERS) != _ENDPOINT_BROKERS:
@@ -83,16 +82,30 @@ def describe_cluster(
         cluster_id=cluster_id_text(image.cluster_id),
         controller_id=controller_id,
         brokers=tuple(brokers),
+        cluster_authorized_operations=operations()
+        if request.include_cluster_authorized_operations
+        else NO_AUTHORIZED_OPERATIONS,
     )
     return codec.encode_response(header, response)
 
 
+class TopicRights(NamedTuple):
+    """What a client may know of topics."""
+
+    permitted: Callable[[Iterable[str]], Iterable[str]]
+    """Those of some names that it may describe."""
+    denied: Callable[[str], None]
+    """Told of a name that it asked for and may not."""
+    operations: Callable[[str], int]
+    """What it may do with a topic."""
+
+
 def describe_topic_partitions(
-    header: RequestHeader, frame: bytearray, image: MetadataImage, may_describe: Callable[[str], bool]
+    header: RequestHeader, frame: bytearray, image: MetadataImage, rights: TopicRights
 ) -> bytes:
     """The response to DescribeTopicPartitions: topics by name, cut at the partition limit."""
     request = codec.decode_request(header, frame)
-    writer = _Describer(header, image)
+    writer = _Describer(header, image, rights.operations)
     limit = request.response_partition_limit
     left = min(limit, _PARTITIONS_PER_RESPONSE_MAX) if limit > 0 else _PARTITIONS_PER_RESPONSE_MAX
     asked = sorted({t.name for t in items(request.topics)} or image.topic_ids)
@@ -103,10 +116,12 @@ def describe_topic_partitions(
         if asked and asked[0] == request.cursor.topic_name:
             first_index = max(0, request.cursor.partition_index)
     topics = []
+    visible = set(rights.permitted(asked))
     cursor: tuple[str, int] | None = None
     for name in asked:
-        if not may_describe(name):
+        if name not in visible:
             if request.topics:
+                rights.denied(name)
                 topics.append(writer.topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ()))
             continue
         topic = image.topic(name)
@@ -151,8 +166,9 @@ def describe_log_dirs(header: RequestHeader, frame: bytearray) -> bytes:
 class _Describer:
     """Builds the entities of one response."""
 
-    def __init__(self, header: RequestHeader, image: MetadataImage) -> None:
+    def __init__(self, header: RequestHeader, image: MetadataImage, operations: Callable[[str], int]) -> None:
         self._header = header
+        self._operations = operations
         self._image = image
         self._alive = {n.node_id for n in image.nodes.values() if not n.fenced}
         of = (header.api_key, header.api_version)
@@ -162,12 +178,14 @@ class _Describer:
 
     def topic(self, name: str, error: int, partitions: Iterator[PartitionImage] | tuple[()]) -> Any:
         topic = self._image.topic(name) if error == ErrorCode.NONE else None
+        is_hidden = error == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return codec.build(
             self._topic_type,
             error_code=error,
             name=name,
             topic_id=None if topic is None else topic.topic_id,
-            is_internal=name in INTERNAL_TOPICS,
+            is_internal=not is_hidden and name in INTERNAL_TOPICS,
+            topic_authorized_operations=NO_AUTHORIZED_OPERATIONS if is_hidden else self._operations(name),
             partitions=tuple(self._partition(p) for p in partitions),
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.topics import OFFSETS_TOPIC
-from penstock_frontend.authorizer import Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
@@ -27,6 +27,16 @@ from penstock_runtime.metadata_client import MetadataClient
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+SHARE: Final = 2
+_SHARE_SINCE: Final = 6
+_KINDS: Final = {
+    GROUP: (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED, "group"),
+    TRANSACTION: (
+        ResourceType.TRANSACTIONAL_ID,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        "transactional id",
+    ),
+}
 _CODE_IS_SHOWN_SINCE: Final = 3
 """Version of FindCoordinator that only clients use which show a code that they do not expect."""
 _CREATE_TIMEOUT_MS: Final = 5_000
@@ -64,25 +74,55 @@ class Coordinators:
         request = codec.decode_request(header, frame)
         key_type = getattr(request, "key_type", GROUP)
         keys = items(request.coordinator_keys) if header.api_version >= 4 else (request.key,)
-        if key_type == GROUP and keys and self._metadata.image.topic(OFFSETS_TOPIC) is None:
-            return self._create_first(connection, header, key_type, keys)
-        return self._answer(connection, header, key_type, keys, "")
+        refused = self._refused(connection, header.api_version, key_type, keys)
+        if (
+            key_type == GROUP
+            and len(refused) < len(set(keys))
+            and self._metadata.image.topic(OFFSETS_TOPIC) is None
+        ):
+            return self._create_first(connection, header, key_type, keys, refused)
+        return self._answer(connection, header, key_type, keys, refused, "")
+
+    def _refused(
+        self, connection: Connection, version: int, key_type: int, keys: Sequence[str]
+    ) -> dict[str, _Found]:
+        """Keys that the client may not look for: asked for before anything is made for them."""
+        may, who = self._authorizer.authorize, connection.identity
+        if key_type == SHARE and version >= _SHARE_SINCE:
+            if may(who, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+                return {}
+            return dict.fromkeys(keys, _nowhere(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no right to it"))
+        if key_type not in _KINDS:
+            return {}
+        kind, code, what = _KINDS[key_type]
+        return {
+            key: _nowhere(code, f"no right to describe {what} {key}")
+            for key in dict.fromkeys(keys)
+            if not may(who, Operation.DESCRIBE, kind, key)
+        }
 
     async def _create_first(
-        self, connection: Connection, header: RequestHeader, key_type: int, keys: Sequence[str]
+        self,
+        connection: Connection,
+        header: RequestHeader,
+        key_type: int,
+        keys: Sequence[str],
+        refused: dict[str, _Found],
     ) -> bytes:
         """Have the topic made; many may ask for it at once."""
         if self._creation is None or self._creation.done():
-            self._creation = asyncio.create_task(self._create(), name=f"create {OFFSETS_TOPIC}")
+            self._creation = asyncio.create_task(
+                self._create(str(connection.principal)), name=f"create {OFFSETS_TOPIC}"
+            )
         problem = await asyncio.shield(self._creation)
-        return self._answer(connection, header, key_type, keys, problem)
+        return self._answer(connection, header, key_type, keys, refused, problem)
 
-    async def _create(self) -> str:
+    async def _create(self, principal: str) -> str:
         """Why the topic is not there now; "" when it is."""
         clock_ms = self._controllers.clock_ms
         deadline_ms = clock_ms() + _CREATE_TIMEOUT_MS
         topic = pb.NewTopic(name=OFFSETS_TOPIC, partition_count=-1, replication_factor=-1)
-        call = pb.CreateTopicsRequest(topics=[topic])
+        call = pb.CreateTopicsRequest(topics=[topic], principal=principal)
         try:
             response = await self._controllers.call("CreateTopics", call, _CREATE_TIMEOUT_MS)
         except PenstockError as e:
@@ -95,9 +135,18 @@ class Coordinators:
         return ""
 
     def _answer(
-        self, connection: Connection, header: RequestHeader, key_type: int, keys: Sequence[str], problem: str
+        self,
+        connection: Connection,
+        header: RequestHeader,
+        key_type: int,
+        keys: Sequence[str],
+        refused: dict[str, _Found],
+        problem: str,
     ) -> bytes:
-        found = [self._locate(connection, header.api_version, key_type, key, problem) for key in keys]
+        found = [
+            refused.get(key) or self._locate(connection, header.api_version, key_type, key, problem)
+            for key in keys
+        ]
         for one in found:
             self._metrics.count_error(header.api_key, one[3])
         schema = codec.response_type(header.api_key, header.api_version)
@@ -116,8 +165,6 @@ class Coordinators:
             return self._no_transactions(connection, version)
         if key_type != GROUP:
             return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
-        if not self._authorizer.authorize(connection.principal, Operation.DESCRIBE, ResourceType.GROUP, key):
-            return _nowhere(ErrorCode.GROUP_AUTHORIZATION_FAILED, f"no right to describe group {key}")
         image = self._metadata.image
         topic = image.topic(OFFSETS_TOPIC)
         if topic is None:

@@ -55,7 +55,7 @@ class QuorumApis:
     async def describe_quorum(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeQuorum."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE)
         seen = await self._ask_all()
         if not seen:
             raise PenstockError(ErrorCode.REQUEST_TIMED_OUT, "no controller answers")
@@ -153,7 +153,7 @@ class QuorumApis:
     async def update_features(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to UpdateFeatures: all of it is done, or nothing."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER)
         updates = items(request.feature_updates)
         response = await self._calls.controllers.call(
             "UpdateFeatures",

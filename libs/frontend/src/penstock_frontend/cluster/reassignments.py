@@ -43,7 +43,7 @@ class Reassignments:
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterPartitionReassignments."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER)
         outcomes: dict[_Place, _Outcome] = {}
         wanted: list[pb.Reassignment] = []
         for topic in items(request.topics):
@@ -97,7 +97,7 @@ class Reassignments:
     def list_ongoing(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to ListPartitionReassignments; what is not there is left out."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE)
         image = self._calls.metadata.image
         asked: dict[str, set[int] | None] = (
             dict.fromkeys(image.topic_ids)
@@ -118,7 +118,7 @@ class Reassignments:
     async def elect(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to ElectLeaders; of a request for all, what needed no election is left out."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER)
         kind = getattr(request, "election_type", _PREFERRED)
         if kind not in (_PREFERRED, _UNCLEAN):
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"election type {kind} is not known")
@@ -163,7 +163,7 @@ class Reassignments:
     async def unregister(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to UnregisterBroker."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER)
         call = pb.UnregisterNodeRequest(node_id=request.broker_id, principal=str(connection.principal))
         await self._calls.call("UnregisterNode", call)
         return codec.respond(header, error_code=0, error_message=None)

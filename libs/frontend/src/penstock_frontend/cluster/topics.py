@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock_core.config.catalog import describe_configs
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.metadata.image import MetadataImage
-from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType, may_create_topic
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
@@ -29,6 +29,7 @@ from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.metadata_client import MetadataClient
 
 _Failure = tuple[int, str]
+_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 class Admin:
@@ -57,7 +58,7 @@ class Admin:
         for topic in request.topics:
             if topic.name in doubled:
                 failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
-            elif not self._may_create(connection, topic.name):
+            elif not may_create_topic(self._authorizer, connection.identity, topic.name):
                 failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to create it")
             else:
                 try:
@@ -82,6 +83,8 @@ class Admin:
             code, message = failures.get(name) or _outcome(done.get(name))
             self._metrics.count_error(header.api_key, code)
             created = done.get(name) if code == 0 else None
+            # Without the right to see the settings nothing is told that they say (KIP-525).
+            shown = created if created and self._may_see_configs(connection, name) else None
             results.append(
                 codec.build(
                     item_type,
@@ -89,18 +92,21 @@ class Admin:
                     topic_id=created.topic_id or None if created else None,
                     error_code=code,
                     error_message=message or None,
-                    num_partitions=created.partition_count if created else -1,
-                    replication_factor=created.replication_factor if created else -1,
-                    configs=self._configs(header, own[name], created.replication_factor) if created else None,
+                    topic_config_error_code=_DENIED if created and not shown else ErrorCode.NONE,
+                    num_partitions=shown.partition_count if shown else -1,
+                    replication_factor=shown.replication_factor if shown else -1,
+                    configs=self._configs(header, own[name], shown.replication_factor)
+                    if shown
+                    else ()
+                    if created
+                    else None,
                 )
             )
         return codec.respond(header, topics=tuple(results))
 
-    def _may_create(self, connection: Connection, topic: str) -> bool:
-        may = self._authorizer.authorize
-        who = connection.principal
-        return may(who, Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or may(
-            who, Operation.CREATE, ResourceType.TOPIC, topic
+    def _may_see_configs(self, connection: Connection, topic: str) -> bool:
+        return self._authorizer.allows(
+            connection.identity, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic
         )
 
     def _configs(
@@ -135,8 +141,16 @@ class Admin:
         doubled = _doubled(asked)
         outcomes: dict[tuple[str | None, bytes], _Failure] = {}
         wanted: dict[tuple[str | None, bytes], pb.TopicRef] = {}
+        may_all = self._authorizer.allows(
+            connection.identity, Operation.DELETE, ResourceType.CLUSTER, CLUSTER_NAME
+        )
+        nameless: set[tuple[str | None, bytes]] = set()
         for key in dict.fromkeys(asked):
-            refusal = self._refuse_delete(connection, image, key, doubled=key in doubled)
+            refusal = _malformed_reference(key, doubled=key in doubled)
+            if refusal is None and not may_all:
+                refusal = self._refuse_delete(connection, image, key)
+                if refusal is not None and key[1] and not self._may_describe(connection, image, key):
+                    nameless.add(key)
             if refusal is None:
                 wanted[key] = pb.TopicRef(name=key[0] or "", topic_id=key[1])
             else:
@@ -153,6 +167,9 @@ class Admin:
         for key, (code, message) in outcomes.items():
             self._metrics.count_error(header.api_key, code)
             name, topic_id = _full_reference(image, key)
+            if code == _DENIED:
+                # The other half of what was asked for stays hidden: an id, or a name that may not be described.
+                name, topic_id = (None, topic_id) if key in nameless else (name, key[1])
             results.append(
                 codec.build(
                     item_type,
@@ -165,21 +182,32 @@ class Admin:
         return codec.respond(header, responses=tuple(results))
 
     def _refuse_delete(
-        self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes], *, doubled: bool
+        self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes]
     ) -> _Failure | None:
-        name, topic_id = key
-        if doubled:
-            return ErrorCode.INVALID_REQUEST, "the topic is in the request twice"
-        if name is None and not topic_id:
-            return ErrorCode.INVALID_REQUEST, "neither name nor id is given"
-        if name is not None and topic_id:
-            return ErrorCode.INVALID_REQUEST, "give either the name or the id"
-        shown, _ = _full_reference(image, key)
-        if shown is not None and not self._authorizer.authorize(
-            connection.principal, Operation.DELETE, ResourceType.TOPIC, shown
-        ):
-            return ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to delete it"
-        return None
+        """Why a topic that is named well is not deleted: Kafka's order (ControllerApis.deleteTopics).
+
+        What this process does not know is not handed on either: nobody would ask for the right to it.
+        """
+        name, _ = _full_reference(image, key)
+        if name is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID, "no topic has that id"
+        may, who = self._authorizer, connection.identity
+        if may.allows(who, Operation.DELETE, ResourceType.TOPIC, name):
+            # Denied by name is also who may not describe it, whatever else is allowed.
+            if key[1] or self._may_describe(connection, image, key):
+                return None
+        elif not key[1] and image.topic(name) is None and self._may_describe(connection, image, key):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic"
+        may.denied(who, Operation.DELETE, ResourceType.TOPIC, name)
+        return _DENIED, "no right to delete it"
+
+    def _may_describe(
+        self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes]
+    ) -> bool:
+        name, _ = _full_reference(image, key)
+        return name is None or self._authorizer.allows(
+            connection.identity, Operation.DESCRIBE, ResourceType.TOPIC, name
+        )
 
     # CreatePartitions
 
@@ -195,7 +223,7 @@ class Admin:
             if topic.name in doubled:
                 failures[topic.name] = (ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
             elif not self._authorizer.authorize(
-                connection.principal, Operation.ALTER, ResourceType.TOPIC, topic.name
+                connection.identity, Operation.ALTER, ResourceType.TOPIC, topic.name
             ):
                 failures[topic.name] = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to alter it")
             else:
@@ -224,6 +252,17 @@ class Admin:
             self._metrics.count_error(header.api_key, code)
             results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
         return codec.respond(header, results=tuple(results))
+
+
+def _malformed_reference(key: tuple[str | None, bytes], *, doubled: bool) -> _Failure | None:
+    name, topic_id = key
+    if doubled:
+        return ErrorCode.INVALID_REQUEST, "the topic is in the request twice"
+    if name is None and not topic_id:
+        return ErrorCode.INVALID_REQUEST, "neither name nor id is given"
+    if name is not None and topic_id:
+        return ErrorCode.INVALID_REQUEST, "give either the name or the id"
+    return None
 
 
 def _new_topic(topic: Any) -> pb.NewTopic:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -101,17 +101,36 @@ def cluster_id_text(cluster_id: bytes) -> str:
     return base64.urlsafe_b64encode(cluster_id).rstrip(b"=").decode()
 
 
+@dataclass(slots=True, frozen=True)
+class TopicsSeen:
+    """What a client may know of topics and cluster."""
+
+    visible: Sequence[str] | None = None
+    """Of all topics those that it may describe; None: each of them."""
+    hidden: Set[str] = frozenset()
+    """Names that it asked for and may not describe, whether they exist or not."""
+    uncreatable: Set[str] = frozenset()
+    """Names that it may describe but not make, and would have had made: denied while they do not exist."""
+    cluster_operations: int = NO_AUTHORIZED_OPERATIONS
+    topic_operations: Callable[[str], int] | None = None
+    """What it may do with a topic that it may describe; None when it did not ask."""
+
+
+EVERYTHING: Final = TopicsSeen()
+
+
 def encode_metadata_response(
     header: RequestHeader,
     request: MetadataRequest,
     image: MetadataImage,
     node_address: NodeAddress,
     controller_id: int,
+    seen: TopicsSeen = EVERYTHING,
 ) -> bytes:
     """The response, without length prefix.
 
-    `node_address` gives what this client is told for each node, and `controller_id`
-    the node that it is to send admin requests to (-1 for none).
+    `node_address` gives what this client is told for each node, `controller_id` the node that it is
+    to send admin requests to (-1 for none), and `seen` what it may know.
     """
     version = header.api_version
     flexible = version >= _FLEXIBLE
@@ -134,10 +153,10 @@ def encode_metadata_response(
         out.append(put_string(cluster_id_text(image.cluster_id) if image.cluster_id else None, flexible))
     if version >= 1:
         out.append(INT32.pack(controller_id))
-    topics = _TopicWriter(version, flexible, frozenset(node.node_id for node, _ in brokers), image)
+    topics = _TopicWriter(version, flexible, frozenset(node.node_id for node, _ in brokers), image, seen)
     topics.write(out, request)
     if 8 <= version <= 10:
-        out.append(_NO_OPERATIONS)
+        out.append(INT32.pack(seen.cluster_operations))
     if version >= 13:
         out.append(b"\x00\x00")
     if flexible:
@@ -148,9 +167,12 @@ def encode_metadata_response(
 class _TopicWriter:
     """Writes the topics of one response."""
 
-    __slots__ = ("_alive", "_flexible", "_image", "_replica_lists", "_version")
+    __slots__ = ("_alive", "_flexible", "_image", "_replica_lists", "_seen", "_version")
 
-    def __init__(self, version: int, flexible: bool, named: Set[NodeId], image: MetadataImage) -> None:
+    def __init__(
+        self, version: int, flexible: bool, named: Set[NodeId], image: MetadataImage, seen: TopicsSeen
+    ) -> None:
+        self._seen = seen
         self._version = version
         self._flexible = flexible
         self._image = image
@@ -161,40 +183,67 @@ class _TopicWriter:
     def write(self, out: list[bytes], request: MetadataRequest) -> None:
         image = self._image
         if request.topics is None:
-            out.append(put_count(len(image.topics), self._flexible))
-            for topic in image.topics.values():
-                self._topic(out, topic)
+            self._all_topics(out)
             return
+        hidden = self._seen.hidden
         out.append(put_count(len(request.topics), self._flexible))
         for name, topic_id in request.topics:
             if topic_id is not None:
                 found = image.topics.get(topic_id)
                 if found is None:
                     self._missing(out, None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
+                elif found.name in hidden:
+                    self._hidden(out, None, topic_id)
+                    continue
+            elif name in hidden:
+                self._hidden(out, name, NO_TOPIC_ID)
+                continue
             else:
                 found = image.topic(name or "")
                 if found is None:
-                    self._missing(out, name, NO_TOPIC_ID, why_missing(name or ""))
+                    denied = name in self._seen.uncreatable
+                    why = ErrorCode.TOPIC_AUTHORIZATION_FAILED if denied else why_missing(name or "")
+                    self._missing(out, name, NO_TOPIC_ID, why)
             if found is not None:
                 self._topic(out, found)
 
-    def _head(self, out: list[bytes], error: int, name: str | None, topic_id: bytes) -> None:
+    def _all_topics(self, out: list[bytes]) -> None:
+        image, visible = self._image, self._seen.visible
+        if visible is None:
+            topics: Collection[TopicImage] = image.topics.values()
+        else:
+            ids = image.topic_ids
+            topics = [image.topics[ids[name]] for name in visible]
+        out.append(put_count(len(topics), self._flexible))
+        for topic in topics:
+            self._topic(out, topic)
+
+    def _head(
+        self, out: list[bytes], error: int, name: str | None, topic_id: bytes, *, hidden: bool = False
+    ) -> None:
         version = self._version
         out.append(INT16.pack(error))
         out.append(put_string(name, self._flexible))
         if version >= 10:
             out.append(topic_id)
         if version >= 1:
-            out.append(b"\x01" if name in INTERNAL_TOPICS else b"\x00")
+            out.append(b"\x01" if name in INTERNAL_TOPICS and not hidden else b"\x00")
 
-    def _tail(self, out: list[bytes]) -> None:
+    def _tail(self, out: list[bytes], name: str | None = None) -> None:
         if self._version >= 8:
-            out.append(_NO_OPERATIONS)
+            of = self._seen.topic_operations
+            out.append(_NO_OPERATIONS if of is None or name is None else INT32.pack(of(name)))
         if self._flexible:
             out.append(b"\x00")
 
     def _missing(self, out: list[bytes], name: str | None, topic_id: bytes, error: int) -> None:
         self._head(out, error, name, topic_id)
+        out.append(put_count(0, self._flexible))
+        self._tail(out, None if error == ErrorCode.TOPIC_AUTHORIZATION_FAILED else name)
+
+    def _hidden(self, out: list[bytes], name: str | None, topic_id: bytes) -> None:
+        """A topic that may not be described: nothing of it is told, not even that it is an internal one."""
+        self._head(out, ErrorCode.TOPIC_AUTHORIZATION_FAILED, name, topic_id, hidden=True)
         out.append(put_count(0, self._flexible))
         self._tail(out)
 
@@ -203,7 +252,7 @@ class _TopicWriter:
         partitions = topic.partitions
         out.append(put_count(len(partitions), self._flexible))
         self._partitions(out, partitions.values())
-        self._tail(out)
+        self._tail(out, topic.name)
 
     def _partitions(self, out: list[bytes], partitions: Iterable[PartitionImage]) -> None:
         """The loop that a large cluster spends its time in."""

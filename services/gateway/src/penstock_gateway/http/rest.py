@@ -6,12 +6,21 @@ text as Kafka writes them, and an error is `{"error": ..., "hint": ...}`. Reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage, PartitionImage, TopicImage
 from penstock_core.topics import check_topic_name
+from penstock_frontend.authorizer import (
+    ANONYMOUS,
+    CLUSTER_NAME,
+    Authorizer,
+    Identity,
+    Operation,
+    ResourceType,
+    client_identity,
+)
 from penstock_kafka.wire.metadata import cluster_id_text
 from penstock_runtime.http import web
 
@@ -64,20 +73,20 @@ def cluster_document(image: MetadataImage, contact_age_ms: int) -> Json:
     }
 
 
-def topics_document(image: MetadataImage) -> Json:
-    """All topics, in short."""
+def topics_document(image: MetadataImage, names: Iterable[str]) -> Json:
+    """Topics of those names, in short."""
     return {
         "metadata_version": image.version,
-        "topics": [_topic_head(t) for t in sorted(image.topics.values(), key=lambda t: t.name)],
+        "topics": [_topic_head(image.topics[image.topic_ids[name]]) for name in sorted(names)],
     }
 
 
-def topic_document(image: MetadataImage, topic: TopicImage) -> Json:
-    """One topic with partitions and settings."""
+def topic_document(image: MetadataImage, topic: TopicImage, *, with_config: bool = True) -> Json:
+    """One topic with partitions and settings; these are null to those who may not see them."""
     return {
         **_topic_head(topic),
         "metadata_version": image.version,
-        "config": dict(image.config("topic", topic.name)),
+        "config": dict(image.config("topic", topic.name)) if with_config else None,
         "partitions": [_partition(p) for _, p in sorted(topic.partitions.items())],
     }
 
@@ -126,9 +135,17 @@ def error_response(status: int, error: str, hint: str) -> web.Response:
 
 
 def routes(
-    image: Callable[[], MetadataImage], contact_age_ms: Callable[[], int]
+    image: Callable[[], MetadataImage], contact_age_ms: Callable[[], int], authorizer: Authorizer
 ) -> list[web.AbstractRouteDef]:
-    """Routes for the process's HTTP server."""
+    """Routes for the process's HTTP server. Nobody signs in here yet: rights are those of `User:ANONYMOUS`."""
+
+    def who(request: web.Request) -> Identity:
+        return client_identity(ANONYMOUS, request.remote or "")
+
+    def denied(what: str) -> web.Response:
+        return error_response(
+            403, f"{ANONYMOUS} has no right to {what}", "grant it by an ACL, or ask as somebody who has it"
+        )
 
     def not_yet() -> web.Response | None:
         if image().version:
@@ -137,11 +154,15 @@ def routes(
             503, "this gateway has no metadata yet", "see that a controller is up, then ask again"
         )
 
-    async def cluster(_: web.Request) -> web.Response:
+    async def cluster(request: web.Request) -> web.Response:
+        if not authorizer.authorize(who(request), Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+            return denied("DESCRIBE the cluster")
         return not_yet() or web.json_response(cluster_document(image(), contact_age_ms()))
 
-    async def topics(_: web.Request) -> web.Response:
-        return not_yet() or web.json_response(topics_document(image()))
+    async def topics(request: web.Request) -> web.Response:
+        now = image()
+        names = authorizer.permitted(who(request), Operation.DESCRIBE, ResourceType.TOPIC, now.topic_ids)
+        return not_yet() or web.json_response(topics_document(now, names))
 
     async def topic(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -151,12 +172,15 @@ def routes(
             return error_response(
                 400, e.message, "give a name of a-z A-Z 0-9 . _ - of at most 249 characters"
             )
+        if not authorizer.authorize(who(request), Operation.DESCRIBE, ResourceType.TOPIC, name):
+            return denied(f"DESCRIBE topic {name}")  # whether it exists or not
         found = image().topic(name)
         if found is None:
             return not_yet() or error_response(
                 404, f"there is no topic {name}", "GET /v1/topics lists all; penstock topic create makes one"
             )
-        return web.json_response(topic_document(image(), found))
+        may_see = authorizer.allows(who(request), Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
+        return web.json_response(topic_document(image(), found, with_config=may_see))
 
     async def unknown(request: web.Request) -> web.Response:
         return error_response(

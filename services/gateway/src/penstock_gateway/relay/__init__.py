@@ -10,4 +10,5 @@
 `queries`             ListOffsets, OffsetForLeaderEpoch and DeleteRecords
 `relay`               the relay of a gateway: what those of all its clients share
 `request`             one client request that is relayed: what all APIs have in common
+`rights`              what the sender of one relayed request may do
 """

@@ -16,17 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import PenstockError
 from penstock_core.failpoints import hit
-from penstock_core.ids import NodeId, TopicPartition
+from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
-from penstock_frontend.authorizer import AllowAll, Authorizer, Principal, ResourceType
+from penstock_frontend.authorizer import Authorizer, Identity
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.fetch import LeaderChangeHint
-from penstock_gateway.relay.items import Veto
 from penstock_gateway.relay.node_stream import NodeStream
 from penstock_gateway.relay.produce import Produce, UnknownTopicGate
 from penstock_gateway.relay.request import Part, Relayed
+from penstock_gateway.relay.rights import RequestRights
 from penstock_gateway.routing.flight import InFlight
 from penstock_gateway.routing.in_flight import InFlightTable
 from penstock_kafka.wire.apis import OnLoss
@@ -52,8 +52,7 @@ LEAVING_MAX: Final = 100
 class ClientInfo:
     """For whom requests are relayed."""
 
-    principal: Principal
-    host: str
+    identity: Identity
     listener: str
 
 
@@ -104,7 +103,11 @@ class ClientRelay:
         if isinstance(request, Produce):
             request.unknown_topics = self._unknown_topics
         self._relay.busy[self] = None
-        flight = request.start(self._relay.metadata.image, self._veto(request))
+        authorizer = self._relay.authorizer
+        rights = RequestRights(authorizer, self._client.identity) if authorizer.is_enabled else None
+        # Who had better look for the leader again.
+        hint = self._leader_hint if request.leader_change_hint else None
+        flight = request.start(self._relay.metadata.image, hint, rights)
         if request.error_codes:
             self._count_errors(request)
         if flight is not None:
@@ -122,22 +125,6 @@ class ClientRelay:
         for code in request.error_codes:
             self._metrics.kafka.count_error(request.header.api_key, code)
         request.error_codes.clear()
-
-    def _veto(self, request: Relayed[Any]) -> Veto | None:
-        """Who may not, or had better look for the leader again."""
-        hint = self._leader_hint if request.leader_change_hint else None
-        authorizer = self._relay.authorizer
-        if isinstance(authorizer, AllowAll):
-            return hint
-
-        def veto(key: TopicPartition, image: MetadataImage) -> ErrorCode:
-            topic = image.topics[key.topic_id].name
-            who = self._client.principal
-            if not authorizer.authorize(who, request.operation, ResourceType.TOPIC, topic):
-                return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return ErrorCode.NONE if hint is None else hint(key, image)
-
-        return veto
 
     def close(self, *, at_once: bool = False) -> None:
         """The client is gone: cancel what is under way.
@@ -303,10 +290,13 @@ class ClientRelay:
             return
         failures = self._failures.get(node_id, 0)
         delay_ms = min(REOPEN_MIN_MS << min(failures, 10), REOPEN_MAX_MS) if failures else 0
+        who = self._client.identity
         opening = pb.ForwardOpen(
             node_id=node_id,
-            principal=str(self._client.principal),
-            client_host=self._client.host,
+            principal=str(who.principal),
+            principal_type=who.principal.kind,
+            principal_name=who.principal.name,
+            client_host=who.host,
             listener=self._client.listener,
             gateway_id=relay.gateway_id,
         )

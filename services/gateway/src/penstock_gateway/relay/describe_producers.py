@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock_core.errors import ErrorCode
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.topics import check_topic_name
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named
 from penstock_gateway.relay.request import Outcome, Relayed
+from penstock_gateway.relay.rights import RequestRights
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader, request_header
 from penstock_kafka.wire.primitives import Buffer
@@ -38,6 +40,13 @@ class ProducersQuery(Relayed[ProducersAnswer]):
 
     def names(self) -> Sequence[Named]:
         return self._names
+
+    def refusal(self, rights: RequestRights, topic: str) -> ErrorCode:
+        try:
+            check_topic_name(topic)
+        except PenstockError as e:
+            return e.code  # before rights, as in Kafka
+        return super().refusal(rights, topic)
 
     def _type(self, name: str, *, request: bool = False) -> Any:
         return codec.entity_type(self.header.api_key, self.header.api_version, name, request=request)

@@ -12,6 +12,7 @@ from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named, Veto
 from penstock_gateway.relay.request import Outcome, Part, Relayed
+from penstock_gateway.relay.rights import RequestRights
 from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.wire.fetch import (
     FetchResult,
@@ -49,11 +50,19 @@ class Fetch(Relayed[FetchResult]):
     def names(self) -> Sequence[Named]:
         return self._names
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
+    ) -> InFlight[Part] | None:
         if self.fetch.is_incremental:
             self._end(encode_fetch_response(self.header, [], error=FETCH_SESSION_ID_NOT_FOUND))
             return None
-        return super().start(image, veto)
+        return super().start(image, veto, rights)
+
+    def refusal(self, rights: RequestRights, topic: str) -> ErrorCode:
+        if self.fetch.replica_id < 0:
+            return super().refusal(rights, topic)
+        may = rights.may_cluster(Operation.CLUSTER_ACTION)
+        return ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def failure(self, index: int, code: ErrorCode) -> FetchResult:
         topic, topic_id, partition = self._names[index]

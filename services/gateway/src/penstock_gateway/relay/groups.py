@@ -6,7 +6,8 @@ coordinators differ; ListGroups goes to every node that coordinates anything.
 
 Rule "Maybe written, never 6": whatever is under way when the coordinator moves or is lost is answered
 NOT_COORDINATOR, and the client asks again: group calls may be repeated.
-Who may do what is the coordinator's to say.
+What a client may not do with a group is said here; what it may do with the topics of one, by the coordinator,
+which asks for all of it anew.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from penstock_core.errors import FIND_LEADER, ErrorCode
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
-from penstock_frontend.authorizer import Operation
+from penstock_frontend.authorizer import Operation, ResourceType
 from penstock_gateway.relay.items import ItemAnswer, Named, Veto
 from penstock_gateway.relay.request import SLACK_MS, Outcome, Part, Relayed
+from penstock_gateway.relay.rights import RequestRights
 from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.error_responses.group import consumer_describe_failure, describe_failure
@@ -39,13 +41,12 @@ SYNC_MS: Final = 30 * 60 * 1000
 
 _MOVED: Final = FIND_LEADER | {ErrorCode.REQUEST_TIMED_OUT}
 _GONE: Final = "the coordinator moved or was lost: look for it again"
+_DENIED: Final = "no right to that group"
 _MISSING: Final = f"topic {OFFSETS_TOPIC} is not there yet: ask FindCoordinator"
 
 
 class CoordinatorCall(Relayed[Any]):
     """A request that goes to the coordinators of `groups`. Results are what the codec makes of them, or a code."""
-
-    operation = Operation.READ
 
     def __init__(
         self,
@@ -60,18 +61,29 @@ class CoordinatorCall(Relayed[Any]):
     def names(self) -> Sequence[Named]:
         return [Named(OFFSETS_TOPIC, None, key.partition) for key in self.keys]
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
+    ) -> InFlight[Part] | None:
         topic = image.topic(OFFSETS_TOPIC)
         self._left = len(self.groups)
-        if topic is None or not self.groups:
-            for index in range(len(self.groups)):
+        routable: Sequence[int] = range(len(self.groups))
+        if rights is not None:
+            operation = GROUP_OPERATIONS[self.header.api_key]
+            routable = [i for i in routable if rights.may(operation, ResourceType.GROUP, self.groups[i])]
+        is_whole = len(routable) == len(self.groups)
+        if not is_whole:
+            for index in set(range(len(self.groups))).difference(routable):
+                self._fail_item(index, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        if topic is None:
+            for index in routable:
                 self._fail_item(index, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if topic is None or not routable:
             if not self.finished:
                 self._complete()
             return None
         count = len(topic.partitions)
         self.keys = [TopicPartition(topic.topic_id, group_partition(g, count)) for g in self.groups]
-        return self._flight(range(len(self.keys)), 1, whole=True)
+        return self._flight(routable, 1, whole=is_whole)
 
     def failed(self, part: Part, code: ErrorCode) -> None:
         try:
@@ -107,6 +119,8 @@ class GroupCall(CoordinatorCall):
 
 def reason(code: ErrorCode) -> str:
     """For people."""
+    if code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+        return _DENIED
     return _GONE if code is ErrorCode.NOT_COORDINATOR else _MISSING
 
 
@@ -217,7 +231,7 @@ def offset_fetch(header: RequestHeader, frame: Buffer, finish: Callable[[Outcome
 
 
 class ListCall(CoordinatorCall):
-    """ListGroups: asked of the leaders of all partitions, the answers joined.
+    """ListGroups: asked of the leaders of all partitions, the answers joined. These leave out what is hidden.
 
     Clients ask every node, and each by its own address; behind a gateway each is answered with
     the whole list.
@@ -226,7 +240,9 @@ class ListCall(CoordinatorCall):
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish, ())
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
+    ) -> InFlight[Part] | None:
         topic = image.topic(OFFSETS_TOPIC)
         if topic is None:
             self._complete()
@@ -262,6 +278,21 @@ class ListCall(CoordinatorCall):
         response = codec.build(schema, error_code=error, groups=tuple(groups))
         return [codec.encode_response(self.header, response)]
 
+
+GROUP_OPERATIONS: Final[dict[int, Operation]] = {
+    ApiKey.JOIN_GROUP: Operation.READ,
+    ApiKey.SYNC_GROUP: Operation.READ,
+    ApiKey.HEARTBEAT: Operation.READ,
+    ApiKey.LEAVE_GROUP: Operation.READ,
+    ApiKey.OFFSET_COMMIT: Operation.READ,
+    ApiKey.OFFSET_FETCH: Operation.DESCRIBE,
+    ApiKey.OFFSET_DELETE: Operation.DELETE,
+    ApiKey.DESCRIBE_GROUPS: Operation.DESCRIBE,
+    ApiKey.DELETE_GROUPS: Operation.DELETE,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: Operation.READ,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: Operation.DESCRIBE,
+}
+"""What each needs to be allowed on its groups (KafkaApis of Apache Kafka 4.3)."""
 
 GROUP_CALLS: Final[dict[int, Callable[[RequestHeader, Buffer, Callable[[Outcome], None]], Relayed[Any]]]] = {
     ApiKey.JOIN_GROUP: JoinCall,

@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock_core.errors import CHECK_PARTITION, ErrorCode
-from penstock_frontend.authorizer import Operation
-from penstock_gateway.relay.items import ItemAnswer, Named
-from penstock_gateway.relay.request import PART_BYTES, SLACK_MS, Ending, Outcome, Relayed
+from penstock_core.metadata.image import MetadataImage
+from penstock_frontend.authorizer import Operation, ResourceType
+from penstock_gateway.relay.items import ItemAnswer, Named, Veto
+from penstock_gateway.relay.request import PART_BYTES, SLACK_MS, Ending, Outcome, Part, Relayed
+from penstock_gateway.relay.rights import RequestRights
+from penstock_gateway.routing.flight import InFlight
 from penstock_gateway.routing.retry_gate import RetryGate
 from penstock_kafka.producer_retries import ProducerSequence
+from penstock_kafka.records.batch import is_transactional
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer
 from penstock_kafka.wire.produce import (
@@ -24,6 +28,7 @@ from penstock_kafka.wire.produce import (
 
 _REASONS: Final = {
     ErrorCode.REQUEST_TIMED_OUT: "the leader was lost before it answered: the records may be written",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "no right to write to the topic",
     ErrorCode.NOT_LEADER_OR_FOLLOWER: "no leader took the records: nothing was written",
 }
 
@@ -65,6 +70,21 @@ class Produce(Relayed[ProduceResult]):
 
     def names(self) -> Sequence[Named]:
         return self._names
+
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
+    ) -> InFlight[Part] | None:
+        if rights is not None and not self._may_in_transaction(rights):
+            self._refuse_all(len(self._names), ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            return None
+        return super().start(image, veto, rights)
+
+    def _may_in_transaction(self, rights: RequestRights) -> bool:
+        """Who writes in a transaction needs the right to its id (Kafka: KafkaApis.handleProduceRequest)."""
+        if not any(is_transactional(p.records) for p in self.skim.partitions):
+            return True
+        name = self.skim.transactional_id
+        return name is not None and rights.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
 
     def failure(self, index: int, code: ErrorCode) -> ProduceResult:
         if self.silent:

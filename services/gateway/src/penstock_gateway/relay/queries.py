@@ -18,6 +18,7 @@ from penstock_core.errors import ErrorCode
 from penstock_frontend.authorizer import Operation
 from penstock_gateway.relay.items import ItemAnswer, Named
 from penstock_gateway.relay.request import SLACK_MS, Outcome, Relayed
+from penstock_gateway.relay.rights import RequestRights
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader, request_header, response_header, skip_response_header
 from penstock_kafka.wire.primitives import INT32, Buffer, Reader, check_decoded_size, put_count, put_string
@@ -199,6 +200,12 @@ class LeaderEpochQuery(Query):
 
     def failed_values(self, partition: int, code: ErrorCode) -> tuple[int, ...]:
         return (code, partition, -1, -1)
+
+    def refusal(self, rights: RequestRights, topic: str) -> ErrorCode:
+        # First it was between brokers alone, so who may act for the cluster may ask (KIP-320).
+        if rights.may_see_cluster(Operation.CLUSTER_ACTION):
+            return ErrorCode.NONE
+        return super().refusal(rights, topic)
 
 
 class DeleteRecordsQuery(Query):

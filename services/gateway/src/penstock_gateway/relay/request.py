@@ -20,8 +20,9 @@ from typing import Any, Final, Generic
 from penstock_core.errors import FIND_LEADER, ErrorCode
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage
-from penstock_frontend.authorizer import Operation
+from penstock_frontend.authorizer import Operation, ResourceType
 from penstock_gateway.relay.items import ItemAnswer, Named, R, Refusal, Veto, resolve
+from penstock_gateway.relay.rights import RequestRights
 from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.producer_retries import SENT_AGAIN, ProducerSequence
 from penstock_kafka.wire.apis import ON_LOSS
@@ -126,17 +127,32 @@ class Relayed(ABC, Generic[R]):
 
     # -- the life of a request -----------------------------------------------------------
 
-    def start(self, image: MetadataImage, veto: Veto | None = None) -> InFlight[Part] | None:
+    def refusal(self, rights: RequestRights, topic: str) -> ErrorCode:
+        """Why the client's request for a topic is refused, whether that is there or not; NONE: it may."""
+        may = rights.may(self.operation, ResourceType.TOPIC, topic)
+        return ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    def start(
+        self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
+    ) -> InFlight[Part] | None:
         """Resolve topics; the flight for what can be routed, None when all is answered already.
 
-        `veto` may refuse a partition that is known, with its code. A partition that is
-        named twice is refused: which one counts would depend on how requests are split.
+        `rights`, where there are any, come before all but an id that nobody knows; `veto` may refuse a partition
+        that is known, with its code. A partition that is named twice is refused: which one counts would depend on
+        how requests are split.
         """
         routable: list[int] = []
         seen: set[TopicPartition] = set()
         failures: list[tuple[int, ErrorCode]] = []
         for index, (topic, topic_id, partition) in enumerate(self.names()):
             key, code = resolve(image, topic, topic_id, partition)
+            if rights is not None and code is not ErrorCode.UNKNOWN_TOPIC_ID:
+                name = topic if topic_id is None else image.topics[topic_id].name
+                refusal = self.refusal(rights, name)
+                if refusal:
+                    self.keys.append(key)
+                    failures.append((index, refusal))
+                    continue
             code = self.check_order(index, code)
             if code is ErrorCode.NONE:
                 if key in seen:
@@ -157,6 +173,14 @@ class Relayed(ABC, Generic[R]):
                 self._complete()
             return None
         return self._flight(routable, 1, whole=not failures)
+
+    def _refuse_all(self, count: int, code: ErrorCode) -> None:
+        """Answer every item with that."""
+        self._left = count
+        for index in range(count):
+            self._fail_item(index, code)
+        if not self.finished:
+            self._complete()
 
     def _flight(self, indices: Sequence[int], share: int, *, whole: bool) -> InFlight[Part]:
         def split(groups: Sequence[Sequence[int]]) -> list[InFlight[Part]]:

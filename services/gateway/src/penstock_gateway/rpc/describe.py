@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock_core.addresses import Address, is_loopback
 from penstock_core.errors import ErrorCode
@@ -11,13 +11,20 @@ from penstock_proto.v1 import gateway_pb2 as pb
 
 
 def describe(
-    image: MetadataImage, request: pb.DescribeRequest, gateways: Iterable[Endpoint]
+    image: MetadataImage,
+    request: pb.DescribeRequest,
+    gateways: Iterable[Endpoint],
+    permitted: Callable[[Iterable[str]], Iterable[str]],
 ) -> pb.DescribeResponse:
-    """Cluster, nodes and the topics asked for; `gateways` in the order to name them."""
+    """Cluster, nodes and the topics asked for; `gateways` in the order to name them. `permitted`: those
+    of some topics that the client may describe. Others are left out of all, and denied by name whether
+    they exist or not."""
+    asked = sorted(image.topic_ids) if request.all_topics else list(request.topics)
+    visible = set(permitted(asked))
     if request.all_topics:
-        topics = [_topic(t) for t in sorted(image.topics.values(), key=lambda t: t.name)]
+        topics = [_topic(image.topics[image.topic_ids[name]]) for name in asked if name in visible]
     else:
-        topics = [_named(image, name) for name in request.topics]
+        topics = [_named(image, name) if name in visible else _hidden(name) for name in asked]
     return pb.DescribeResponse(
         cluster_id=image.cluster_id,
         metadata_version=image.version,
@@ -30,6 +37,13 @@ def describe(
         topics=topics,
         gateways=[e.to_pb() for e in gateways],
     )
+
+
+def _hidden(name: str) -> pb.DescribedTopic:
+    described = pb.DescribedTopic(name=name)
+    described.error.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    described.error.message = f"not allowed to describe topic {name}"
+    return described
 
 
 def _named(image: MetadataImage, name: str) -> pb.DescribedTopic:

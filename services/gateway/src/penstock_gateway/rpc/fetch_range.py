@@ -21,6 +21,7 @@ import grpc.aio
 from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, REFRESH_METADATA, ErrorCode, InvariantBroken
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_core.security.principal import Identity
 from penstock_proto.fast.fetch_range import scan
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import data_pb2
@@ -71,7 +72,9 @@ class RangeRelay:
         request: data_pb2.FetchRangeRequest,
         key: TopicPartition,
         clock_ms: Callable[[], int],
+        who: Identity,
     ) -> None:
+        """`who` reads: what the client's own request says of that is written over."""
         self._metadata = metadata
         self._channels = channels
         self._key = key
@@ -79,6 +82,8 @@ class RangeRelay:
         self._next = data_pb2.FetchRangeRequest()
         self._next.CopyFrom(request)
         self._next.topic_id = key.topic_id
+        self._next.principal_type, self._next.principal_name = who.principal
+        self._next.client_host = who.host
         self._call: Any = None
         self._serving: tuple[int, int, int] | None = None
         self._moved = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -39,14 +39,12 @@ class ProduceStream:
     def __init__(
         self,
         client: ClientRelay,
-        may_write: Callable[[str], bool],
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
     ) -> None:
         self._batch_bytes_max = batch_bytes_max
         self._begun: tuple[pb.ProduceRequest, bytearray] | None = None
         """A request whose batch is not whole yet, and what came of it."""
         self._client = client
-        self._may_write = may_write
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._ended = False
@@ -125,10 +123,6 @@ class ProduceStream:
         return first, records
 
     def _submit(self, request: pb.ProduceRequest, records: bytes | bytearray) -> asyncio.Future[Buffer]:
-        if not self._may_write(request.topic):
-            return _failed(
-                ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not allowed to write topic {request.topic}"
-            )
         if request.acks not in (-1, 0, 1):
             return _failed(ErrorCode.INVALID_REQUIRED_ACKS, f"acks {request.acks}: give 1, or -1 for all")
         acks = request.acks or -1

@@ -24,13 +24,14 @@ from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode, Pensto
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
-from penstock_frontend.authorizer import ANONYMOUS, CLUSTER_NAME, Operation, ResourceType
+from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
 from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
 from penstock_gateway.rpc.produce import ProduceStream
+from penstock_gateway.rpc.query_sessions import QuerySessions
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
 
@@ -57,7 +58,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
         self._own_endpoint = own_endpoint
-        self._queries: ClientRelay | None = None
+        self._sessions = QuerySessions(lambda who: relay.open(ClientInfo(who, LISTENER)))
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""
@@ -86,16 +87,19 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Cluster, topics and partitions."""
         await self._check_ready("Describe", context)
         self._count("Describe", "OK")
-        image = self._relay.metadata.image
+        image, authorizer, who = self._relay.metadata.image, self._relay.authorizer, _identity(context)
         gateways = gateway_endpoints(
             image, self._own_endpoint(), self._relay.gateway_id, _dialled(context), peer_host(context.peer())
         )
-        response = describe(image, request, gateways)
-        hidden = [t for t in response.topics if not self._may(Operation.DESCRIBE, t.name)]
-        for topic in hidden:
-            del topic.partitions[:]
-            topic.error.code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            topic.error.message = f"not allowed to describe topic {topic.name}"
+        response = describe(
+            image,
+            request,
+            gateways,
+            lambda names: authorizer.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, names),
+        )
+        for topic in response.topics:
+            if topic.error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                authorizer.denied(who, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return response
 
     async def ListOffsets(  # noqa: N802
@@ -124,7 +128,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Appends batches; answers in the order of the requests."""
         await self._check_ready("Produce", context)
         client = self._open(context)
-        stream = ProduceStream(client, lambda topic: self._may(Operation.WRITE, topic), self._batch_bytes_max)
+        stream = ProduceStream(client, self._batch_bytes_max)
         reader = asyncio.create_task(stream.read(requests), name="native produce requests")
         try:
             async for response in stream.responses():
@@ -144,8 +148,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         await self._check_ready("FetchRange", context)
         relay = self._relay
         try:
-            key = self._range_key(request)
-            ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms)
+            who = _identity(context)
+            key = self._range_key(request, who)
+            ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms, who)
             async with aclosing(ranged.responses()) as responses:
                 async for data in responses:
                     relay.metrics.to_clients_bytes += len(data)
@@ -158,14 +163,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     async def _list_offsets(self, context: Context, request: pb.ListOffsetsRequest) -> list[OffsetAnswer]:
         queries = [(q.topic, q.partition, q.timestamp_ms) for q in request.queries]
-        if self._queries is None:
-            # Questions of all clients share streams: setting some up for each would cost more.
-            self._queries = self._relay.open(ClientInfo(ANONYMOUS, "", LISTENER))
         deadline_ms = self._relay.clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
         waiting: ClientRelay | None = None
         try:
             while True:
-                answers = await list_offsets(self._queries, queries)
+                with self._sessions.of(_identity(context)) as session:
+                    answers = await list_offsets(session, queries)
                 at = _where_to_wait(request.queries, answers)
                 left_ms = deadline_ms - self._relay.clock_ms()
                 if left_ms <= 0 or not at:
@@ -194,17 +197,17 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             result.error.message = _explain(answer.error, query.topic, query.partition)
         return result
 
-    def _range_key(self, request: data_pb2.FetchRangeRequest) -> TopicPartition:
+    def _range_key(self, request: data_pb2.FetchRangeRequest, who: Identity) -> TopicPartition:
         """The partition that a FetchRange names; raises RangeFailed with the status for a wrong one."""
         name, partition = request.topic, request.partition
         topic = self._relay.metadata.image.topic(name)
+        if not self._relay.authorizer.authorize(who, Operation.READ, ResourceType.TOPIC, name):
+            raise RangeFailed(grpc.StatusCode.PERMISSION_DENIED, f"not allowed to read topic {name}")
         if topic is None:
             raise RangeFailed(
                 grpc.StatusCode.NOT_FOUND,
                 f"there is no topic {name!r}; create it, or see that the name is right",
             )
-        if not self._may(Operation.READ, name):
-            raise RangeFailed(grpc.StatusCode.PERMISSION_DENIED, f"not allowed to read topic {name}")
         if request.topic_id and request.topic_id != topic.topic_id:
             raise RangeFailed(
                 grpc.StatusCode.NOT_FOUND,
@@ -224,21 +227,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         return TopicPartition(TopicId(topic.topic_id), partition)
 
     def _open(self, context: Context) -> ClientRelay:
-        return self._relay.open(ClientInfo(ANONYMOUS, peer_host(context.peer()), LISTENER))
-
-    def _may(self, operation: Operation, topic: str) -> bool:
-        return self._relay.authorizer.authorize(ANONYMOUS, operation, ResourceType.TOPIC, topic)
+        return self._relay.open(ClientInfo(_identity(context), LISTENER))
 
     async def _check_ready(self, method: str, context: Context) -> None:
         if not self._relay.metadata.image.version:
             await self._abort(
                 method, context, grpc.StatusCode.UNAVAILABLE, "this gateway has no metadata yet; try again"
-            )
-        if not self._relay.authorizer.authorize(
-            ANONYMOUS, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME
-        ):
-            await self._abort(
-                method, context, grpc.StatusCode.PERMISSION_DENIED, "not allowed on this cluster"
             )
 
     async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> None:
@@ -247,6 +241,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     def _count(self, method: str, status: str) -> None:
         self._relay.metrics.native_calls[method, status] += 1
+
+
+def _identity(context: Context) -> Identity:
+    """Who calls: nobody signs in here yet."""
+    return client_identity(ANONYMOUS, peer_host(context.peer()))
 
 
 def _where_to_wait(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Final
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
@@ -84,6 +84,10 @@ class DirectAddresses:
         """Host and port, None when that node has no such listener."""
         endpoint = node.listeners.get(connection.listener)
         return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def view_key(self, connection: Connection) -> Hashable:
+        """Nodes say themselves where they are on a listener."""
+        return connection.listener
 
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
         """A direct client talks to this build."""

@@ -276,7 +276,8 @@ class GroupHandler:
         names = {topic_id: name for name, (topic_id, _) in group.topics.items()}
         held = {names.get(topic_id) or self._host.topics.topic_name(topic_id) for topic_id, _ in parts}
         # Each is asked for, that each denial is told. A topic that is gone has no name to tell.
-        return all([self._may_topic(caller, Operation.DESCRIBE, name) for name in held if name])
+        hidden = [n for n in held if n and not self._may_topic(caller, Operation.DESCRIBE, n)]
+        return not hidden
 
     # -- offsets ------------------------------------------------------------------------------------
 

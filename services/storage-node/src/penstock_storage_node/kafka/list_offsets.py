@@ -127,9 +127,7 @@ class ListOffsetsHandler:
         item_type = codec.entity_type(*version, "EpochEndOffset")
         topics = []
         # First it was between brokers alone, so who may act for the cluster may ask (KIP-320).
-        may_all = self._rights.may_see(
-            caller, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
-        )
+        may_all = self._rights.may_see(caller, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
         for topic in request.topics:
             items = []
             is_denied = not may_all and not self._rights.may_topic(caller, Operation.DESCRIBE, topic.topic)

@@ -30,8 +30,8 @@ from penstock_runtime.turns import SLICE_S, LoopTurns
 from penstock_storage_node.kafka.deferred_appends import DeferredAppend, DeferredAppends
 from penstock_storage_node.kafka.produce_outcomes import AppendedBatch, ProduceInProgress, refused
 from penstock_storage_node.kafka.request_context import RequestContext
-from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.retry_gate import RetryGate
+from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
 
@@ -125,9 +125,7 @@ class ProduceHandler:
         rights, items = self._rights, skim.partitions
         if any(is_transactional(item.records) for item in items) and (
             skim.transactional_id is None
-            or not rights.may(
-                caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, skim.transactional_id
-            )
+            or not rights.may(caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, skim.transactional_id)
         ):
             return PenstockError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -144,9 +142,7 @@ class ProduceHandler:
     def _refuse_all(
         self, caller: RequestContext, header: RequestHeader, skim: ProduceSkim, error: PenstockError
     ) -> Response | asyncio.Future[Response]:
-        request = ProduceInProgress(
-            caller, header, skim, self._manager.clock_ms(), self._manager.wall_ms()
-        )
+        request = ProduceInProgress(caller, header, skim, self._manager.clock_ms(), self._manager.wall_ms())
         for index, item in enumerate(skim.partitions):
             request.settle(index, self._refuse(request, item, error))
         return self._without_acks(request) if skim.acks == 0 else request.when_settled()

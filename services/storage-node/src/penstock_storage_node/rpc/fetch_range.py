@@ -14,6 +14,15 @@ from collections.abc import Iterator
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, PIECE_BYTES, WHOLE_BATCH_BYTES_MAX
+from penstock_frontend.authorizer import (
+    ANONYMOUS,
+    Authorizer,
+    Identity,
+    Operation,
+    Principal,
+    ResourceType,
+    client_identity,
+)
 from penstock_proto.fast.fetch_range import encode_fetch_range_response
 from penstock_proto.fast.pieces import cut
 from penstock_proto.v1 import common_pb2
@@ -29,8 +38,14 @@ CHUNK_BYTES_MAX = 4 * 1024 * 1024
 class _Range:
     """One call. `next_offset` is where it stands."""
 
-    def __init__(self, manager: ReplicaManager, request: pb.FetchRangeRequest) -> None:
+    def __init__(
+        self, manager: ReplicaManager, request: pb.FetchRangeRequest, authorizer: Authorizer
+    ) -> None:
         self._manager = manager
+        self._authorizer = authorizer
+        self._who = identity_of(request)
+        if request.topic:
+            self._check_right(request.topic)
         topic_id = TopicId(request.topic_id) if request.topic_id else None
         if topic_id is not None and request.topic:
             known = manager.registry.image.topic_ids.get(request.topic)
@@ -41,6 +56,7 @@ class _Range:
                 )
         self.partition = manager.registry.locate(request.topic, topic_id, request.partition)
         replica = self.partition.replica
+        self._check_right(replica.topic)
         replica.require_leader()
         self.next_offset = request.from_offset
         self.to_offset = request.to_offset if request.to_offset >= 0 else replica.high_watermark
@@ -54,11 +70,19 @@ class _Range:
                 f"offset {request.from_offset} of {replica.name} is not in {start}..{end}",
             )
 
+    def _check_right(self, topic: str) -> None:
+        if not self._authorizer.authorize(self._who, Operation.READ, ResourceType.TOPIC, topic):
+            raise PenstockError(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                f"{self._who.principal} has no right to READ topic {topic}",
+            )
+
     async def next_chunk(self) -> ReadData | None:
         """The next batches; None at the end of the range. Waits at the high watermark."""
         while self.next_offset < self.to_offset:
             replica, log = self.partition.replica, self.partition.log
             replica.require_leader()
+            self._check_right(replica.topic)  # it may be taken away while the stream is open
             if log.state is LogState.FAILED:
                 raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
             upper = min(replica.high_watermark, self.to_offset)
@@ -126,18 +150,26 @@ class _Range:
         )
 
 
+def identity_of(request: pb.FetchRangeRequest) -> Identity:
+    """Who reads, as the gateway says; a gateway of before says nothing."""
+    if not request.principal_type:
+        return client_identity(ANONYMOUS, request.client_host)
+    return client_identity(Principal(request.principal_type, request.principal_name), request.client_host)
+
+
 class FetchRangeService:
     """Handler of the call."""
 
-    def __init__(self, manager: ReplicaManager) -> None:
+    def __init__(self, manager: ReplicaManager, authorizer: Authorizer) -> None:
         self._manager = manager
+        self._authorizer = authorizer
 
     async def fetch_range(self, request: pb.FetchRangeRequest, context: Context) -> None:
         """Serve one range."""
         current: _Range | None = None
         ahead: asyncio.Task[ReadData | None] | None = None
         try:
-            current = _Range(self._manager, request)
+            current = _Range(self._manager, request, self._authorizer)
             ahead = asyncio.ensure_future(current.next_chunk())
             while True:
                 data = await ahead
