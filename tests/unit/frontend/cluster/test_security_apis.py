@@ -20,7 +20,7 @@ from penstock_core.metadata.levels import METADATA_LEVEL
 from penstock_core.metadata.security import CredentialKey, QuotaEntity
 from penstock_core.security.acl import AclOperation, PatternType, Permission, ResourceType
 from penstock_core.security.scram import ScramMechanism, credential
-from penstock_frontend.authorizer import CLUSTER_NAME, Operation
+from penstock_frontend.authorizer import CLUSTER_NAME, AllowAll, Identity, Operation
 from penstock_kafka.wire.apis import ApiKey
 from penstock_proto.v1 import metadata_pb2
 from unit.frontend.cluster.test_admin_apis import versions
@@ -62,21 +62,28 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def cluster_of_level_2(
     authorizer: Any = None, *, acls_enabled: bool = True
 ) -> AsyncIterator[tuple[Client, Cluster]]:
-    async with serving(authorizer, acls_enabled=lambda: acls_enabled) as (client, cluster, *_):
+    authorizer = authorizer or Everything()
+    authorizer.is_enabled = acls_enabled
+    async with serving(authorizer) as (client, cluster, *_):
         feature = metadata_pb2.FeatureRecord(name=METADATA_LEVEL, level=2)
         version = cluster.commit(metadata_pb2.MetadataRecord(feature=feature))
         assert await client.metadata.wait_for_version(version, 60_000)
         yield client, cluster
 
 
-class Only:
+class Everything(AllowAll):
+    """All rights, in a process where ACLs count."""
+
+    is_enabled = True
+
+
+class Only(Everything):
     """The right to one operation on the cluster, and to nothing else."""
 
     def __init__(self, operation: Operation | None) -> None:
         self.operation = operation
 
-    def authorize(self, *asked: Any) -> bool:
-        _who, operation, kind, name = asked
+    def authorize(self, who: Identity, operation: Operation, kind: ResourceType, name: str) -> bool:
         return operation is self.operation and (kind, name) == (ResourceType.CLUSTER, CLUSTER_NAME)
 
 
@@ -585,7 +592,7 @@ def test_the_one_right_is_enough_and_nothing_else_is(
 )
 def test_below_level_2_each_change_is_refused_with_the_mend(run: Run, key: ApiKey, version: int) -> None:
     async def main() -> None:
-        async with serving(acls_enabled=lambda: True) as (client, *_):
+        async with serving(Everything()) as (client, *_):
             found = await client.call(key, version, **requests_of(key, version))
             assert set(errors_of(found)) == {ErrorCode.UNSUPPORTED_VERSION}
             assert "penstock cluster upgrade" in str(found)

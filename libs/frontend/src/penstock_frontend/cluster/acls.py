@@ -10,7 +10,6 @@ Sources: AclApis of Apache Kafka 4.3; KIP-140, KIP-290.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -33,23 +32,16 @@ _DISABLED: Final = "No Authorizer is configured."
 
 
 class Acls:
-    """Answers about rules. `enabled`: whether they count in this process."""
+    """Answers about rules, where they count in this process."""
 
-    def __init__(
-        self,
-        calls: ControllerCalls,
-        authorizer: Authorizer,
-        metrics: KafkaMetrics,
-        enabled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
-        self._enabled = enabled
 
     def _require(self, connection: Connection, operation: Operation) -> None:
-        require_cluster(self._authorizer, connection.principal, operation)
-        if not self._enabled():
+        require_cluster(self._authorizer, connection.identity, operation)
+        if not self._authorizer.is_enabled:
             raise PenstockError(ErrorCode.SECURITY_DISABLED, _DISABLED)
 
     async def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:

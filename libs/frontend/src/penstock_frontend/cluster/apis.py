@@ -103,12 +103,11 @@ class ClusterApis:
         suspected_leaders: SuspectedLeaders | None = None,
         own_node: Callable[[], NodeId | None] = lambda: None,
         auto_create: bool = False,
-        acls_enabled: Callable[[], bool] = lambda: False,
         wall_ms: Callable[[], int] = wall_ms,
         turns: LoopTurns | None = None,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
-        that a Metadata request names; `acls_enabled` says whether the cluster's ACLs count in this process.
+        that a Metadata request names.
 
         Every process that answers Kafka clients makes one: so what all of them need is checked here too,
         the schemas and the error responses. Raises InvariantBroken when an answered API lacks one of these
@@ -133,7 +132,7 @@ class ClusterApis:
         moves = Reassignments(calls, authorizer, metrics)
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
         users = Users(calls, authorizer, metrics)
-        acls = Acls(calls, authorizer, metrics, acls_enabled)
+        acls = Acls(calls, authorizer, metrics)
         quotas = Quotas(calls, authorizer, metrics)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]

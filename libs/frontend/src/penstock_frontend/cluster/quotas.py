@@ -35,7 +35,7 @@ class Quotas:
     def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeClientQuotas: the entities that a filter asks for."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE_CONFIGS)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE_CONFIGS)
         wanted = read_quota_filter(
             [(c.entity_type, c.match_type, c.match) for c in items(request.components)], request.strict
         )
@@ -60,7 +60,7 @@ class Quotas:
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterClientQuotas: of each entity all changes count, or none."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER_CONFIGS)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER_CONFIGS)
         entries = items(request.entries)
         outcomes: list[tuple[int, str | None]] = [(ErrorCode.NONE, None)] * len(entries)
         changes: dict[int, pb.QuotaChange] = {}

@@ -42,7 +42,7 @@ class Users:
     def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeUserScramCredentials."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.DESCRIBE)
+        require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE)
         known = _by_user(self._calls.metadata.image.security.credentials)
         asked = Counter(user.name for user in request.users or ()) or Counter(sorted(known))
         results = []
@@ -77,7 +77,7 @@ class Users:
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterUserScramCredentials: a result for each user, whose changes count all or none."""
         request = codec.decode_request(header, frame)
-        require_cluster(self._authorizer, connection.principal, Operation.ALTER)
+        require_cluster(self._authorizer, connection.identity, Operation.ALTER)
         deletions, upsertions = items(request.deletions), items(request.upsertions)
         if len(deletions) + len(upsertions) > CHANGES_MAX:
             raise PenstockError(
