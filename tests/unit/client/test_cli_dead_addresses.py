@@ -45,6 +45,15 @@ WORDS = {
     "consume": ["x"],
     "node forget": ["1"],
     "controller replace": ["1"],
+    "cluster upgrade": ["--dry-run"],
+    "user add": ["x"],
+    "user password": ["x"],
+    "user delete": ["x"],
+    "acl add": ["User:x", "read", "topic:x"],
+    "acl remove": ["--all"],
+    "acl test": ["User:x", "read", "topic:x"],
+    "quota set": ["producer_byte_rate=1", "--user", "x"],
+    "quota unset": ["producer_byte_rate", "--user", "x"],
 }
 """What a command needs to be called at all; the others need nothing."""
 

@@ -64,7 +64,7 @@ def _resource(word: str) -> tuple[int, str]:
     kind, colon, name = word.partition(":")
     if kind == "cluster" and name in ("", _CLUSTER_NAME):
         return RESOURCES[kind], _CLUSTER_NAME
-    if kind not in RESOURCES or not colon or not name:
+    if kind not in RESOURCES or kind == "cluster" or not colon or not name:
         kinds = ", ".join(f"{kind}:NAME" for kind in RESOURCES if kind != "cluster")
         raise CommandError(f"resource {word!r}: write it as {kinds} or cluster", ExitCode.USAGE)
     return RESOURCES[kind], name

@@ -35,7 +35,12 @@ SALT = b"salt of alice"
 
 @pytest.fixture(autouse=True)
 def controller(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the controller was asked. It decides and commits as the real one does."""
+    """What the controller was asked."""
+    return deciding(monkeypatch)
+
+
+def deciding(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Controllers decide and commit as the real one does; what they are asked."""
     asked: list[Any] = []
     deciders: dict[str, Any] = {
         "AlterUserCredentials": users.alter_user_credentials,
