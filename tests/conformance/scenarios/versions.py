@@ -155,6 +155,39 @@ def _elect(topic: str, _id: Any, _version: int) -> dict[str, Any]:
     return {"election_type": 0, "topic_partitions": wanted, "timeout": 5_000}
 
 
+def _quotas(topic: str, _id: Any, version: int) -> dict[str, Any]:
+    # One entity a request: the order of several is that of Kafka's hash table.
+    bad = {"key": "no_such_rate", "value": 5.0, "remove": False}
+    good = {"key": "producer_byte_rate", "value": 5.0, "remove": False}
+    entity = [{"entity_type": "user", "entity_name": topic}]
+    return {
+        "entries": [{"entity": entity, "ops": [good, bad] if version == 0 else [good]}],
+        "validate_only": True,
+    }
+
+
+def _quota_filter(topic: str, _id: Any, _version: int) -> dict[str, Any]:
+    return {"components": [{"entity_type": "user", "match_type": 0, "match": topic}], "strict": True}
+
+
+def _credentials(topic: str, _id: Any, _version: int) -> dict[str, Any]:
+    good = {"mechanism": 1, "iterations": 4096, "salt": b"salt", "salted_password": b"p" * 32}
+    return {"deletions": [], "upsertions": [good | {"name": f"{topic}.user", "iterations": 1}]}
+
+
+_ACL_FILTER = {
+    "resource_type_filter": 2, "resource_name_filter": None, "pattern_type_filter": 3, "principal_filter": None,
+    "host_filter": None, "operation": 1, "permission_type": 1,
+}  # fmt: skip
+
+
+def _acl(name: str) -> dict[str, Any]:
+    return {
+        "resource_type": 2, "resource_name": name, "resource_pattern_type": 3, "principal": "User:a", "host": "*",
+        "operation": 3, "permission_type": 3,
+    }  # fmt: skip
+
+
 ANYWHERE: dict[str, Values] = {
     "metadata": _metadata,
     "find_coordinator": lambda topic, _i, _v: {"key": topic, "key_type": 0, "coordinator_keys": [topic]},
@@ -175,7 +208,14 @@ ANYWHERE: dict[str, Values] = {
     "list_partition_reassignments": lambda topic, _i, _v: {
         "topics": [{"name": topic, "partition_indexes": [0]}], "timeout": 5_000,
     },
-    "describe_client_quotas": lambda _t, _i, _v: {"components": [], "strict": False},
+    "describe_client_quotas": _quota_filter,
+    "alter_client_quotas": _quotas,
+    "describe_user_scram_credentials": lambda topic, _i, _v: {"users": [{"name": f"{topic}.nobody"}]},
+    "alter_user_scram_credentials": _credentials,
+    # Neither cluster has an authorizer: what each answers then.
+    "describe_acls": lambda _t, _i, _v: _ACL_FILTER,
+    "create_acls": lambda topic, _i, _v: {"creations": [_acl(topic), _acl("")]},
+    "delete_acls": lambda _t, _i, _v: {"filters": [_ACL_FILTER, _ACL_FILTER]},
 }  # fmt: skip
 
 

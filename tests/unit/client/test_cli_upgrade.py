@@ -67,6 +67,7 @@ async def cluster_of_level_1(
             controller_id=1,
             active_controller_id=1,
             term=1,
+            version=self.cluster.image.version,
             voter=True,
             process=info(controller) if controller else None,
             members=[member] if controller else [member, absent],
@@ -87,6 +88,8 @@ async def cluster_of_level_1(
             metadata_pb2.MetadataRecord(
                 cluster=metadata_pb2.ClusterRecord(cluster_id=bytes(15) + b"c"),
             ),
+        )
+        cluster.commit(
             metadata_pb2.MetadataRecord(
                 node=metadata_pb2.NodeRecord(
                     node_id=7,

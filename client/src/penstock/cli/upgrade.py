@@ -169,9 +169,10 @@ async def _plan(client: ControllerClient, level: int | None) -> Plan:
     from penstock_core.limits import FEATURE_LEVEL
     from penstock_core.metadata.levels import level_of
 
-    image = await _image(client)
+    seen = await look(client)
+    image = await _image(client, max(answer.version for answer in seen.said.values()))
     wanted = FEATURE_LEVEL if level is None else level
-    return Plan(level_of(image), wanted, _processes(await look(client), image, wanted))
+    return Plan(level_of(image), wanted, _processes(seen, image, wanted))
 
 
 def _processes(seen: Seen, image: MetadataImage, wanted: int) -> list[Process]:
@@ -197,16 +198,14 @@ def _processes(seen: Seen, image: MetadataImage, wanted: int) -> list[Process]:
     return found
 
 
-async def _image(client: ControllerClient) -> MetadataImage:
-    """The metadata as of now. Raises UNREACHABLE."""
+async def _image(client: ControllerClient, version: int) -> MetadataImage:
+    """The metadata of that version or a later one: what comes first may be their beginnings. Raises UNREACHABLE."""
     from penstock_runtime.metadata_client import MetadataClient
 
-    # Who does not answer at all is told of by its address.
-    await look(client)
     metadata = MetadataClient(client, "cli", lambda: time.monotonic_ns() // 1_000_000)
     following = asyncio.create_task(metadata.run())
     try:
-        if not await metadata.wait_for_version(1, _IMAGE_TIMEOUT_MS):
+        if not await metadata.wait_for_version(max(version, 1), _IMAGE_TIMEOUT_MS):
             raise CommandError(
                 "no controller tells its metadata: is a majority of the controllers there "
                 "(`penstock controller list`), and is this command as new as they are?",
