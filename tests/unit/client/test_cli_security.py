@@ -20,6 +20,7 @@ import pytest
 from penstock_core.metadata.levels import METADATA_LEVEL
 from penstock_core.metadata.security import CredentialKey
 from penstock_core.security.scram import ScramMechanism, credential
+from penstock_frontend.authorizer import AllowAll
 from penstock_proto.v1 import metadata_pb2
 from unit.frontend.cluster.test_apis import serving
 from unit.frontend.cluster.test_security_apis import deciding
@@ -120,7 +121,9 @@ def remove(file: Path) -> None:
 
 @asynccontextmanager
 async def session(*, level: int = 2, acls_enabled: bool = True) -> AsyncIterator[Session]:
-    async with serving(acls_enabled=lambda: acls_enabled) as (client, cluster, _, _, endpoint):
+    authorizer = AllowAll()
+    authorizer.is_enabled = acls_enabled
+    async with serving(authorizer) as (client, cluster, _, _, endpoint):
         feature = metadata_pb2.FeatureRecord(name=METADATA_LEVEL, level=level)
         version = cluster.commit(metadata_pb2.MetadataRecord(feature=feature))
         assert await client.metadata.wait_for_version(version, 60_000)

@@ -228,5 +228,7 @@ def _check(code: int, message: Any) -> None:
 
 def _reason(code: int, message: str | None) -> str:
     if code == _SECURITY_DISABLED:
-        return "ACLs do not count in this cluster: its gateways and storage nodes run without an authorizer"
+        return (
+            "ACLs do not count in this cluster: start its gateways and storage nodes with `authorizer = acl`"
+        )
     return message or f"the cluster refused with Kafka's error {code}"

@@ -67,7 +67,7 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def cluster_of_level_2(
     authorizer: Any = None, *, acls_enabled: bool = True
 ) -> AsyncIterator[tuple[Client, Cluster]]:
-    authorizer = authorizer or Everything()
+    authorizer = authorizer or AllowAll()
     authorizer.is_enabled = acls_enabled
     async with serving(authorizer) as (client, cluster, *_):
         feature = metadata_pb2.FeatureRecord(name=METADATA_LEVEL, level=2)
@@ -76,13 +76,7 @@ async def cluster_of_level_2(
         yield client, cluster
 
 
-class Everything(AllowAll):
-    """All rights, in a process where ACLs count."""
-
-    is_enabled = True
-
-
-class Only(Everything):
+class Only(AllowAll):
     """The right to one operation on the cluster, and to nothing else."""
 
     def __init__(self, operation: Operation | None) -> None:
@@ -597,7 +591,9 @@ def test_the_one_right_is_enough_and_nothing_else_is(
 )
 def test_below_level_2_each_change_is_refused_with_the_mend(run: Run, key: ApiKey, version: int) -> None:
     async def main() -> None:
-        async with serving(Everything()) as (client, *_):
+        authorizer = AllowAll()
+        authorizer.is_enabled = True
+        async with serving(authorizer) as (client, *_):
             found = await client.call(key, version, **requests_of(key, version))
             assert set(errors_of(found)) == {ErrorCode.UNSUPPORTED_VERSION}
             assert "penstock cluster upgrade" in str(found)

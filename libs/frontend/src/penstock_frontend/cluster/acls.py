@@ -9,12 +9,12 @@ Sources: AclApis of Apache Kafka 4.3; KIP-140, KIP-290.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Generator
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.security import AclRow
-from penstock_core.security.acl import read_filter
+from penstock_core.security.acl import AclFilter, read_filter
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.describe import items
@@ -24,20 +24,28 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
+from penstock_runtime.turns import LoopTurns
 
-_SLICE: Final = 200
-"""Rules that are looked at in one turn of the event loop."""
+_STEP: Final = 20
+"""Rules that are looked at between two looks at the clock: 20 us each where they match."""
 _DISABLED: Final = "No Authorizer is configured."
 """Kafka's words."""
 
 
 class Acls:
-    """Answers about rules, where they count in this process."""
+    """Answers about rules."""
 
-    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+    def __init__(
+        self,
+        calls: ControllerCalls,
+        authorizer: Authorizer,
+        metrics: KafkaMetrics,
+        turns: LoopTurns,
+    ) -> None:
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
+        self._turns = turns
 
     def _require(self, connection: Connection, operation: Operation) -> None:
         require_cluster(self._authorizer, connection.identity, operation)
@@ -57,10 +65,15 @@ class Acls:
             request.operation,
             request.permission_type,
         )
+        resources = await self._turns.run(self._resources(header, wanted))
+        return codec.respond(header, error_code=0, error_message=None, resources=resources)
+
+    def _resources(self, header: RequestHeader, wanted: AclFilter) -> Generator[None, None, tuple[Any, ...]]:
+        """The rules that are meant, those of one pattern together."""
         found: dict[tuple[int, int, str], list[Any]] = {}
         for index, row in enumerate(self._calls.metadata.image.security.acls):
-            if index % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+            if index % _STEP == _STEP - 1:
+                yield
             if wanted.matches_codes(*row):
                 about = row.resource_type, row.pattern_type, row.resource_name
                 found.setdefault(about, []).append(
@@ -73,18 +86,21 @@ class Acls:
                         permission_type=row.permission,
                     )
                 )
-        resources = tuple(
-            codec.item(
-                header,
-                "DescribeAclsResource",
-                resource_type=kind,
-                pattern_type=pattern,
-                resource_name=name,
-                acls=tuple(acls),
+        resources = []
+        for index, ((kind, pattern, name), acls) in enumerate(found.items()):
+            if index % _STEP == _STEP - 1:
+                yield
+            resources.append(
+                codec.item(
+                    header,
+                    "DescribeAclsResource",
+                    resource_type=kind,
+                    pattern_type=pattern,
+                    resource_name=name,
+                    acls=tuple(acls),
+                )
             )
-            for (kind, pattern, name), acls in found.items()
-        )
-        return codec.respond(header, error_code=0, error_message=None, resources=resources)
+        return tuple(resources)
 
     async def create(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to CreateAcls: each on its own; one that is there already is fine."""

@@ -131,8 +131,8 @@ class ClusterApis:
         configs = Configs(calls, authorizer, metrics, own_node, self._turns)
         moves = Reassignments(calls, authorizer, metrics)
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
-        users = Users(calls, authorizer, metrics)
-        acls = Acls(calls, authorizer, metrics)
+        users = Users(calls, authorizer, metrics, self._turns)
+        acls = Acls(calls, authorizer, metrics, self._turns)
         quotas = Quotas(calls, authorizer, metrics)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]

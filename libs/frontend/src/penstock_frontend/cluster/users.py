@@ -8,9 +8,8 @@ Sources: KIP-554; ScramImage and ScramControlManager of Apache Kafka 4.3.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -24,20 +23,22 @@ from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.turns import LoopTurns
 
 CHANGES_MAX: Final = 10_000
 """Of one request (Kafka: as many records as one operation of a user may write)."""
-_SLICE: Final = 64
-"""Credentials that are made at a time: 25 us each."""
 
 
 class Users:
     """Answers about users."""
 
-    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+    def __init__(
+        self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics, turns: LoopTurns
+    ) -> None:
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
+        self._turns = turns
 
     def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeUserScramCredentials."""
@@ -96,11 +97,8 @@ class Users:
             for one in deletions
             if not found[one.name][0]
         ]
-        for index, one in enumerate(upsertions):
-            if index % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
-            if not found[one.name][0]:
-                changes.append(_change(one))
+        # 25 us each.
+        changes += await self._turns.run(_changes([one for one in upsertions if not found[one.name][0]]))
         if changes:
             response = await self._calls.call(
                 "AlterUserCredentials",
@@ -150,6 +148,14 @@ def _salted_wrongly(upsertion: Any) -> PenstockError | None:
         f"the salted password of {upsertion.name!r} has {len(upsertion.salted_password)} bytes; "
         f"{mechanism.mechanism_name} gives {mechanism.key_bytes}",
     )
+
+
+def _changes(upsertions: Sequence[Any]) -> Generator[None, None, list[pb.UserCredentialChange]]:
+    made = []
+    for one in upsertions:
+        made.append(_change(one))
+        yield
+    return made
 
 
 def _change(upsertion: Any) -> pb.UserCredentialChange:
