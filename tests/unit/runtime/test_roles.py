@@ -297,9 +297,14 @@ def test_what_a_failed_role_had_open_is_closed(run: Run) -> None:
             assert await probe(endpoint.host, endpoint.port, 60_000) is Probe.REFUSED
         code, (line,) = await outcome(serve_all, http_bind="0.0.0.0:0")
         assert code == 2
-        assert "allow_insecure_bind" in line["event"]
+        assert 'allow_plaintext = ["http"]' in line["event"]
+        code, (line,) = await outcome(
+            serve_all, http_bind="0.0.0.0:0", grpc_bind="0.0.0.0:0", allow_plaintext=["http"]
+        )
+        assert code == 2
+        assert 'allow_plaintext = ["grpc"]' in line["event"]
         code, _ = await outcome(
-            serve_all, http_bind="0.0.0.0:0", grpc_bind="0.0.0.0:0", allow_insecure_bind=True
+            serve_all, http_bind="0.0.0.0:0", grpc_bind="0.0.0.0:0", allow_plaintext=["http", "grpc"]
         )
         assert code == 70
         server, taken = await serve("127.0.0.1:0", lambda s: None, allow_insecure_bind=False)

@@ -219,6 +219,17 @@ def test_booleans_with_and_without_a_value() -> None:
     assert load("--node-id", "-1").node_id == -1
 
 
+def test_plaintext_ports_are_named_or_all() -> None:
+    assert load("--node-id=1").plaintext == frozenset()
+    assert load("--node-id=1", "--allow-plaintext=grpc,listener:PROXY").plaintext == {
+        "grpc",
+        "listener:PROXY",
+    }
+    assert load("--node-id=1", "--allow-insecure-bind", "--allow-plaintext=grpc").plaintext is True
+    with pytest.raises(StartupError, match="'kafka' is no port; use grpc, raft, http or listener:NAME"):
+        load("--node-id=1", "--allow-plaintext=kafka")
+
+
 def test_addresses() -> None:
     assert parse_address("[::1]:5") == ("::1", 5)
     assert str(parse_address("[::1]:5")) == "[::1]:5"

@@ -1,8 +1,8 @@
 """Binding sockets and advertising what was bound.
 
 Rule: a plaintext socket off the loopback interface opens only when the operator has
-said so by name (`allow_insecure_bind`). Every failure is a `StartupError` whose one line
-names the address, the setting it came from and the mend.
+named that very port (`allow_plaintext`), or all of them (`allow_insecure_bind`). Every failure
+is a `StartupError` whose one line names the address, the setting it came from and the mend.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import socket
 
 from penstock_core.addresses import WILDCARD_HOSTS, Address, is_loopback, parse_address
 from penstock_core.metadata.image import Endpoint
+
+Plaintext = bool | frozenset[str]
+"""Ports that may be plaintext where other machines reach them: all, none, or by the names of `port_name`."""
 
 
 class StartupError(Exception):
@@ -26,16 +29,25 @@ class StartupError(Exception):
         self.exit_code = exit_code
 
 
-def check_bind(bind: str, setting: str, *, allow_insecure_bind: bool) -> Address:
+def port_name(setting: str) -> str:
+    """A port in `allow_plaintext`, by the setting that binds it: grpc_bind is `grpc`, a listener `listener:NAME`."""
+    if setting.startswith("listener "):
+        return "listener:" + setting.removeprefix("listener ").partition(":")[0]
+    return setting.removesuffix("_bind")
+
+
+def check_bind(bind: str, setting: str, *, allow_insecure_bind: Plaintext) -> Address:
     """The address of a plaintext socket to open, or StartupError if it must not be opened."""
     try:
         address = parse_address(bind)
     except ValueError as e:
         raise StartupError(f"{setting}: {e}") from None
-    if not is_loopback(address.host) and not allow_insecure_bind:
+    name = port_name(setting)
+    allowed = allow_insecure_bind if isinstance(allow_insecure_bind, bool) else name in allow_insecure_bind
+    if not is_loopback(address.host) and not allowed:
         raise StartupError(
-            f"{setting} = {bind} would open a plaintext port to other machines; "
-            "bind 127.0.0.1, or set allow_insecure_bind = true if that network is trusted"
+            f"{setting} = {bind} would open a plaintext port to other machines; bind 127.0.0.1, or, if that "
+            f'network is trusted, set allow_plaintext = ["{name}"] (allow_insecure_bind = true is all ports)'
         )
     return address
 
@@ -55,7 +67,7 @@ def _bind_failure(address: Address, setting: str, error: OSError) -> StartupErro
 
 
 def bind_sockets(
-    bind: str, setting: str, *, allow_insecure_bind: bool, backlog: int = 1024
+    bind: str, setting: str, *, allow_insecure_bind: Plaintext, backlog: int = 1024
 ) -> tuple[list[socket.socket], Endpoint]:
     """Open listening sockets (non-blocking), all on one port, and say where.
 

@@ -28,7 +28,7 @@ import grpc.aio
 
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
-from penstock_runtime.addresses import StartupError, bind_sockets, check_bind, check_free
+from penstock_runtime.addresses import Plaintext, StartupError, bind_sockets, check_bind, check_free
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import get_log
 from penstock_runtime.security.diagnosis import find_fault
@@ -85,7 +85,7 @@ async def serve(
     bind: str,
     add_services: Callable[[grpc.aio.Server], None],
     *,
-    allow_insecure_bind: bool,
+    allow_insecure_bind: Plaintext,
     setting: str = "grpc_bind",
     tls: TlsFiles | None = None,
 ) -> tuple[grpc.aio.Server, Endpoint]:
@@ -96,7 +96,7 @@ async def serve(
     Raises StartupError, naming the setting, when the port is taken or would be open in plaintext to
     other machines without `allow_insecure_bind`. Stop it with `await server.stop(grace_s)`.
     """
-    address = check_bind(bind, setting, allow_insecure_bind=allow_insecure_bind or tls is not None)
+    address = check_bind(bind, setting, allow_insecure_bind=tls is not None or allow_insecure_bind)
     # gRPC's own failure has no reason in it; a plain bind first gives one.
     check_free(address, setting)
     guards = () if tls is None else (RoleGuard(tls.current.identity.trust_domain),)

@@ -30,7 +30,7 @@ finally:
     sys.modules["ssl"] = ssl
 
 from penstock_core.metadata.image import Endpoint
-from penstock_runtime.addresses import bind_sockets
+from penstock_runtime.addresses import Plaintext, bind_sockets
 from penstock_runtime.http_door import HttpDoor
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields
@@ -63,7 +63,7 @@ class HttpServer:
         lifecycle: Lifecycle,
         extra_routes: Iterable[web.AbstractRouteDef] = (),
         *,
-        allow_insecure_bind: bool | None = None,
+        allow_insecure_bind: Plaintext | None = None,
     ) -> None:
         self._bind = bind
         self._lifecycle = lifecycle

@@ -24,7 +24,7 @@ from prometheus_client.gc_collector import GCCollector
 from penstock_core.errors import InvariantBroken
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
-from penstock_runtime.addresses import StartupError
+from penstock_runtime.addresses import Plaintext, StartupError
 from penstock_runtime.logs import error_fields, get_log
 from penstock_runtime.version import VERSION
 
@@ -53,7 +53,7 @@ def current_lifecycle() -> Lifecycle | None:
 class Lifecycle:
     """What a role has of its process. Make it inside a running event loop's thread."""
 
-    def __init__(self, role: str, identity: str = "", *, allow_insecure_bind: bool = False) -> None:
+    def __init__(self, role: str, identity: str = "", *, allow_insecure_bind: Plaintext = False) -> None:
         self.role = role
         self.stopping = asyncio.Event()
         """Set once: drain and return."""
@@ -85,6 +85,11 @@ class Lifecycle:
             ["role", "version", "feature_level"],
             registry=self.registry,
         ).labels(self.role, VERSION, str(FEATURE_LEVEL)).set(1)
+        Gauge(
+            "penstock_insecure_bind",
+            "1 when allow_insecure_bind permits plaintext on every port that other machines reach.",
+            registry=self.registry,
+        ).set(float(self.allow_insecure_bind is True))
         Gauge("penstock_ready", "1 when the role is ready to serve.", registry=self.registry).set_function(
             lambda: float(self._not_ready_reason is None)
         )

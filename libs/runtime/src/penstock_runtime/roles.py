@@ -136,7 +136,7 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
 
     They are told to stop in reverse order, each after the one before it has ended.
     """
-    lives = [Lifecycle(role.name, allow_insecure_bind=s.allow_insecure_bind) for role, s in roles]
+    lives = [Lifecycle(role.name, allow_insecure_bind=s.plaintext) for role, s in roles]
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.set_exception_handler(lives[0].loop_exception)
@@ -144,6 +144,10 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
     runs: list[asyncio.Task[None]] = []
     for (role, settings), life in zip(roles, lives, strict=True):
         life.log.info("starting", version=VERSION, settings=settings.printable())
+        if settings.allow_insecure_bind:
+            life.log.warning(
+                "allow_insecure_bind permits plaintext on every port; name those that need it in allow_plaintext"
+            )
         life.start_ticking()
         runs.append(loop.create_task(_run_one(role, settings, life), name=role.name))
     waits = [loop.create_task(w) for w in (stop.wait(), *(life.failed.wait() for life in lives))]

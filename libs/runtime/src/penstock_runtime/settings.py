@@ -40,7 +40,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as SourceError
 
 from penstock_core.addresses import Address, parse_address, parse_member
-from penstock_runtime.addresses import StartupError
+from penstock_runtime.addresses import Plaintext, StartupError
 from penstock_runtime.kafka_names import dotted_names, hint
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.version import VERSION
@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 ENV_PREFIX = "PENSTOCK_"
+_PORTS = ("grpc", "raft", "http")
 _SECRET_WORDS = ("password", "secret", "token", "private")
 
 
@@ -170,8 +171,12 @@ class RoleSettings(BaseSettings):
         description="this process's certificate, for what roles say to each other: cert, key, ca, key_password_file",
     )
     rack: str = Field(default="", description="failure domain of this process")
+    allow_plaintext: list[str] = Field(
+        default_factory=list,
+        description="ports that may be plaintext though other machines reach them: grpc, raft, http, listener:NAME",
+    )
     allow_insecure_bind: bool = Field(
-        default=False, description="permit plaintext ports that other machines can reach"
+        default=False, description="permit plaintext on every port; better name them in allow_plaintext"
     )
     shutdown_timeout_ms: int = Field(
         default=10_000, ge=0, description="most time for draining after TERM, in ms"
@@ -225,6 +230,14 @@ class RoleSettings(BaseSettings):
             parse_address(value)
         return value
 
+    @field_validator("allow_plaintext")
+    @classmethod
+    def _check_allow_plaintext(cls, value: list[str]) -> list[str]:
+        for port in value:
+            if port not in _PORTS and not port.startswith("listener:"):
+                raise ValueError(f"{port!r} is no port; use {', '.join(_PORTS)} or listener:NAME")
+        return value
+
     @field_validator("controllers")
     @classmethod
     def _check_controllers(cls, value: list[str]) -> list[str]:
@@ -239,6 +252,11 @@ class RoleSettings(BaseSettings):
         if doubled:
             raise ValueError(f"listeners: two have the name {doubled.pop()}; names are unique")
         return self
+
+    @property
+    def plaintext(self) -> Plaintext:
+        """Ports that may be plaintext where other machines reach them."""
+        return self.allow_insecure_bind or frozenset(self.allow_plaintext)
 
     def printable(self) -> dict[str, object]:
         """Effective settings for the log, without secrets."""

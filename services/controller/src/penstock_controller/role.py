@@ -39,7 +39,7 @@ async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: Control
     """Serve until told to stop."""
     lifecycle.bind_identity(str(settings.controller_id))
     if settings.tls is None:
-        check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.allow_insecure_bind)
+        check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.plaintext)
     tls = open_certificate(
         settings.tls, ROLE.name, lambda identity: _name_fault(identity, settings.controller_id)
     )
@@ -107,7 +107,7 @@ async def _serve(
         server, endpoint = await ports.serve(
             settings.grpc_bind,
             lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
-            allow_insecure_bind=settings.allow_insecure_bind,
+            allow_insecure_bind=settings.plaintext,
             tls=tls,
         )
         http_endpoint = await http.start()

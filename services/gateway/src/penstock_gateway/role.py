@@ -228,7 +228,7 @@ class Gateway:
                 self._relay, lambda: self._grpc_endpoint, settings.socket_request_max_bytes
             )
             grpc_server, grpc_bound = await self._ports.serve(
-                settings.grpc_bind, service.add_to, allow_insecure_bind=settings.allow_insecure_bind
+                settings.grpc_bind, service.add_to, allow_insecure_bind=settings.plaintext
             )
             self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)
             self._relay.start()
@@ -251,7 +251,7 @@ class Gateway:
         settings = self._settings
         binds = [(f"listener {s.name}: bind", s.bind) for s in settings.listeners]
         for setting, bind in [*binds, ("grpc_bind", settings.grpc_bind)]:
-            check_free(check_bind(bind, setting, allow_insecure_bind=settings.allow_insecure_bind), setting)
+            check_free(check_bind(bind, setting, allow_insecure_bind=settings.plaintext), setting)
 
     async def _first_image(self) -> bool:
         """Wait for metadata; False when told to stop before any came."""

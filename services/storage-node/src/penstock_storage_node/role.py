@@ -293,7 +293,7 @@ class StorageNode:
             lambda s: add_storage_service(
                 s, self._streams, forward, FetchRangeService(self._manager, self._authorizer), self._positions
             ),
-            allow_insecure_bind=settings.allow_insecure_bind,
+            allow_insecure_bind=settings.plaintext,
             tls=self._tls,
         )
         http = await self._http.start()
