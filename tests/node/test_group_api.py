@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.security.acl import OPERATIONS_OF, ResourceType
 from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey
@@ -160,7 +161,7 @@ def test_membership_in_every_version() -> None:
                 if describe >= 6:
                     assert none.error_message == "Group none not found."
                 if describe >= 3:
-                    assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
+                    assert group.authorized_operations == OPERATIONS_OF[ResourceType.GROUP]
             for modern in versions(ApiKey.CONSUMER_GROUP_DESCRIBE):
                 answer = await peer.call(
                     ApiKey.CONSUMER_GROUP_DESCRIBE,

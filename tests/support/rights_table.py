@@ -1,0 +1,298 @@
+"""The rights that each Kafka API asks for, as a table: a request, what it needs, and how a denial looks.
+
+From KafkaApis and ControllerApis of Apache Kafka 4.3. A row that needs any of several rights has one of them as
+`needs` and the others as `instead`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock_core.security.acl import CLUSTER_NAME
+from penstock_core.security.acl import AclOperation as Op
+from penstock_core.security.acl import ResourceType as Kind
+from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+
+TOPIC: Final = "topic-1"
+GROUP: Final = "group-1"
+TRANSACTION: Final = "transaction-1"
+
+Need = tuple[Op, Kind, str]
+CLUSTER: Final = CLUSTER_NAME
+
+
+@dataclass(frozen=True)
+class Row:
+    """One API and one right that it asks for, all others being allowed."""
+
+    api: ApiKey
+    values: dict[str, Any]
+    needs: Need
+    code: int
+    """How a denial is answered; 0: the thing is left out."""
+    instead: tuple[Need, ...] = ()
+    """Rights any of which will do as well."""
+    also: tuple[Need, ...] = ()
+    """Rights that the request needs beside, allowed in every case."""
+    least: int = 0
+    """The first version with that request."""
+
+    def versions(self) -> tuple[int, ...]:
+        """The lowest and the highest version that are answered."""
+        low, high = SUPPORTED[self.api]
+        return tuple(sorted({max(low, self.least), high}))
+
+    def __str__(self) -> str:
+        return f"{self.api.name}-{self.needs[1].name}-{self.needs[0].name}"
+
+
+def _topic(op: Op) -> Need:
+    return op, Kind.TOPIC, TOPIC
+
+
+def _group(op: Op) -> Need:
+    return op, Kind.GROUP, GROUP
+
+
+def _cluster(op: Op) -> Need:
+    return op, Kind.CLUSTER, CLUSTER
+
+
+def _transaction(op: Op) -> Need:
+    return op, Kind.TRANSACTIONAL_ID, TRANSACTION
+
+
+_ACTS: Final = (_cluster(Op.CLUSTER_ACTION),)
+_BATCH: Final = build_batch([NewRecord(None, b"x", 1)])
+_IN_TRANSACTION: Final = build_batch(
+    [NewRecord(None, b"x", 1)], producer_id=1, producer_epoch=0, base_sequence=0, transactional=True
+)
+
+
+def _produce(records: bytes, transactional_id: str | None = None) -> dict[str, Any]:
+    partition = {"index": 0, "records": records}
+    return {
+        "transactional_id": transactional_id,
+        "acks": -1,
+        "timeout": 1000,
+        "topic_data": [{"name": TOPIC, "partition_data": [partition]}],
+    }
+
+
+_COMMIT: Final = {
+    "group_id": GROUP,
+    "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+    "generation_id_or_member_epoch": -1,
+}
+
+PARTITION_ROWS: Final = (
+    Row(ApiKey.PRODUCE, _produce(_BATCH), _topic(Op.WRITE), 29),
+    Row(
+        ApiKey.PRODUCE,
+        _produce(_IN_TRANSACTION, TRANSACTION),
+        _transaction(Op.WRITE),
+        53,
+        also=(_topic(Op.WRITE),),
+    ),
+    Row(
+        ApiKey.FETCH,
+        {"replica_id": -1, "topics": [{"topic": TOPIC, "partitions": [{"partition": 0}]}], "session_epoch": -1},
+        _topic(Op.READ),
+        29,
+    ),
+    Row(
+        ApiKey.LIST_OFFSETS,
+        {"replica_id": -1, "topics": [{"name": TOPIC, "partitions": [{"timestamp": -1}]}]},
+        _topic(Op.DESCRIBE),
+        29,
+    ),
+    Row(
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        {"replica_id": -1, "topics": [{"topic": TOPIC, "partitions": [{"partition": 0}]}]},
+        _topic(Op.DESCRIBE),
+        29,
+        instead=_ACTS,
+    ),
+    Row(
+        ApiKey.DELETE_RECORDS,
+        {"topics": [{"name": TOPIC, "partitions": [{"offset": 0}]}], "timeout": 1},
+        _topic(Op.DELETE),
+        29,
+    ),
+    Row(
+        ApiKey.DESCRIBE_PRODUCERS,
+        {"topics": [{"name": TOPIC, "partition_indexes": [0]}]},
+        _topic(Op.READ),
+        29,
+    ),
+)
+
+GROUP_ROWS: Final = (
+    Row(ApiKey.JOIN_GROUP, {"group_id": GROUP, "session_timeout": 10_000}, _group(Op.READ), 30),
+    Row(
+        ApiKey.SYNC_GROUP,
+        {"group_id": GROUP, "protocol_type": "consumer", "protocol_name": "range"},
+        _group(Op.READ),
+        30,
+    ),
+    Row(ApiKey.HEARTBEAT, {"group_id": GROUP}, _group(Op.READ), 30),
+    Row(ApiKey.LEAVE_GROUP, {"group_id": GROUP}, _group(Op.READ), 30),
+    Row(ApiKey.OFFSET_COMMIT, _COMMIT, _group(Op.READ), 30, also=(_topic(Op.READ),)),
+    Row(
+        ApiKey.OFFSET_FETCH,
+        {"group_id": GROUP, "topics": None, "groups": [{"group_id": GROUP, "topics": None}]},
+        _group(Op.DESCRIBE),
+        30,
+        least=2,
+    ),
+    Row(ApiKey.OFFSET_DELETE, {"group_id": GROUP}, _group(Op.DELETE), 30),
+    Row(ApiKey.DESCRIBE_GROUPS, {"groups": [GROUP]}, _group(Op.DESCRIBE), 30),
+    Row(ApiKey.CONSUMER_GROUP_DESCRIBE, {"group_ids": [GROUP]}, _group(Op.DESCRIBE), 30),
+    Row(ApiKey.DELETE_GROUPS, {"groups_names": [GROUP]}, _group(Op.DELETE), 30),
+    Row(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        {"group_id": GROUP, "member_id": "m", "member_epoch": 1},
+        _group(Op.READ),
+        30,
+    ),
+)
+
+TOPICS_OF_GROUPS_ROWS: Final = (
+    Row(ApiKey.OFFSET_COMMIT, _COMMIT, _topic(Op.READ), 29, also=(_group(Op.READ),)),
+    Row(
+        ApiKey.OFFSET_FETCH,
+        {
+            "group_id": GROUP,
+            "topics": [{"name": TOPIC, "partition_indexes": [0]}],
+            "groups": [{"group_id": GROUP, "topics": [{"name": TOPIC, "partition_indexes": [0]}]}],
+        },
+        _topic(Op.DESCRIBE),
+        29,
+        also=(_group(Op.DESCRIBE),),
+    ),
+    Row(
+        ApiKey.OFFSET_DELETE,
+        {"group_id": GROUP, "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]},
+        _topic(Op.READ),
+        29,
+        also=(_group(Op.DELETE),),
+    ),
+    Row(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        {"group_id": GROUP, "member_id": "m", "member_epoch": 1, "subscribed_topic_names": [TOPIC]},
+        _topic(Op.DESCRIBE),
+        29,
+        also=(_group(Op.READ),),
+    ),
+)
+"""Asked of the coordinator alone."""
+
+NODE_ROWS: Final = (
+    Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _cluster(Op.DESCRIBE), 31, least=3),
+    Row(
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
+        {"dirs": [{"path": "/x", "topics": [{"name": TOPIC, "partitions": [0]}]}]},
+        _cluster(Op.ALTER),
+        31,
+    ),
+)
+
+_CONFIG: Final = {"configs": [{"name": "retention.ms", "value": "1", "config_operation": 0}]}
+
+
+def _resource(kind: int, name: str) -> dict[str, Any]:
+    return {"resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": None} | _CONFIG]}
+
+
+CLUSTER_ROWS: Final = (
+    Row(ApiKey.METADATA, {"topics": [{"name": TOPIC}]}, _topic(Op.DESCRIBE), 29),
+    Row(ApiKey.DESCRIBE_TOPIC_PARTITIONS, {"topics": [{"name": TOPIC}]}, _topic(Op.DESCRIBE), 29),
+    Row(ApiKey.FIND_COORDINATOR, {"key": GROUP, "coordinator_keys": [GROUP]}, _group(Op.DESCRIBE), 30),
+    Row(
+        ApiKey.FIND_COORDINATOR,
+        {"key": TRANSACTION, "coordinator_keys": [TRANSACTION], "key_type": 1},
+        _transaction(Op.DESCRIBE),
+        53,
+        least=1,
+    ),
+    Row(
+        ApiKey.INIT_PRODUCER_ID,
+        {"transactional_id": None},
+        _cluster(Op.IDEMPOTENT_WRITE),
+        31,
+        instead=(_topic(Op.WRITE),),
+    ),
+    Row(ApiKey.INIT_PRODUCER_ID, {"transactional_id": TRANSACTION}, _transaction(Op.WRITE), 53),
+    Row(
+        ApiKey.CREATE_TOPICS,
+        {"topics": [{"name": TOPIC, "num_partitions": 1, "replication_factor": 1}]},
+        _topic(Op.CREATE),
+        29,
+        instead=(_cluster(Op.CREATE),),
+    ),
+    Row(
+        ApiKey.DELETE_TOPICS,
+        {"topic_names": [TOPIC], "topics": [{"name": TOPIC}]},
+        _topic(Op.DELETE),
+        29,
+        instead=(_cluster(Op.DELETE),),
+    ),
+    Row(ApiKey.CREATE_PARTITIONS, {"topics": [{"name": TOPIC, "count": 9}]}, _topic(Op.ALTER), 29),
+    Row(ApiKey.DESCRIBE_CONFIGS, _resource(2, TOPIC), _topic(Op.DESCRIBE_CONFIGS), 29),
+    Row(ApiKey.DESCRIBE_CONFIGS, _resource(32, GROUP), _group(Op.DESCRIBE_CONFIGS), 30),
+    Row(ApiKey.DESCRIBE_CONFIGS, _resource(4, "1"), _cluster(Op.DESCRIBE_CONFIGS), 31),
+    Row(ApiKey.DESCRIBE_CONFIGS, _resource(8, "1"), _cluster(Op.DESCRIBE_CONFIGS), 31),
+    *(
+        Row(api, _resource(kind, name), need, code)
+        for api in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+        for kind, name, need, code in (
+            (2, TOPIC, _topic(Op.ALTER_CONFIGS), 29),
+            (32, GROUP, _group(Op.ALTER_CONFIGS), 30),
+            (4, "", _cluster(Op.ALTER_CONFIGS), 31),
+        )
+    ),
+    Row(ApiKey.LIST_CONFIG_RESOURCES, {}, _cluster(Op.DESCRIBE_CONFIGS), 31),
+    Row(ApiKey.ALTER_PARTITION_REASSIGNMENTS, {"topics": []}, _cluster(Op.ALTER), 31),
+    Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, {"topics": None}, _cluster(Op.DESCRIBE), 31),
+    Row(
+        ApiKey.ELECT_LEADERS,
+        {"topic_partitions": [{"topic": TOPIC, "partitions": [0]}]},
+        _cluster(Op.ALTER),
+        31,
+    ),
+    Row(ApiKey.UNREGISTER_BROKER, {"broker_id": 1}, _cluster(Op.ALTER), 31),
+    Row(ApiKey.DESCRIBE_QUORUM, {}, _cluster(Op.DESCRIBE), 31),
+    Row(ApiKey.UPDATE_FEATURES, {"feature_updates": [{"feature": "f"}]}, _cluster(Op.ALTER), 31),
+    Row(ApiKey.DESCRIBE_CLIENT_QUOTAS, {}, _cluster(Op.DESCRIBE_CONFIGS), 31),
+    Row(ApiKey.ALTER_CLIENT_QUOTAS, {"entries": [{}]}, _cluster(Op.ALTER_CONFIGS), 31),
+)
+
+IMPLIED_BY: Final = {
+    Op.DESCRIBE: (Op.READ, Op.WRITE, Op.DELETE, Op.ALTER),
+    Op.DESCRIBE_CONFIGS: (Op.ALTER_CONFIGS,),
+}
+
+
+def error_codes(value: Any, name: str = "") -> list[int]:
+    """Every error code in a response, wherever it stands."""
+    if dataclasses.is_dataclass(value):
+        return [code for f in dataclasses.fields(value) for code in error_codes(getattr(value, f.name), f.name)]
+    if isinstance(value, tuple):
+        return [code for one in value for code in error_codes(one)]
+    return [int(value)] if name == "error_code" else []
+
+
+__all__ = [
+    "CLUSTER_ROWS",
+    "GROUP_ROWS",
+    "IMPLIED_BY",
+    "NODE_ROWS",
+    "PARTITION_ROWS",
+    "TOPICS_OF_GROUPS_ROWS",
+    "Need",
+    "Row",
+    "error_codes",
+]
