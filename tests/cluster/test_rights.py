@@ -116,9 +116,11 @@ def test_without_rights_stock_clients_are_denied_and_see_nothing(cluster: LocalC
         # Whether it exists or not looks the same.
         assert produce(bootstrap, "secret", "no-such") == {"secret": DENIED, "no-such": DENIED}
         assert consume(bootstrap, "g", "secret") == {KafkaError.GROUP_AUTHORIZATION_FAILED}
-        with contextlib.closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
-            with pytest.raises(kafka.errors.TopicAuthorizationFailedError):
-                admin.delete_topics(["secret"])
+        with (
+            contextlib.closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin,
+            pytest.raises(kafka.errors.TopicAuthorizationFailedError),
+        ):
+            admin.delete_topics(["secret"])
         with pytest.raises(KafkaException) as refused:
             produce_idempotently(bootstrap, "secret")
         assert refused.value.args[0].code() in (DENIED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)

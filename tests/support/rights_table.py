@@ -99,7 +99,11 @@ PARTITION_ROWS: Final = (
     ),
     Row(
         ApiKey.FETCH,
-        {"replica_id": -1, "topics": [{"topic": TOPIC, "partitions": [{"partition": 0}]}], "session_epoch": -1},
+        {
+            "replica_id": -1,
+            "topics": [{"topic": TOPIC, "partitions": [{"partition": 0}]}],
+            "session_epoch": -1,
+        },
         _topic(Op.READ),
         29,
     ),
@@ -204,7 +208,9 @@ _CONFIG: Final = {"configs": [{"name": "retention.ms", "value": "1", "config_ope
 
 
 def _resource(kind: int, name: str) -> dict[str, Any]:
-    return {"resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": None} | _CONFIG]}
+    return {
+        "resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": None} | _CONFIG]
+    }
 
 
 CLUSTER_ROWS: Final = (
@@ -279,7 +285,9 @@ IMPLIED_BY: Final = {
 def error_codes(value: Any, name: str = "") -> list[int]:
     """Every error code in a response, wherever it stands."""
     if dataclasses.is_dataclass(value):
-        return [code for f in dataclasses.fields(value) for code in error_codes(getattr(value, f.name), f.name)]
+        return [
+            code for f in dataclasses.fields(value) for code in error_codes(getattr(value, f.name), f.name)
+        ]
     if isinstance(value, tuple):
         return [code for one in value for code in error_codes(one)]
     return [int(value)] if name == "error_code" else []

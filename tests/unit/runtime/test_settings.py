@@ -221,10 +221,12 @@ def test_booleans_with_and_without_a_value() -> None:
 
 def test_plaintext_ports_are_named_or_all() -> None:
     assert load("--node-id=1").plaintext == frozenset()
-    assert load("--node-id=1", "--allow-plaintext=grpc,listener:PROXY").plaintext == {
-        "grpc",
-        "listener:PROXY",
-    }
+    assert load("--node-id=1", "--allow-plaintext=grpc,listener:PROXY").plaintext == frozenset(
+        {
+            "grpc",
+            "listener:PROXY",
+        }
+    )
     assert load("--node-id=1", "--allow-insecure-bind", "--allow-plaintext=grpc").plaintext is True
     with pytest.raises(StartupError, match="'kafka' is no port; use grpc, raft, http or listener:NAME"):
         load("--node-id=1", "--allow-plaintext=kafka")
