@@ -281,9 +281,9 @@ class Checker:
         log = replica.checked_log
         # A log that held nothing yet may begin lower: where the leader's start lies inside a batch. And one of
         # a compacted topic ends behind a gap after a cut: what was there may have been committed, and is gone.
-        # One that goes on behind its end was away while all that it held was deleted everywhere else.
-        goes_on_behind = log.log_start_offset == log.log_end_offset >= log.cut_from
-        if log.first_cut < replica.high_watermark and not truth.excused and not goes_on_behind:
+        # What lies before its start now was deleted everywhere else while it was away.
+        lost_from = max(log.first_cut, log.log_start_offset)
+        if lost_from < replica.high_watermark and not truth.excused:
             state = self.images[max(self.images)].partition(*replica.key)
             is_counted_on = state is None or replica.node_id in {*state.isr, *state.elr}
             if not is_counted_on and self.logs.may_be_cut(log):

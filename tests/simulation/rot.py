@@ -19,7 +19,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicPartition
 from penstock_kafka.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, iter_batches
-from penstock_storage_node.log import ReadData, ReadJob
+from penstock_storage_node.log import ReadData, ReadJob, checkpoints
 from penstock_storage_node.log.fs import read_file
 from simulation.hosts import Host
 from simulation.settings import RUN_US
@@ -94,6 +94,12 @@ class LogRot:
         image = checker.images[max(checker.images)]
         found: list[tuple[TopicPartition, str, BatchInfo]] = []
         manager = host.process.manager
+        # What the file says: a full disk may have kept the last ones from it.
+        name = f"{manager.directory._root}/{checkpoints.RECOVERY_POINT_FILE}"
+        try:
+            checkpointed = checkpoints.decode_offsets(read_file(host.fs, name), name)
+        except FileNotFoundError:
+            return found
         for key, partition in manager.registry.partitions.items():
             topic = image.topics.get(key.topic_id)
             truth = checker.truths.get(key)
@@ -101,8 +107,7 @@ class LogRot:
                 continue
             if TopicConfig.from_config(image.config("topic", topic.name), 3).min_insync_replicas < 2:
                 continue
-            checkpointed = manager.directory._recovery_points.get((topic.name, key.partition), 0)
-            end = min(truth.end, checkpointed)
+            end = min(truth.end, checkpointed.get((topic.name, key.partition), 0))
             for segment in partition.log.segments:
                 try:
                     file = host.fs._find(segment.path)
