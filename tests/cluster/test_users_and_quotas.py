@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from confluent_kafka.admin import (
 
 from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
+from penstock.local.plan import GATEWAY, NODE
+from support.cluster import running_cluster
 from support.java import needs_java, shared_driver
 from support.kafka import client_config
 from support.waiting import wait_for
@@ -102,6 +105,63 @@ def test_acls_are_not_taken_where_nothing_decides_by_them(shared_cluster: LocalC
         assert code_of(refused) == KafkaError.SECURITY_DISABLED
     # librdkafka 2.16 tells no error of a whole DescribeAcls, whoever answers.
     assert admin.describe_acls(wanted, request_timeout=TIMEOUT_S).result(TIMEOUT_S) == []
+
+
+@pytest.fixture(scope="module")
+def cluster_with_rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Where ACLs count. Nobody signs in, so everybody is ANONYMOUS, who may change the cluster's rights."""
+    settings = {"authorizer": "acl", "super_users": '["User:ANONYMOUS"]'}
+    with running_cluster(
+        tmp_path_factory.mktemp("rights"),
+        controllers=1,
+        nodes=1,
+        settings={NODE: settings, GATEWAY: settings},
+        steady=True,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_confluent_kafka_and_the_command_see_the_same_rules(
+    cluster_with_rights: LocalCluster, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootstrap = address(cluster_with_rights, mode)
+    admin = AdminClient(client_config(bootstrap))
+
+    def penstock(*words: str) -> Any:
+        capsys.readouterr()
+        assert run([*words, "--bootstrap", bootstrap]) == 0, capsys.readouterr()
+        return capsys.readouterr().out
+
+    topic = f"rights-{mode}"
+    rule = (ResourceType.TOPIC, topic, ResourcePatternType.PREFIXED, "User:a", "192.0.2.7")
+    made = AclBinding(*rule, AclOperation.READ, AclPermissionType.ALLOW)
+    (future,) = admin.create_acls([made], request_timeout=TIMEOUT_S).values()
+    future.result(TIMEOUT_S)
+    penstock("acl", "add", "User:b", "write", f"topic:{topic}", "--deny")
+    applying = ("--resource", f"topic:{topic}", "--applying")
+
+    def rules() -> list[tuple[str, str, str]]:
+        found = json.loads(penstock("acl", "list", *applying, "--json"))
+        return sorted((one["principal"], one["operation"], one["pattern"]) for one in found)
+
+    both = [("User:a", "read", "prefixed"), ("User:b", "write", "literal")]
+    # Another process may answer than the one that took the change.
+    wait_for(lambda: rules() == both, "both rules are listed")
+    every: Any = (ResourceType.TOPIC, topic, ResourcePatternType.MATCH, None, None)
+    every += (AclOperation.ANY, AclPermissionType.ANY)
+    anything = AclBindingFilter(*every)
+    found = admin.describe_acls(anything, request_timeout=TIMEOUT_S).result(TIMEOUT_S)
+    assert made in found
+    assert {(one.principal, one.operation) for one in found} == {
+        ("User:a", AclOperation.READ),
+        ("User:b", AclOperation.WRITE),
+    }
+    asked = ("acl", "test", "User:a", "describe", f"topic:{topic}.x", "--host", "192.0.2.7")
+    assert "allow User:a from 192.0.2.7 read on prefixed" in penstock(*asked)
+    (future,) = admin.delete_acls([anything], request_timeout=TIMEOUT_S).values()
+    assert len(future.result(TIMEOUT_S)) == 2
+    wait_for(lambda: rules() == [], "no rule is left")
 
 
 @needs_java
