@@ -6,6 +6,7 @@ The controller here decides by the rules of the real one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from penstock_core.security.scram import ScramMechanism, credential
 from penstock_frontend.authorizer import CLUSTER_NAME, AllowAll, Identity, Operation
 from penstock_kafka.wire.apis import ApiKey
 from penstock_proto.v1 import metadata_pb2
+from penstock_runtime.turns import LoopTurns
 from unit.frontend.cluster.test_admin_apis import versions
 from unit.frontend.cluster.test_apis import Client, of, serving
 from unit.runtime.fake_controllers import Cluster, FakeController
@@ -65,15 +67,27 @@ def deciding(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @asynccontextmanager
 async def cluster_of_level_2(
-    authorizer: Any = None, *, acls_enabled: bool = True
+    authorizer: Any = None, *, acls_enabled: bool = True, **more: Any
 ) -> AsyncIterator[tuple[Client, Cluster]]:
     authorizer = authorizer or AllowAll()
     authorizer.is_enabled = acls_enabled
-    async with serving(authorizer) as (client, cluster, *_):
+    async with serving(authorizer, **more) as (client, cluster, *_):
         feature = metadata_pb2.FeatureRecord(name=METADATA_LEVEL, level=2)
         version = cluster.commit(metadata_pb2.MetadataRecord(feature=feature))
         assert await client.metadata.wait_for_version(version, 60_000)
         yield client, cluster
+
+
+class Turns(LoopTurns):
+    """Counts the turns that long work waits for; every look at the clock is 0.1 ms later."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        super().__init__(clock_s=(n / 10_000 for n in itertools.count()).__next__)
+
+    async def next(self) -> None:
+        self.given += 1
+        await super().next()
 
 
 class Only(AllowAll):
@@ -329,6 +343,34 @@ def test_acls_are_made_described_by_pattern_and_deleted_by_filters(run: Run, ver
             }
             assert int(third.error_code) == ErrorCode.INVALID_REQUEST
             assert await described(client, version) == {(2, 3, "other"): alice}
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_ACLS))
+def test_all_of_many_rules_are_described_while_the_loop_turns(run: Run, version: int) -> None:
+    async def main() -> None:
+        turns = Turns()
+        async with cluster_of_level_2(turns=turns) as (client, cluster):
+            rules = [
+                metadata_pb2.AclRecord(
+                    resource_type=2,
+                    pattern_type=3,
+                    resource_name=f"t{n // 3}",
+                    principal=f"User:u{n}",
+                    host="*",
+                    operation=3,
+                    permission=3,
+                )
+                for n in range(3_000)
+            ]
+            committed = cluster.commit(*(metadata_pb2.MetadataRecord(acl=rule) for rule in rules))
+            assert await client.metadata.wait_for_version(committed, 60_000)
+            found = await described(client, version)
+            assert sum(map(len, found.values())) == 3_000
+            assert all(len(each) == 3 for each in found.values())
+            # A step for 20 rules that are looked at and for each of 1,000 patterns, 20 steps a slice.
+            assert turns.given >= 50
 
     run(main())
 

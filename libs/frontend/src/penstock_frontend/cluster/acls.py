@@ -65,11 +65,10 @@ class Acls:
             request.operation,
             request.permission_type,
         )
-        resources = await self._turns.run(self._resources(header, wanted))
-        return codec.respond(header, error_code=0, error_message=None, resources=resources)
+        return await self._turns.run(self._described(header, wanted))
 
-    def _resources(self, header: RequestHeader, wanted: AclFilter) -> Generator[None, None, tuple[Any, ...]]:
-        """The rules that are meant, those of one pattern together."""
+    def _described(self, header: RequestHeader, wanted: AclFilter) -> Generator[None, None, bytes]:
+        """The response with the rules that are meant, those of one pattern together."""
         found: dict[tuple[int, int, str], list[Any]] = {}
         for index, row in enumerate(self._calls.metadata.image.security.acls):
             if index % _STEP == _STEP - 1:
@@ -86,21 +85,24 @@ class Acls:
                         permission_type=row.permission,
                     )
                 )
-        resources = []
-        for index, ((kind, pattern, name), acls) in enumerate(found.items()):
-            if index % _STEP == _STEP - 1:
-                yield
-            resources.append(
-                codec.item(
-                    header,
-                    "DescribeAclsResource",
-                    resource_type=kind,
-                    pattern_type=pattern,
-                    resource_name=name,
-                    acls=tuple(acls),
-                )
+        resources = (
+            codec.item(
+                header,
+                "DescribeAclsResource",
+                resource_type=kind,
+                pattern_type=pattern,
+                resource_name=name,
+                acls=tuple(acls),
             )
-        return tuple(resources)
+            for (kind, pattern, name), acls in found.items()
+        )
+        shell = codec.build(
+            codec.response_type(header.api_key, header.api_version),
+            error_code=0,
+            error_message=None,
+            resources=(),
+        )
+        return (yield from codec.encode_response_steps(header, shell, "resources", resources))
 
     async def create(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to CreateAcls: each on its own; one that is there already is fine."""

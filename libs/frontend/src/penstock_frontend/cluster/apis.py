@@ -133,7 +133,7 @@ class ClusterApis:
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
         users = Users(calls, authorizer, metrics, self._turns)
         acls = Acls(calls, authorizer, metrics, self._turns)
-        quotas = Quotas(calls, authorizer, metrics)
+        quotas = Quotas(calls, authorizer, metrics, self._turns)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {

@@ -5,6 +5,7 @@ Sources: KIP-546, KIP-612; ClientQuotasImage and ControllerApis of Apache Kafka 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -18,6 +19,7 @@ from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_runtime.turns import LoopTurns
 
 _KINDS: Final = (USER, CLIENT_ID, IP)
 _EXACT, _DEFAULT, _ANY = range(3)
@@ -27,19 +29,30 @@ _EXACT, _DEFAULT, _ANY = range(3)
 class Quotas:
     """Answers about client quotas."""
 
-    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics) -> None:
+    def __init__(
+        self, calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics, turns: LoopTurns
+    ) -> None:
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
+        self._turns = turns
 
-    def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    async def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeClientQuotas: the entities that a filter asks for."""
         request = codec.decode_request(header, frame)
         require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE_CONFIGS)
         wanted = read_quota_filter(
             [(c.entity_type, c.match_type, c.match) for c in items(request.components)], request.strict
         )
-        entries = tuple(
+        return await self._turns.run(self._described(header, wanted))
+
+    def _described(self, header: RequestHeader, wanted: QuotaFilter) -> Generator[None, None, bytes]:
+        found = []
+        for entity, values in self._calls.metadata.image.security.quotas.items():
+            if wanted.matches(entity):
+                found.append((entity, values))
+            yield
+        entries = (
             codec.item(
                 header,
                 "EntryData",
@@ -52,10 +65,15 @@ class Quotas:
                     codec.item(header, "ValueData", key=key, value=value) for key, value in values.items()
                 ),
             )
-            for entity, values in self._calls.metadata.image.security.quotas.items()
-            if wanted.matches(entity)
+            for entity, values in found
         )
-        return codec.respond(header, error_code=0, error_message=None, entries=entries)
+        shell = codec.build(
+            codec.response_type(header.api_key, header.api_version),
+            error_code=0,
+            error_message=None,
+            entries=(),
+        )
+        return (yield from codec.encode_response_steps(header, shell, "entries", entries))
 
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterClientQuotas: of each entity all changes count, or none."""

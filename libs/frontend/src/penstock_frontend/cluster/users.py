@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.metadata.security import CredentialKey, UserCredential
 from penstock_core.security.scram import ScramMechanism, credential
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
 from penstock_frontend.cluster.controller_calls import ControllerCalls
@@ -40,40 +39,49 @@ class Users:
         self._metrics = metrics
         self._turns = turns
 
-    def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    async def describe(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to DescribeUserScramCredentials."""
         request = codec.decode_request(header, frame)
         require_cluster(self._authorizer, connection.identity, Operation.DESCRIBE)
-        known = _by_user(self._calls.metadata.image.security.credentials)
-        asked = Counter(user.name for user in request.users or ()) or Counter(sorted(known))
-        results = []
-        for user, times in asked.items():
-            code, message = ErrorCode.NONE, None
-            infos: list[tuple[int, int]] = []
-            if times > 1:
-                code = ErrorCode.DUPLICATE_RESOURCE
-                message = (
-                    f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}"
-                )
-            elif user not in known:
-                code = ErrorCode.RESOURCE_NOT_FOUND
-                message = f"Attempt to describe a user credential that does not exist: {user}"
-            else:
-                infos = known[user]
-            self._metrics.count_error(header.api_key, code)
-            results.append(
-                codec.item(
-                    header,
-                    "DescribeUserScramCredentialsResult",
-                    user=user,
-                    error_code=code,
-                    error_message=message,
-                    credential_infos=tuple(
-                        codec.item(header, "CredentialInfo", mechanism=m, iterations=i) for m, i in infos
-                    ),
-                )
-            )
-        return codec.respond(header, error_code=0, error_message=None, results=tuple(results))
+        return await self._turns.run(self._described(header, [user.name for user in request.users or ()]))
+
+    def _described(self, header: RequestHeader, names: list[str]) -> Generator[None, None, bytes]:
+        known: dict[str, list[tuple[int, int]]] = {}
+        for key, stored in self._calls.metadata.image.security.credentials.items():
+            known.setdefault(key.user, []).append((key.mechanism, stored.iterations))
+            yield
+        asked = Counter(names) or Counter(sorted(known))
+        shell = codec.build(
+            codec.response_type(header.api_key, header.api_version),
+            error_code=0,
+            error_message=None,
+            results=(),
+        )
+        results = (self._describe_one(header, user, times, known) for user, times in asked.items())
+        return (yield from codec.encode_response_steps(header, shell, "results", results))
+
+    def _describe_one(
+        self, header: RequestHeader, user: str, times: int, known: Mapping[str, Sequence[tuple[int, int]]]
+    ) -> Any:
+        code, message = ErrorCode.NONE, None
+        if times > 1:
+            code = ErrorCode.DUPLICATE_RESOURCE
+            message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}"
+        elif user not in known:
+            code = ErrorCode.RESOURCE_NOT_FOUND
+            message = f"Attempt to describe a user credential that does not exist: {user}"
+        self._metrics.count_error(header.api_key, code)
+        return codec.item(
+            header,
+            "DescribeUserScramCredentialsResult",
+            user=user,
+            error_code=code,
+            error_message=message,
+            credential_infos=tuple(
+                codec.item(header, "CredentialInfo", mechanism=mechanism, iterations=iterations)
+                for mechanism, iterations in (() if code else sorted(known[user]))
+            ),
+        )
 
     async def alter(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to AlterUserScramCredentials: a result for each user, whose changes count all or none."""
@@ -120,14 +128,6 @@ class Users:
                 )
             )
         return codec.respond(header, results=tuple(results))
-
-
-def _by_user(credentials: Mapping[CredentialKey, UserCredential]) -> dict[str, list[tuple[int, int]]]:
-    """Mechanism and iterations of every credential."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for key in sorted(credentials):
-        found.setdefault(key.user, []).append((key.mechanism, credentials[key].iterations))
-    return found
 
 
 def _mechanism(code: int) -> ScramMechanism | None:
