@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
+
+from prometheus_client import Gauge
 
 from penstock_core.security.identity import PeerIdentity
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
+
+_WARN_S = 14 * 86_400.0
+_WARN_EVERY_S = 86_400.0
 
 
 def open_certificate(
@@ -25,9 +32,15 @@ def open_certificate(
 
 
 def watch_certificate(files: TlsFiles | None, lifecycle: Lifecycle) -> None:
-    """Take new files while the role runs."""
+    """Take new files while the role runs, and say in time that the certificate runs out."""
     if files is None:
         return
+    Gauge(
+        "penstock_certificate_expires_timestamp_seconds",
+        "When the certificate of [tls] that is in use runs out, in seconds since 1970.",
+        registry=lifecycle.registry,
+    ).set_function(lambda: files.current.not_after_s)
+    lifecycle.create_task(_warn(files, lifecycle), "certificate's end")
     lifecycle.create_task(
         files.watch(
             lambda: lifecycle.log.info("new certificate in use for new connections", cert=str(files.cert)),
@@ -35,3 +48,22 @@ def watch_certificate(files: TlsFiles | None, lifecycle: Lifecycle) -> None:
         ),
         "certificates",
     )
+
+
+def expiry_warning(files: TlsFiles, now_s: float) -> str:
+    """What to say of a certificate that runs out within two weeks; "" of another one."""
+    left_s = files.current.not_after_s - now_s
+    if left_s > _WARN_S:
+        return ""
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(files.current.not_after_s))
+    verb = "ran out" if left_s <= 0 else "runs out"
+    return (
+        f"tls.cert = {files.cert} {verb} at {when}; nobody takes it then: issue it anew (penstock cert renew)"
+    )
+
+
+async def _warn(files: TlsFiles, lifecycle: Lifecycle) -> None:
+    while True:
+        if warning := expiry_warning(files, time.time()):
+            lifecycle.log.warning(warning)
+        await asyncio.sleep(_WARN_EVERY_S)

@@ -59,6 +59,8 @@ class RoleContexts(NamedTuple):
     identity: PeerIdentity
     """Whose certificate it is: ours."""
     pem: Pem
+    not_after_s: float
+    """When it runs out, in s since 1970."""
 
 
 def load_server_context(tls: RoleTls, *, least: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
@@ -84,7 +86,8 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
     """
     server, client = load_server_context(tls, least=least), load_client_context(tls, least=least)
     try:
-        identity = identity_of(_shake_hands(server, client))
+        certificate = _shake_hands(server, client) or {}
+        identity = identity_of(certificate)
     except ssl.SSLCertVerificationError as error:
         raise StartupError(
             f"tls.cert = {tls.cert}: {error.verify_message} (checked against tls.ca = {tls.ca}); "
@@ -100,7 +103,8 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
         ) from None
     if identity.role != role:
         raise StartupError(f"tls.cert = {tls.cert} is that of a {identity.role}; give one of a {role}")
-    return RoleContexts(server, client, identity, _read_pem(tls))
+    not_after_s = ssl.cert_time_to_seconds(certificate["notAfter"])
+    return RoleContexts(server, client, identity, _read_pem(tls), float(not_after_s))
 
 
 def _read_pem(tls: RoleTls) -> Pem:
