@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role, find_role, run_roles
 from penstock_runtime.settings import RoleSettings
+from support.controllers import free_ports
 from support.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -124,6 +126,48 @@ def test_term_drains_and_exits_0() -> None:
         assert code == 0
         assert "'data_dir': 'data'" in err
         assert "ZeroDivisionError" in err
+
+
+def test_the_port_for_health_says_nothing_but_whether() -> None:
+    (port,) = free_ports(1)
+    with role("--health-bind", f"0.0.0.0:{port}") as process:
+        start(process)
+        seen = {}
+        for path in ("healthz", "readyz", "metrics"):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as response:
+                    seen[path] = response.status, response.read()
+            except urllib.error.HTTPError as error:
+                seen[path] = error.code, b""
+                error.close()
+        assert seen == {"healthz": (200, b""), "readyz": (200, b""), "metrics": (404, b"")}
+        process.send_signal(signal.SIGTERM)
+        assert end(process)[0] == 0
+    with role("--health-bind", "no address") as process:
+        code, err = end(process)
+        assert code == 2
+        assert "--health-bind" in err
+
+
+async def test_a_role_that_is_not_ready_says_503_and_not_why() -> None:
+    life = Lifecycle("test")
+    server = HttpServer("127.0.0.1:0", life, health_only=True, setting="health_bind")
+    endpoint = await server.start()
+
+    async def ask() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    life.set_not_ready("a secret reason")
+    refused = await ask()
+    assert refused.startswith(b"HTTP/1.0 503")
+    assert b"secret" not in refused
+    life.set_ready()
+    assert (await ask()).startswith(b"HTTP/1.0 200")
+    await server.stop()
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

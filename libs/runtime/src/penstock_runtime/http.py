@@ -2,7 +2,7 @@
 
 `/healthz` says that the event loop turns; `/readyz` says 503 and the reason while the
 role does not serve. Reads only, no state changes: nothing here needs a guard against
-forged requests yet.
+forged requests yet. A port of its own for health alone (`health_only`) tells balancers 200 or 503, and not why.
 
 `web` is aiohttp's; take it from here (see below why).
 """
@@ -64,21 +64,27 @@ class HttpServer:
         extra_routes: Iterable[web.AbstractRouteDef] = (),
         *,
         allow_insecure_bind: Plaintext | None = None,
+        health_only: bool = False,
+        setting: str = "http_bind",
     ) -> None:
         self._bind = bind
+        self._setting = setting
         self._lifecycle = lifecycle
         self._allow_insecure_bind = (
             lifecycle.allow_insecure_bind if allow_insecure_bind is None else allow_insecure_bind
         )
         app = web.Application(middlewares=[self._guard], client_max_size=_REQUEST_BYTES_MAX)
-        app.add_routes(
-            [
-                web.get("/healthz", self._healthz),
-                web.get("/readyz", self._readyz),
-                web.get("/metrics", self._metrics),
-                *extra_routes,
-            ]
-        )
+        if health_only:
+            app.add_routes([web.get("/healthz", self._is_alive), web.get("/readyz", self._is_ready)])
+        else:
+            app.add_routes(
+                [
+                    web.get("/healthz", self._healthz),
+                    web.get("/readyz", self._readyz),
+                    web.get("/metrics", self._metrics),
+                    *extra_routes,
+                ]
+            )
         self._runner = web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
         self._servers: list[asyncio.Server] = []
         self._started = False
@@ -88,7 +94,7 @@ class HttpServer:
         if not self._bind:
             return Endpoint("", "", 0)
         sockets, endpoint = bind_sockets(
-            self._bind, "http_bind", allow_insecure_bind=self._allow_insecure_bind, backlog=128
+            self._bind, self._setting, allow_insecure_bind=self._allow_insecure_bind, backlog=128
         )
         await self._runner.setup()
         self._started = True
@@ -114,6 +120,12 @@ class HttpServer:
         if reason is None:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=f"{reason}\n")
+
+    async def _is_alive(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _is_ready(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self._lifecycle.ready_reason() is None else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(

@@ -165,6 +165,7 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
 async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> None:
     life.make_current()
     try:
+        await _serve_health(settings, life)
         await role.run(settings, life)
     except asyncio.CancelledError:
         raise
@@ -173,6 +174,18 @@ async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> 
         return
     if not life.stopping.is_set():
         life.fatal("the role ended by itself")
+
+
+async def _serve_health(settings: RoleSettings, life: Lifecycle) -> None:
+    """What a balancer asks for tells a stranger nothing: it may be plaintext anywhere."""
+    if settings.health_bind:
+        from penstock_runtime.http import HttpServer
+
+        health = HttpServer(
+            settings.health_bind, life, allow_insecure_bind=True, health_only=True, setting="health_bind"
+        )
+        endpoint = await health.start()
+        life.log.info("health is told", address=endpoint.address)
 
 
 async def _end_one(settings: RoleSettings, life: Lifecycle, run: asyncio.Task[None]) -> None:

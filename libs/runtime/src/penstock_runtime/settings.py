@@ -163,6 +163,10 @@ class RoleSettings(BaseSettings):
         default="auto", description="gRPC address told to other roles; auto = the bound one"
     )
     http_bind: str = Field(default="127.0.0.1:0", description="address of health and metrics; empty for none")
+    health_bind: str = Field(
+        default="",
+        description="address where /healthz and /readyz say 200 or 503 and nothing else, for balancers; empty for none",
+    )
     controllers: list[str] = Field(
         default_factory=list, description="gRPC addresses of all controllers, [ID@]host:port"
     )
@@ -223,7 +227,7 @@ class RoleSettings(BaseSettings):
             parse_address(value)
         return value
 
-    @field_validator("http_bind")
+    @field_validator("http_bind", "health_bind")
     @classmethod
     def _check_http_bind(cls, value: str) -> str:
         if value:
