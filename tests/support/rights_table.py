@@ -7,16 +7,28 @@ From KafkaApis and ControllerApis of Apache Kafka 4.3. A row that needs any of s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
+from conformance.build import request as build_request
+from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.acl import CLUSTER_NAME
 from penstock_core.security.acl import AclOperation as Op
 from penstock_core.security.acl import ResourceType as Kind
+from penstock_core.security.principal import Identity, user
+from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.frames import request_header
+from penstock_proto.v1 import metadata_pb2
+from support.acls import acl
 
 TOPIC: Final = "topic-1"
+TOPIC_ID: Final = UUID(bytes=TOPIC.encode().rjust(16, b"\0"))
 GROUP: Final = "group-1"
 TRANSACTION: Final = "transaction-1"
 
@@ -78,7 +90,7 @@ def _produce(records: bytes, transactional_id: str | None = None) -> dict[str, A
         "transactional_id": transactional_id,
         "acks": -1,
         "timeout": 1000,
-        "topic_data": [{"name": TOPIC, "partition_data": [partition]}],
+        "topic_data": [{"name": TOPIC, "topic_id": TOPIC_ID, "partition_data": [partition]}],
     }
 
 
@@ -89,19 +101,20 @@ _COMMIT: Final = {
 }
 
 PARTITION_ROWS: Final = (
-    Row(ApiKey.PRODUCE, _produce(_BATCH), _topic(Op.WRITE), 29),
+    Row(ApiKey.PRODUCE, _produce(_BATCH), _topic(Op.WRITE), 29, least=3),
     Row(
         ApiKey.PRODUCE,
         _produce(_IN_TRANSACTION, TRANSACTION),
         _transaction(Op.WRITE),
         53,
         also=(_topic(Op.WRITE),),
+        least=3,
     ),
     Row(
         ApiKey.FETCH,
         {
             "replica_id": -1,
-            "topics": [{"topic": TOPIC, "partitions": [{"partition": 0}]}],
+            "topics": [{"topic": TOPIC, "topic_id": TOPIC_ID, "partitions": [{"partition": 0}]}],
             "session_epoch": -1,
         },
         _topic(Op.READ),
@@ -293,7 +306,63 @@ def error_codes(value: Any, name: str = "") -> list[int]:
     return [int(value)] if name == "error_code" else []
 
 
+ALICE: Final = Identity(user("alice"), "10.0.0.1")
+
+Entry = metadata_pb2.AclRecord
+
+
+def rules(row: Row) -> Iterator[tuple[str, list[Entry], bool]]:
+    """Every way in which a right may be given or not: its name, the entries, and whether they allow."""
+    operation, kind, name = row.needs
+    mine = partial(acl, principal="User:alice")
+    right = partial(mine, operation, kind, name)
+    yield "none", [], False
+    yield "allow", [right()], True
+    yield "all", [mine(Op.ALL, kind, name)], True
+    for implying in IMPLIED_BY.get(operation, ()):
+        yield f"implied by {implying.name}", [mine(implying, kind, name)], True
+        denial = mine(implying, kind, name, deny=True)
+        yield f"not denied by {implying.name}", [right(), denial], True
+    yield "deny over allow", [right(), right(deny=True)], False
+    yield "deny of all over allow", [right(), mine(Op.ALL, kind, name, deny=True)], False
+    yield "prefix", [mine(operation, kind, name[:3], prefixed=True)], True
+    yield "denied by prefix", [right(), mine(operation, kind, name[:3], prefixed=True, deny=True)], False
+    yield "another prefix", [mine(operation, kind, "zzz", prefixed=True)], False
+    yield "wildcard", [acl(operation, kind, "*", principal="User:*")], True
+    yield "the host", [right(host="10.0.0.1")], True
+    yield "another host", [right(host="10.0.0.2")], False
+    yield "denied at the host", [right(), right(host="10.0.0.1", deny=True)], False
+    yield "another user", [acl(operation, kind, name, principal="User:bob")], False
+    yield "another type", [mine(operation, Kind.DELEGATION_TOKEN, name)], False
+    for other, of, named in row.instead:
+        yield f"{other.name} of {of.name}", [mine(other, of, named)], True
+
+
+def authorizer_of(row: Row, entries: Iterable[Entry]) -> tuple[AclAuthorizer, list[Need]]:
+    """An authorizer with these entries and what the row needs beside; and what it will tell of."""
+    told: list[Need] = []
+    made = AclAuthorizer(on_denied=lambda _, *denied: told.append(denied))
+    beside = [acl(*need, principal="User:alice") for need in row.also]
+    records = [metadata_pb2.MetadataRecord(acl=entry) for entry in (*beside, *entries)]
+    empty = MetadataImage()
+    made.metadata_changed(empty, empty.apply(records, 1), records)
+    return made, told
+
+
+def frame_of(row: Row, version: int) -> bytearray:
+    """The request."""
+    request = build_request(row.api.name.lower(), version, row.values)
+    return bytearray(request_header(row.api, version, 7, "test") + codec.encode_body(request))
+
+
+def codes_of(row: Row, version: int, response: bytes) -> set[int]:
+    """Every code in a response that has to do with rights."""
+    _, entity = codec.decode_response(row.api, version, response)
+    return set(error_codes(entity)) & {29, 30, 31, 53}
+
+
 __all__ = [
+    "ALICE",
     "CLUSTER_ROWS",
     "GROUP_ROWS",
     "IMPLIED_BY",
@@ -302,5 +371,9 @@ __all__ = [
     "TOPICS_OF_GROUPS_ROWS",
     "Need",
     "Row",
+    "authorizer_of",
+    "codes_of",
     "error_codes",
+    "frame_of",
+    "rules",
 ]
