@@ -226,6 +226,22 @@ def _resource(kind: int, name: str) -> dict[str, Any]:
     }
 
 
+_NEW_ACL: Final = {
+    "resource_type": 2,
+    "resource_pattern_type": 3,
+    "resource_name": TOPIC,
+    "principal": "User:bob",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+_ANY_ACL: Final = {
+    "resource_type_filter": 1,
+    "pattern_type_filter": 1,
+    "operation": 1,
+    "permission_type": 1,
+}
+
 CLUSTER_ROWS: Final = (
     Row(ApiKey.METADATA, {"topics": [{"name": TOPIC}]}, _topic(Op.DESCRIBE), 29),
     Row(ApiKey.DESCRIBE_TOPIC_PARTITIONS, {"topics": [{"name": TOPIC}]}, _topic(Op.DESCRIBE), 29),
@@ -286,6 +302,21 @@ CLUSTER_ROWS: Final = (
     Row(ApiKey.DESCRIBE_QUORUM, {}, _cluster(Op.DESCRIBE), 31),
     Row(ApiKey.UPDATE_FEATURES, {"feature_updates": [{"feature": "f"}]}, _cluster(Op.ALTER), 31),
     Row(ApiKey.DESCRIBE_CLIENT_QUOTAS, {}, _cluster(Op.DESCRIBE_CONFIGS), 31),
+    Row(
+        ApiKey.DESCRIBE_ACLS,
+        {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1},
+        _cluster(Op.DESCRIBE),
+        31,
+    ),
+    Row(ApiKey.CREATE_ACLS, {"creations": [_NEW_ACL]}, _cluster(Op.ALTER), 31),
+    Row(ApiKey.DELETE_ACLS, {"filters": [_ANY_ACL]}, _cluster(Op.ALTER), 31),
+    Row(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None}, _cluster(Op.DESCRIBE), 31),
+    Row(
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        {"deletions": [{"name": "alice", "mechanism": 1}]},
+        _cluster(Op.ALTER),
+        31,
+    ),
     Row(ApiKey.ALTER_CLIENT_QUOTAS, {"entries": [{}]}, _cluster(Op.ALTER_CONFIGS), 31),
 )
 

@@ -147,9 +147,13 @@ class _Look:
             self.read_now()
 
     def _read(self, item: FetchPartition, result: FetchResult) -> None:
-        partition = self._rights.locate(
-            self._manager.registry, self._caller, Operation.READ, item.topic, item.topic_id, item.partition
-        )
+        registry = self._manager.registry
+        if self._rights.is_enabled:
+            partition = self._rights.locate(
+                registry, self._caller, Operation.READ, item.topic, item.topic_id, item.partition
+            )
+        else:
+            partition = registry.locate(item.topic, item.topic_id, item.partition)
         replica, log = partition.replica, partition.log
         if log.state is LogState.FAILED or self._manager.health.failed:
             raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")

@@ -249,9 +249,12 @@ class ProduceHandler:
     ) -> AppendedBatch:
         """Check and append one batch; raises PenstockError."""
         manager, caller, acks = self._manager, request.caller, request.acks
-        partition = self._rights.locate(
-            manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
-        )
+        if self._rights.is_enabled:
+            partition = self._rights.locate(
+                manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
+            )
+        else:
+            partition = manager.registry.locate(item.topic, item.topic_id, item.partition)
         if acks not in (ACKS_ALL, 0, 1):
             raise PenstockError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
