@@ -36,7 +36,7 @@ ALICE = Identity(user("alice"), "10.0.0.1")
         ({"client_host": "::ffff:10.0.0.1"}, Identity(ANONYMOUS, "10.0.0.1")),
     ],
 )
-def test_who_a_stream_is_for(opened: dict[str, str], identity: Identity) -> None:
+def test_who_a_stream_is_for(opened: Any, identity: Identity) -> None:
     assert forward.identity_of(storage_pb2.ForwardOpen(**opened)) == identity
 
 

@@ -28,6 +28,8 @@ from penstock_core.security.principal import Identity, Principal, parse_principa
 from penstock_frontend.authorizer import OnDenied
 from penstock_proto.v1 import metadata_pb2 as pb
 
+_PATTERNS: Final = {int(p): p for p in (PatternType.LITERAL, PatternType.PREFIXED)}
+_PERMISSIONS: Final = {int(p): p for p in (Permission.ALLOW, Permission.DENY)}
 FEW_RECORDS: Final = 1_000
 """Up to so many records of a change are looked through for ACLs; more of them, and the maps are compared."""
 
@@ -147,8 +149,8 @@ class AclAuthorizer:
 
 def binding_of(row: AclRow) -> AclBinding | None:
     """The entry that a row of the metadata holds; None for one of a newer build, with words not known here."""
-    pattern, permission = from_code(PatternType, row.pattern_type), from_code(Permission, row.permission)
-    if pattern not in (PatternType.LITERAL, PatternType.PREFIXED) or permission <= Permission.ANY:
+    pattern, permission = _PATTERNS.get(row.pattern_type), _PERMISSIONS.get(row.permission)
+    if pattern is None or permission is None:
         return None
     try:
         principal = parse_principal(row.principal)

@@ -49,8 +49,8 @@ class Process:
         self.apis = self.make(self.authorizer, **more)
 
     def make(self, authorizer: Any, **more: Any) -> ClusterApis:
-        both = (self.controllers, self.controllers)
-        return ClusterApis(self.metadata, *both, Nowhere(), authorizer, KafkaMetrics(), **more)
+        world: Any = self.controllers
+        return ClusterApis(self.metadata, world, world, Nowhere(), authorizer, KafkaMetrics(), **more)
 
     def ask(self, connection: Any, api: ApiKey, version: int, **values: Any) -> Any:
         request = build_request(api.name.lower(), version, values)

@@ -117,27 +117,29 @@ class ProduceHandler:
                 return self._in_line(turn, self._go_on(steps))
 
     def _look_through(self, caller: RequestContext, skim: ProduceSkim) -> PenstockError | None:
-        """Why the whole request is refused, if it is. Batches for topics that the caller may not write to are
-        emptied, that nobody's rights are missing only after much work; each is refused when its turn comes.
+        """Why the whole request is refused, if it is. Batches for topics that the caller may not write to, or
+        that nobody knows, are emptied: no work is done for them, and their rights are asked for when their turn comes.
 
         Who writes in a transaction needs the right to its id (Kafka: KafkaApis.handleProduceRequest).
         """
         rights, items = self._rights, skim.partitions
-        if any(is_transactional(item.records) for item in items) and (
-            skim.transactional_id is None
-            or not rights.may(caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, skim.transactional_id)
-        ):
-            return PenstockError(
-                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                f"{caller.identity.principal} has no right to WRITE in the transaction",
-            )
+        in_transaction = False
         for index, item in enumerate(items):
+            in_transaction = in_transaction or is_transactional(item.records)
             topic = item.topic
             if item.topic_id is not None:
                 topic = self._manager.registry.topic_name(item.topic_id)
-            if topic and not rights.may_topic(caller, Operation.WRITE, topic):
+            if not topic or not rights.may_topic(caller, Operation.WRITE, topic):
                 items[index] = replace(item, records=_EMPTY)
-        return None
+        name = skim.transactional_id
+        if not in_transaction or (
+            name is not None and rights.may(caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+        ):
+            return None
+        return PenstockError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            f"{caller.identity.principal} has no right to WRITE in the transaction",
+        )
 
     def _refuse_all(
         self, caller: RequestContext, header: RequestHeader, skim: ProduceSkim, error: PenstockError
@@ -161,7 +163,9 @@ class ProduceHandler:
         try:
             items = await turn.come()
             checked = await self._check_large(items, header.api_version)
-            answer = await self._loop_turns.run(self._append_steps(caller, header, skim, items, checked))
+            answer = await self._loop_turns.run(
+                self._append_steps(caller, header, skim, items, checked, deferred=True)
+            )
         finally:
             turn.end()
         return await answer if isinstance(answer, asyncio.Future) else answer
@@ -200,9 +204,12 @@ class ProduceHandler:
         skim: ProduceSkim,
         items: Sequence[ProducePartition],
         checked: dict[int, _Checked],
+        *,
+        deferred: bool = False,
     ) -> Generator[None, None, _Answer]:
         """Append what may be appended, with a step after each batch but the last. `items`: the partitions of
-        `skim`, in their topics' codecs; `checked`: those that are checked already."""
+        `skim`, in their topics' codecs; `checked`: those that are checked already;
+        `deferred`: time has passed since their rights were asked for."""
         manager, acks = self._manager, skim.acks
         request = ProduceInProgress(caller, header, skim, manager.clock_ms(), manager.wall_ms())
         for index, item in enumerate(items):
@@ -211,7 +218,7 @@ class ProduceHandler:
                     manager.drain.schedule()
                 yield
             try:
-                batch = self._append(request, item, checked.get(index) if checked else None)
+                batch = self._append(request, item, checked.get(index) if checked else None, deferred)
             except PenstockError as e:
                 request.settle(index, self._refuse(request, item, e))
                 continue
@@ -245,11 +252,11 @@ class ProduceHandler:
         return result
 
     def _append(
-        self, request: ProduceInProgress, item: ProducePartition, checked: _Checked | None = None
+        self, request: ProduceInProgress, item: ProducePartition, checked: _Checked | None, deferred: bool
     ) -> AppendedBatch:
         """Check and append one batch; raises PenstockError."""
         manager, caller, acks = self._manager, request.caller, request.acks
-        if self._rights.is_enabled:
+        if self._rights.is_enabled and (deferred or item.records is _EMPTY):
             partition = self._rights.locate(
                 manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
             )
