@@ -122,14 +122,14 @@ class ProduceHandler:
 
         Who writes in a transaction needs the right to its id (Kafka: KafkaApis.handleProduceRequest).
         """
-        rights, items = self._rights, skim.partitions
+        rights, items, who = self._rights, skim.partitions, caller.identity
         in_transaction = False
         for index, item in enumerate(items):
             in_transaction = in_transaction or is_transactional(item.records)
             topic = item.topic
             if item.topic_id is not None:
                 topic = self._manager.registry.topic_name(item.topic_id)
-            if not topic or not rights.may_topic(caller, Operation.WRITE, topic):
+            if not topic or not rights.allows(who, Operation.WRITE, ResourceType.TOPIC, topic):
                 items[index] = replace(item, records=_EMPTY)
         name = skim.transactional_id
         if not in_transaction or (

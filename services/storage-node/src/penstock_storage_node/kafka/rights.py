@@ -31,6 +31,7 @@ class Rights:
         self._authorizer = authorizer
         self.is_enabled = authorizer.is_enabled
         """Whether anything may be denied at all."""
+        self.allows = authorizer.allows
         self.permitted = authorizer.permitted
         self.authorized_operations = authorizer.authorized_operations
 
