@@ -9,6 +9,7 @@
 `kafka_names`        what Kafka's broker configurations are called here, for those who bring a
                      server.properties along
 `lifecycle`          readiness, tasks, metrics and the end of a role in a process
+`listener_settings`  settings of one Kafka listener
 `logs`               one line per event on standard error, for people or as JSON
 `memory`             keeping the C allocator's memory small in a process with several threads
 `metadata_client`    following the cluster's metadata: one image, always moving forward
