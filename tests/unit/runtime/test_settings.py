@@ -138,7 +138,23 @@ def test_listeners_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("--node-id=1", "--listeners", "A"), ["--listeners", "as JSON"]),
         (
             ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","security":"SSL"}]'),
-            ["--listeners[0].security = SSL", "not built yet"],
+            ["listener A: security = SSL needs tls"],
+        ),
+        (
+            ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","security":"TLS"}]'),
+            ["--listeners[0].security = TLS", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"],
+        ),
+        (
+            ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","max_reauth_ms":1}]'),
+            ["listener A: security = PLAINTEXT has no use for sasl_mechanisms and max_reauth_ms"],
+        ),
+        (
+            (
+                "--node-id=1",
+                "--listeners",
+                '[{"name":"A","bind":"a:1","security":"SASL_PLAINTEXT","sasl_mechanisms":["GSSAPI"]}]',
+            ),
+            ["--listeners[0].sasl_mechanisms", "'GSSAPI' is none of SCRAM-SHA-256, SCRAM-SHA-512, PLAIN"],
         ),
         (
             ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","mod":"x"}]'),

@@ -17,4 +17,5 @@
 `saslprep`           the normal form of passwords
 `scram`              the server's side of SCRAM, and what is stored of a password
 `scram_client`       the client's side
+`subject`            the subject of a certificate, as Kafka writes it
 """

@@ -3,6 +3,7 @@
 `callers`          who calls: the identity in the certificate of a gRPC call, and what it may say it is
 `diagnosis`        why a TLS connection with another role is not made
 `grpc_tls`         certificates of our own processes in gRPC's form
+`listener_tls`     TLS contexts of a Kafka listener's files
 `methods`          which role may call which method of our internal services
 `own_certificate`  the certificate that a role starts with, and what it does while the role runs
 `role_guard`       the interceptor that asks which role calls

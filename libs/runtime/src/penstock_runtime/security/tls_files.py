@@ -9,8 +9,9 @@ says why, once for each fault. Connections that are open are not touched.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
@@ -20,28 +21,19 @@ WATCH_S = 2.0
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
-class TlsFiles:
-    """The newest contexts of a role that were good. `current` may be read from any thread."""
+T = TypeVar("T")
 
-    def __init__(
-        self, tls: RoleTls, role: str, *, load: Callable[[RoleTls, str], RoleContexts] = load_contexts
-    ) -> None:
-        """Load them. Raises StartupError."""
-        self._tls, self._role, self._load = tls, role, load
+
+class WatchedFiles(Generic[T]):
+    """What was made of files when they were last good. `current` may be read from any thread."""
+
+    def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
+        """Load them; `load` raises StartupError for files that are not good, and so does this."""
+        self._paths, self._load = tuple(paths), load
         self._stamp = self._look()
-        self.current = load(tls, role)
+        self.current = load()
         self.fault = ""
         """Why the files as they are now are not in use; "" when they are."""
-
-    @property
-    def settings(self) -> RoleTls:
-        """Where the files are."""
-        return self._tls
-
-    @property
-    def cert(self) -> Path:
-        """The certificate's file."""
-        return self._tls.cert
 
     def reload(self) -> bool:
         """Look at the files, and take them if they are new and good: True then. Blocks; call it off the loop."""
@@ -49,7 +41,7 @@ class TlsFiles:
         if stamp == self._stamp:
             return False
         try:
-            contexts = self._load(self._tls, self._role)
+            loaded = self._load()
             fault = ""
         except StartupError as error:
             fault = str(error)
@@ -59,14 +51,16 @@ class TlsFiles:
         self._stamp, self.fault = stamp, fault
         if fault:
             return False
-        if contexts.identity != self.current.identity:
-            self.fault = (
-                f"tls.cert = {self._tls.cert} is now that of {contexts.identity}, this process is "
-                f"{self.current.identity}; restart it with a certificate of its own"
-            )
+        self.fault = self._misfit(loaded)
+        if self.fault:
             return False
-        self.current = contexts
+        self.current = loaded
         return True
+
+    def _misfit(self, loaded: T) -> str:
+        """Why what was loaded may not follow `current`; "" when it may."""
+        del loaded
+        return ""
 
     async def watch(self, on_reload: Callable[[], None], on_fault: Callable[[str], None]) -> None:
         """Look every WATCH_S, for ever."""
@@ -81,7 +75,7 @@ class TlsFiles:
                     on_fault(f"{told}; the certificate of before stays in use")
 
     def _look(self) -> _Stamp:
-        return tuple(self._stamp_of(path) for path in self._tls.paths())
+        return tuple(self._stamp_of(path) for path in self._paths)
 
     @staticmethod
     def _stamp_of(path: Path) -> tuple[int, int, int] | None:
@@ -90,3 +84,32 @@ class TlsFiles:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class TlsFiles(WatchedFiles[RoleContexts]):
+    """The newest contexts of a role."""
+
+    def __init__(
+        self, tls: RoleTls, role: str, *, load: Callable[[RoleTls, str], RoleContexts] = load_contexts
+    ) -> None:
+        """Load them. Raises StartupError."""
+        self._tls = tls
+        super().__init__(tls.paths(), lambda: load(tls, role))
+
+    @property
+    def settings(self) -> RoleTls:
+        """Where the files are."""
+        return self._tls
+
+    @property
+    def cert(self) -> Path:
+        """The certificate's file."""
+        return self._tls.cert
+
+    def _misfit(self, loaded: RoleContexts) -> str:
+        if loaded.identity == self.current.identity:
+            return ""
+        return (
+            f"tls.cert = {self._tls.cert} is now that of {loaded.identity}, this process is "
+            f"{self.current.identity}; restart it with a certificate of its own"
+        )
