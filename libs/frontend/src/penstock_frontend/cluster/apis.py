@@ -137,7 +137,9 @@ class ClusterApis:
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {
-            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.API_VERSIONS: self.api_versions,
+            ApiKey.SASL_HANDSHAKE: self._sasl_handshake,
+            ApiKey.SASL_AUTHENTICATE: self._sasl_authenticate,
             ApiKey.METADATA: self._metadata_request,
             ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
             ApiKey.DESCRIBE_TOPIC_PARTITIONS: self._describe_topic_partitions,
@@ -189,6 +191,22 @@ class ClusterApis:
             return result
         return self._guard(result, header, frame)
 
+    def _sasl_handshake(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """One that comes through to here has no place: nobody signs in, or somebody has (Kafka: KafkaApis)."""
+        codec.decode_request(header, frame)
+        self._metrics.count_error(header.api_key, ErrorCode.ILLEGAL_SASL_STATE)
+        return codec.respond(header, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=())
+
+    def _sasl_authenticate(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        codec.decode_request(header, frame)
+        self._metrics.count_error(header.api_key, ErrorCode.ILLEGAL_SASL_STATE)
+        return codec.respond(
+            header,
+            error_code=ErrorCode.ILLEGAL_SASL_STATE,
+            error_message="SaslAuthenticate request received after successful authentication",
+            auth_bytes=b"",
+        )
+
     async def _answer_long(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """The response to a request that is long work to read: it is read in turns of the event loop."""
         await self._turns.run(codec.decode_request_steps(header, frame))
@@ -217,7 +235,8 @@ class ClusterApis:
 
     # Reads
 
-    def _api_versions(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    def api_versions(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+        """The answer to ApiVersions, which clients may ask before they sign in. Raises Malformed."""
         software, version = decode_api_versions(frame, header)
         if header.flexible:
             if not (is_software_word(software) and is_software_word(version)):

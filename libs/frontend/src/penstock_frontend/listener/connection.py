@@ -17,7 +17,8 @@ Turns. Requests that came in one read are handled for a slice of time, then the 
 gets in line for the loop (see `LoopTurns`): what is quick to send may be slow to answer.
 
 Stages. Where a listener has a doorkeeper, it gets all frames of a connection until it has
-called `admit`; the handler never sees one before that.
+called `admit`; the handler never sees one before that. Till then they are small, and come one at a
+time: the next one is not looked at before the one before is answered.
 
 Warts. Growth of a large frame copies it (256 KiB, 1 MiB, 2, 4, ...), so that memory
 follows what was received and not what was announced.
@@ -38,6 +39,7 @@ from typing import Any, Final, Protocol, cast
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
+from penstock_core.security.sasl_session import AUTHENTICATION_MS_MAX
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
@@ -98,6 +100,10 @@ class ListenerLimits:
     caps: ConnectionCaps = field(default_factory=ConnectionCaps)
     first_request_timeout_ms: int = 10_000
     """From a connection's first byte to its first whole request; the PROXY header is due in the same time."""
+    unauthenticated_frame_bytes_max: int = 64 * 1024
+    """Largest request of a connection that has not signed in, where it has to."""
+    authentication_timeout_ms: int = AUTHENTICATION_MS_MAX
+    """From the accept until a client has signed in, where it has to."""
     frame_timeout_ms: int = 10_000
     """How far a request that comes in pieces may fall behind FRAME_BYTES_PER_S."""
     idle_timeout_ms: int = 600_000
@@ -142,6 +148,8 @@ _LENGTH = struct.Struct(">i")
 _NO_BYTES = bytes(4)
 _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
+_TOKEN_BYTES_MIN = 2
+"""What may come as it is after SaslHandshake 0: no mechanism has a shorter message."""
 _BEGIN_BYTES = 64 * 1024
 _BEGIN_EASY_BYTES = 256 * 1024
 """First buffer of a frame, where memory is scarce for its address and where it is not."""
@@ -165,11 +173,14 @@ class Connection(asyncio.BufferedProtocol):
         "_deferred",
         "_filled",
         "_frame",
+        "_frame_bytes_max",
+        "_frame_bytes_min",
         "_frame_length",
         "_frame_view",
         "_handler",
         "_head",
         "_inflight_bytes",
+        "_inflight_requests_max",
         "_memory",
         "_metrics",
         "_out",
@@ -185,9 +196,11 @@ class Connection(asyncio.BufferedProtocol):
         "_transport",
         "_write_paused",
         "address",
+        "admitted",
         "client_id",
         "closed",
         "closing",
+        "deadline_s",
         "identity",
         "items_max",
         "listener",
@@ -223,7 +236,17 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics = owner.metrics
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._memory = owner.memory
-        self._handler = owner.doorkeeper or owner.handler
+        self._handler = owner.handler
+        self.admitted = True
+        self.deadline_s: float | None = None
+        """When it is closed unless its client has signed in by then; by the loop's clock."""
+        self._frame_bytes_min = _FRAME_BYTES_MIN
+        self._frame_bytes_max = owner.limits.frame_bytes_max
+        self._inflight_requests_max = owner.limits.inflight_requests_max
+        if owner.doorkeeper is not None:
+            self._handler = owner.doorkeeper
+            self.admitted = False
+            self.detain(self.opened_s + owner.limits.authentication_timeout_ms / 1000)
         self._proxied = proxied
         self._deferred = False
         self._swept_bytes = 0
@@ -266,12 +289,33 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_stranger(self) -> bool:
         """It made no request yet, or was not admitted."""
-        return not self.request_count or self._handler is not self._owner.handler
+        return not self.request_count or not self.admitted
 
-    def admit(self, principal: Principal) -> None:
-        """For the doorkeeper: from the next frame on the handler gets them, of that principal."""
+    def admit(self, principal: Principal, *, watched: bool = False) -> None:
+        """For the doorkeeper: from the next frame on the handler gets them, of that principal.
+
+        `watched`: the doorkeeper goes on getting them, and calls `pass_on` for those of the handler.
+        """
         self.identity = Identity(principal, self.identity.host)
-        self._handler = self._owner.handler
+        self.admitted = True
+        self.deadline_s = None
+        limits = self._owner.limits
+        self._frame_bytes_min, self._frame_bytes_max = _FRAME_BYTES_MIN, limits.frame_bytes_max
+        self._inflight_requests_max = limits.inflight_requests_max
+        if not watched:
+            self._handler = self._owner.handler
+
+    def detain(self, deadline_s: float) -> None:
+        """For the doorkeeper: the client signs in, by then; its requests are small and come one at a time."""
+        limits = self._owner.limits
+        self.deadline_s = deadline_s
+        self._frame_bytes_min = _TOKEN_BYTES_MIN
+        self._frame_bytes_max = min(limits.unauthenticated_frame_bytes_max, limits.frame_bytes_max)
+        self._inflight_requests_max = 1
+
+    def pass_on(self, frame: bytearray) -> Response | Awaitable[Response]:
+        """For the doorkeeper: what the handler answers to a frame of a client that has signed in."""
+        return self._owner.handler.handle(self, frame)
 
     def on_closed(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the connection is gone (at once if it is)."""
@@ -383,7 +427,6 @@ class Connection(asyncio.BufferedProtocol):
             size = len(data)
             self._head = b""
         pos = 0
-        limits = self._owner.limits
         until_s = 0.0
         while not self.closing:
             if self._is_blocked():
@@ -393,8 +436,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._head = bytes(data[pos:size])
                 break
             (length,) = _LENGTH.unpack_from(data, pos)
-            if not _FRAME_BYTES_MIN <= length <= limits.frame_bytes_max:
-                self._refuse_length(length, limits.frame_bytes_max)
+            if not self._frame_bytes_min <= length <= self._frame_bytes_max:
+                self._refuse_length(length, self._frame_bytes_max)
                 return
             if size - pos - 4 < length:
                 self._begin_frame(length, data, pos, size)
@@ -442,14 +485,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse_length(self, length: int, most: int) -> None:
         first = _LENGTH.pack(length)
-        if length < _FRAME_BYTES_MIN:
+        if length < self._frame_bytes_min:
             what = f"a request of {length} bytes"
         else:
             what = f"a request of {length} bytes, the most is {most}"
+            if self.deadline_s is not None:
+                what += " before its client has signed in"
         if first in (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI"):
             what += " (this is HTTP; the Kafka port does not speak it)"
         elif first[:2] == b"\x16\x03":
-            what += " (this is TLS; the listener is PLAINTEXT)"
+            what += f" (this is TLS; the listener is {self._owner.settings.security})"
         self._bad_frame("frame_length", what)
 
     def _bad_frame(self, label: str, reason: str) -> None:
@@ -583,7 +628,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write_paused
             or self._starved
             or self._close_when_empty
-            or len(self._pending) >= limits.inflight_requests_max
+            or len(self._pending) >= self._inflight_requests_max
             or self._inflight_bytes >= limits.inflight_bytes_max
         )
 

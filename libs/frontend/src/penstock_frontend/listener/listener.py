@@ -206,6 +206,8 @@ class KafkaListener:
 
     def _overdue(self, connection: Connection, now: float, elapsed_s: float) -> str:
         limits = self.limits
+        if connection.deadline_s is not None and now > connection.deadline_s:
+            return "its client did not sign in in time"
         quiet_ms = (now - self.quiet_since_s(connection)) * 1000
         if connection.is_too_slow(elapsed_s):
             return f"a request of {connection.frame_length} bytes came too slowly"

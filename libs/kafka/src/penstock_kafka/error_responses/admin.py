@@ -170,6 +170,8 @@ def _alter_log_dirs(header: RequestHeader, frame: Buffer, code: int, message: st
 
 
 ADMIN_TABLE: Final[dict[int, _Fail]] = {
+    ApiKey.SASL_HANDSHAKE: _whole(mechanisms=()),
+    ApiKey.SASL_AUTHENTICATE: _whole(auth_bytes=b""),
     ApiKey.DESCRIBE_CONFIGS: _resources("results", "DescribeConfigsResult"),
     ApiKey.ALTER_CONFIGS: _resources("responses", "AlterConfigsResourceResponse"),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses", "AlterConfigsResourceResponse"),

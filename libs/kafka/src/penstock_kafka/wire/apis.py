@@ -186,7 +186,7 @@ _ROWS: Final = (
     ApiSpec(ApiKey.SYNC_GROUP, (0, 5), 4, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.DESCRIBE_GROUPS, (0, 6), 5, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.LIST_GROUPS, (0, 5), 3, Route.SCATTER, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.SASL_HANDSHAKE, None, _NEVER, Route.GATEWAY),
+    ApiSpec(ApiKey.SASL_HANDSHAKE, (0, 1), _NEVER, Route.GATEWAY),
     ApiSpec(ApiKey.API_VERSIONS, (0, 4), 3, Route.GATEWAY),
     ApiSpec(ApiKey.CREATE_TOPICS, (2, 7), 5, Route.CONTROLLER),
     ApiSpec(ApiKey.DELETE_TOPICS, (1, 6), 4, Route.CONTROLLER),
@@ -207,7 +207,7 @@ _ROWS: Final = (
     ApiSpec(ApiKey.ALTER_REPLICA_LOG_DIRS, (1, 2), 2, Route.NODE),
     # A gateway cannot tell which node is meant and says so; nodes answer for themselves.
     ApiSpec(ApiKey.DESCRIBE_LOG_DIRS, (1, 5), 2, Route.GATEWAY),
-    ApiSpec(ApiKey.SASL_AUTHENTICATE, None, 2, Route.GATEWAY),
+    ApiSpec(ApiKey.SASL_AUTHENTICATE, (0, 2), 2, Route.GATEWAY),
     ApiSpec(ApiKey.CREATE_PARTITIONS, (0, 3), 2, Route.CONTROLLER),
     ApiSpec(ApiKey.DELETE_GROUPS, (0, 2), 2, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.ELECT_LEADERS, (0, 2), 2, Route.CONTROLLER),
