@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.principal import Principal
 from penstock_frontend.listener.listener import (
     Connection,
     FrameHandler,
@@ -57,6 +59,8 @@ async def listening(
     answer: Answer,
     limits: ListenerLimits | None = None,
     doorkeeper: FrameHandler | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    certified: Callable[[bytes | None], Principal] | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[KafkaListener, Handler, Endpoint, Lifecycle]]:
     lifecycle = Lifecycle("test")
@@ -68,6 +72,8 @@ async def listening(
         lifecycle,
         limits,
         doorkeeper=doorkeeper,
+        tls=tls,
+        certified=certified,
     )
     endpoint = await listener.start()
     try:

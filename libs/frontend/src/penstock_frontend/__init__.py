@@ -7,5 +7,6 @@
 `listener`           ports that speak Kafka's framing
 `producer_ids`       producer ids for idempotent producers, from blocks that only this process has
 `settings`           settings of every role that Kafka clients connect to
+`sign_in`            signing in: SASL, and certificates of clients
 `suspected_leaders`  leaders that are believed to be dead, a moment before the metadata say so
 """

@@ -47,6 +47,13 @@ class KafkaServerSettings(RoleSettings):
         description="most items (topics, partitions, resources...) of one Kafka request but Produce and Fetch",
     )
 
+    unauthenticated_request_max_bytes: int = Field(
+        ListenerLimits.unauthenticated_frame_bytes_max,
+        ge=1024,
+        le=KAFKA_FRAME_BYTES_CEILING,
+        description="largest Kafka request that is taken before its client has signed in, in bytes",
+    )
+
     authorizer: Literal["none", "acl"] = Field(
         "none", description="acl: what a client may do is decided by the cluster's ACLs; none: everything"
     )
@@ -78,6 +85,7 @@ class KafkaServerSettings(RoleSettings):
             limits or ListenerLimits(),
             frame_bytes_max=self.socket_request_max_bytes,
             request_items_max=self.request_items_max,
+            unauthenticated_frame_bytes_max=self.unauthenticated_request_max_bytes,
             caps=ConnectionCaps(
                 connections_max=self.connections_max,
                 per_address_max=self.connections_per_address_max,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Final
 
-from penstock_core.addresses import parse_address
+from penstock_core.addresses import WILDCARD_HOSTS, parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll, Authorizer
@@ -29,6 +29,7 @@ from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_frontend.sign_in.doors import Doors
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
@@ -44,7 +45,12 @@ from penstock_gateway.settings import GatewaySettings
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, Route, intersect
 from penstock_proto.v1 import controller_pb2, metadata_pb2
-from penstock_runtime.addresses import StartupError, advertised_endpoint, check_bind, check_free
+from penstock_runtime.addresses import (
+    StartupError,
+    advertised_endpoint,
+    check_bind,
+    check_free,
+)
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -129,6 +135,7 @@ class Gateway:
         self._lifecycle = lifecycle
         self._ports = ports
         clock_ms = ports.clocks.ms
+        self._doors = Doors(settings.listeners, lifecycle)
         self._tls = open_certificate(
             settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
         )
@@ -194,7 +201,10 @@ class Gateway:
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
         limits = settings.listener_limits()
-        self._listeners = [ports.listener(s, handler, lifecycle, limits) for s in settings.listeners]
+        self._doors.connect(self._metadata, cluster.api_versions)
+        self._listeners = [
+            ports.listener(s, handler, lifecycle, limits, **self._doors.of(s)) for s in settings.listeners
+        ]
         self._http = ports.http(
             settings.http_bind,
             lifecycle,
@@ -223,7 +233,10 @@ class Gateway:
             codec.preload()
             for listener in self._listeners:
                 bound = self._bound[listener.name] = await listener.start()
-                self._own[listener.name] = _own_listener(listener.settings, bound.port)
+                own = self._own[listener.name] = _own_listener(listener.settings, bound.port)
+                hosts = {rule.host or bound.host for rule in own.rules}
+                self._doors.check_names(listener.settings, hosts - WILDCARD_HOSTS)
+            self._doors.start()
             service = GatewayService(
                 self._relay, lambda: self._grpc_endpoint, settings.socket_request_max_bytes
             )
@@ -249,9 +262,10 @@ class Gateway:
     def _check_ports(self) -> None:
         """Find a taken or forbidden port before the wait for controllers."""
         settings = self._settings
-        binds = [(f"listener {s.name}: bind", s.bind) for s in settings.listeners]
-        for setting, bind in [*binds, ("grpc_bind", settings.grpc_bind)]:
-            check_free(check_bind(bind, setting, allow_insecure_bind=settings.plaintext), setting)
+        binds = [(f"listener {s.name}: bind", s.bind, s.may_face_others) for s in settings.listeners]
+        for setting, bind, secure in [*binds, ("grpc_bind", settings.grpc_bind, False)]:
+            allowed = secure or settings.plaintext
+            check_free(check_bind(bind, setting, allow_insecure_bind=allowed), setting)
 
     async def _first_image(self) -> bool:
         """Wait for metadata; False when told to stop before any came."""
@@ -329,7 +343,8 @@ def _named_controller(image: MetadataImage) -> int:
 
 
 def _own_listener(settings: ListenerSettings, port: int) -> OwnListener:
-    return OwnListener(settings.name, settings.mode, rules_of(settings.advertised_by_network(), port))
+    rules = rules_of(settings.advertised_by_network(), port)
+    return OwnListener(settings.name, settings.mode, rules, settings.security)
 
 
 def _host_gateways() -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc.aio
@@ -22,6 +23,7 @@ from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_frontend.sign_in.doors import Doors
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
@@ -80,6 +82,7 @@ class StorageNode:
         self._channels = ports.channels(tls=self._tls)
         self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
         self._metrics = NodeMetrics()
+        self._doors = Doors(settings.listeners, lifecycle)
         self._http = ports.http(settings.http_bind, lifecycle)
         self._listeners: list[KafkaListener] = []
         self._server: grpc.aio.Server | None = None
@@ -264,7 +267,7 @@ class StorageNode:
             self._metadata,
             controllers,
             self._producer_ids,
-            DirectAddresses(),
+            DirectAddresses(settings.listeners),
             authorizer,
             kafka_metrics,
             suspected_leaders=suspected_leaders,
@@ -275,7 +278,11 @@ class StorageNode:
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)
-        self._listeners = [ports.listener(each, handler, lifecycle, caps) for each in settings.listeners]
+        self._doors.connect(self._metadata, cluster.api_versions)
+        self._listeners = [
+            ports.listener(each, handler, lifecycle, caps, **self._doors.of(each))
+            for each in settings.listeners
+        ]
         self._register_metrics()
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
@@ -301,6 +308,9 @@ class StorageNode:
             _advertised(each, await listener.start())
             for each, listener in zip(settings.listeners, self._listeners, strict=True)
         ]
+        self._doors.start()
+        for each, endpoint in zip(settings.listeners, endpoints, strict=True):
+            self._doors.check_names(each, [endpoint.host])
         announcement = Announcement(
             settings.node_id,
             settings.rack,
@@ -537,7 +547,8 @@ def _advertised(settings: ListenerSettings, bound: Endpoint) -> Endpoint:
     """A node tells one address per listener: that for every network, else the first given."""
     table = settings.advertised_by_network()
     address = next((a for network, a in table if network == "*"), table[0][1])
-    return advertised_endpoint("auto" if address is None else str(address), bound, settings.name)
+    endpoint = advertised_endpoint("auto" if address is None else str(address), bound, settings.name)
+    return replace(endpoint, security=settings.security)
 
 
 async def run(settings: StorageNodeSettings, lifecycle: Lifecycle) -> None:

@@ -104,6 +104,8 @@ class ListenerLimits:
     """Largest request of a connection that has not signed in, where it has to."""
     authentication_timeout_ms: int = AUTHENTICATION_MS_MAX
     """From the accept until a client has signed in, where it has to."""
+    handshake_timeout_ms: int = 10_000
+    """For a TLS handshake, from the client's first bytes."""
     frame_timeout_ms: int = 10_000
     """How far a request that comes in pieces may fall behind FRAME_BYTES_PER_S."""
     idle_timeout_ms: int = 600_000
@@ -280,6 +282,11 @@ class Connection(asyncio.BufferedProtocol):
     def peer(self) -> str:
         """The client's `host:port`, for logs."""
         return f"{self.peer_host}:{self.peer_port}"
+
+    @property
+    def connected(self) -> bool:
+        """Whether it came so far; with TLS the handshake may have failed."""
+        return self._transport is not None
 
     @property
     def inflight_count(self) -> int:

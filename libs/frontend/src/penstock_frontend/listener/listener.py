@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.principal import Identity, Principal
 from penstock_frontend.listener.connection import (
     CLOSE,
     NO_RESPONSE,
@@ -45,6 +46,10 @@ _LATE_SWEEP_S = 2.0
 """A sweep that comes later than that was late itself: clients are not told to have been slow meanwhile."""
 
 
+class NotCertified(Exception):
+    """A certificate that makes nobody a user; the text says why."""
+
+
 class KafkaListener:
     """One listening port. `handler` answers the frames of all its connections."""
 
@@ -58,9 +63,11 @@ class KafkaListener:
         allow_insecure_bind: bool | None = None,
         doorkeeper: FrameHandler | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        certified: Callable[[bytes | None], Principal] | None = None,
     ) -> None:
         """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
-        next connection."""
+        next connection; `certified` says whom a client's certificate (DER, None without one) makes, and raises
+        NotCertified."""
         self.settings = settings
         self.name = settings.name
         self.handler = handler
@@ -79,6 +86,7 @@ class KafkaListener:
         self.turns = LoopTurns.of(lifecycle)
         self.doorkeeper = doorkeeper
         self._doorway = Doorway(self, tls)
+        self._certified = certified
         self._quiet_since: dict[Connection, float] = {}
         self._starved: deque[Connection] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -89,7 +97,9 @@ class KafkaListener:
         """Open the port; where it is. Raises StartupError naming the listener and the mend."""
         self.loop = asyncio.get_running_loop()
         sockets, endpoint = bind_sockets(
-            self.settings.bind, f"listener {self.name}: bind", allow_insecure_bind=self._allow_insecure_bind
+            self.settings.bind,
+            f"listener {self.name}: bind",
+            allow_insecure_bind=self.settings.may_face_others or self._allow_insecure_bind,
         )
         self._doorway.open(sockets)
         self._swept_s = self.loop.time()
@@ -124,7 +134,16 @@ class KafkaListener:
 
     def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
         """A new connection is there."""
-        del transport
+        if self._certified is not None:
+            try:
+                principal = self._certified(
+                    transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                )
+                connection.identity = Identity(principal, connection.identity.host)
+            except NotCertified as error:
+                self.metrics.bad_frames[self.name, "certificate"] += 1
+                self.log.warning("closing", peer=connection.peer, reason=str(error))
+                connection.abort("its certificate makes no user")
         self.connections.add(connection)
         self._quiet_since[connection] = self.loop.time()
         self.metrics.connections[self.name] = len(self.connections)
@@ -233,6 +252,7 @@ __all__ = [
     "FrameHandler",
     "KafkaListener",
     "ListenerLimits",
+    "NotCertified",
     "Response",
     "Signal",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -62,6 +62,10 @@ class KafkaMetrics(Collector):
         self.connections: Counter[str] = Counter()
         self.received_bytes: Counter[str] = Counter()
         self.sent_bytes: Counter[str] = Counter()
+        self.sign_ins: Counter[tuple[str, str, str]] = Counter()
+        """By listener, mechanism and outcome."""
+        self.certificate_ends_s: dict[str, Callable[[], float]] = {}
+        """When the certificate of a listener ends, in s since 1970."""
 
     @classmethod
     def of(cls, lifecycle: Lifecycle) -> KafkaMetrics:
@@ -112,6 +116,22 @@ class KafkaMetrics(Collector):
             "penstock_kafka_bad_frames", "Connections closed for what they sent.", self.bad_frames
         )
         yield _by_reason("penstock_kafka_connections_refused", "Connections not taken.", self.refused)
+        sign_ins = CounterMetricFamily(
+            "penstock_kafka_sign_ins",
+            "Clients that signed in, or did not.",
+            labels=["listener", "mechanism", "outcome"],
+        )
+        for labels, count in self.sign_ins.items():
+            sign_ins.add_metric(labels, count)
+        yield sign_ins
+        ends = GaugeMetricFamily(
+            "penstock_kafka_certificate_end_timestamp_seconds",
+            "When the certificate of a listener ends, since 1970.",
+            labels=["listener"],
+        )
+        for listener, end_s in self.certificate_ends_s.items():
+            ends.add_metric([listener], end_s())
+        yield ends
         connections = GaugeMetricFamily(
             "penstock_kafka_connections", "Open connections.", labels=["listener"]
         )

@@ -7,6 +7,9 @@ another spelling for each node id: `0x7f.0.0.1` for `127.0.0.1`, `gAteway` for `
 Resolvers take them for what they are; the client tells them apart. Others, whose
 resolvers may be stricter (Java's is), never see them, nor does a listing of all topics
 that is the first thing asked on a connection.
+
+Where there is TLS, clients compare the host with a certificate: that has addresses in their one spelling, and
+names in any case. So there only names are spelled.
 """
 
 from __future__ import annotations
@@ -65,11 +68,22 @@ def _spell_name(host: str, number: int) -> str:
     return "".join(out)
 
 
-def with_distinct_aliases(addresses: Mapping[int, Address]) -> dict[int, Address]:
-    """The same addresses, each node id's in a spelling of its own."""
+def with_distinct_aliases(
+    addresses: Mapping[int, Address], *, names_only: bool = False
+) -> dict[int, Address]:
+    """The same addresses, each node id's in a spelling of its own; with `names_only` IP addresses stay."""
     seen: Counter[Address] = Counter()
     result = {}
     for node_id, (host, port) in sorted(addresses.items()):
-        result[node_id] = (alias_of(host, seen[host, port]), port)
+        plain = names_only and _is_address(host)
+        result[node_id] = (host if plain else alias_of(host, seen[host, port]), port)
         seen[host, port] += 1
     return result
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

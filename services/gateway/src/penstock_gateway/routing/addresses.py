@@ -6,6 +6,9 @@ name, by the client's network. This gateway answers "auto" with the address that
 client reached; another gateway's "auto" is known only where it registered its bind
 address.
 
+Another gateway, or a node, counts only if its listener has the same security too: a client that speaks TLS
+is never sent to a port that does not, nor one that signs in past the sign-in.
+
 Warts: another gateway's loopback address is never named to a client from outside
 (only the gateways' own machine could reach it), unless it was written for that
 client's network. A gateway that has registered no address known to this client is
@@ -30,6 +33,7 @@ VIEWS_MAX = 1024
 
 MODE_PROXY = "proxy"
 MODE_DIRECT = "direct"
+PLAINTEXT = "PLAINTEXT"
 
 
 class Arrival(NamedTuple):
@@ -43,11 +47,17 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OwnListener:
-    """A listener of this gateway: name, mode, parsed `advertised` setting."""
+    """A listener of this gateway: name, mode, parsed `advertised` setting, security."""
 
     name: str
     mode: str
     rules: tuple[AdvertisedRule, ...]
+    security: str = PLAINTEXT
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients compare the host with a certificate."""
+        return self.security.endswith("SSL")
 
 
 class AddressView(NamedTuple):
@@ -87,17 +97,20 @@ class AddressBook:
         return found
 
     def _make(self, image: MetadataImage, arrival: Arrival) -> AddressView:
-        if self._listeners[arrival.listener].mode == MODE_DIRECT:
+        own = self._listeners[arrival.listener]
+        if own.mode == MODE_DIRECT:
             endpoints = {
-                int(n.node_id): (n.listeners[arrival.listener].host, n.listeners[arrival.listener].port)
+                int(n.node_id): (endpoint.host, endpoint.port)
                 for n in image.nodes.values()
-                if arrival.listener in n.listeners
+                if (endpoint := n.listeners.get(arrival.listener)) is not None
+                and endpoint.security == own.security
             }
             return AddressView((MODE_DIRECT, arrival.listener), endpoints, endpoints)
         places = self.gateway_addresses(image, arrival)
         # Fenced nodes keep their place, so that a node that dies moves no other one.
         addresses = spread(image.nodes, places)
-        return AddressView((MODE_PROXY, *places), addresses, with_distinct_aliases(addresses))
+        apart = with_distinct_aliases(addresses, names_only=own.has_tls)
+        return AddressView((MODE_PROXY, *places), addresses, apart)
 
     def gateway_addresses(self, image: MetadataImage, arrival: Arrival) -> list[Address]:
         """Distinct addresses of live gateways for that client on its proxy listener, sorted.
@@ -105,12 +118,15 @@ class AddressBook:
         This gateway stands in it while it is registered, and when nobody else does.
         """
         own = self._own_address(arrival)
+        security = self._listeners[arrival.listener].security
         places = {
             address
             for gateway_id, gateway in image.gateways.items()
             if gateway_id != self._gateway_id
             for listener in gateway.record.listeners
-            if listener.name == arrival.listener and listener.mode == MODE_PROXY
+            if listener.name == arrival.listener
+            and listener.mode == MODE_PROXY
+            and (listener.security or PLAINTEXT) == security
             for address in self._other_address(
                 [AdvertisedRule.from_pb(a) for a in listener.advertised], arrival
             )

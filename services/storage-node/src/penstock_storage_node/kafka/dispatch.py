@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Final
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
@@ -12,6 +12,7 @@ from penstock_frontend.listener.listener import Buffer, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire.apis import RELAYED_ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
+from penstock_runtime.listener_settings import PLAINTEXT, ListenerSettings
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
 from penstock_storage_node.kafka.describe_node import DescribeNodeHandler
@@ -78,12 +79,18 @@ class DataApis:
 
 
 class DirectAddresses:
-    """What clients of a direct listener are told: each node's endpoint of the same listener."""
+    """What clients of a direct listener are told: each node's endpoint of the same listener and security."""
+
+    def __init__(self, listeners: Iterable[ListenerSettings] = ()) -> None:
+        """`listeners` are this node's own."""
+        self._security = {each.name: each.security for each in listeners}
 
     def node_address(self, connection: Connection, node: NodeImage) -> tuple[str, int] | None:
         """Host and port, None when that node has no such listener."""
         endpoint = node.listeners.get(connection.listener)
-        return None if endpoint is None else (endpoint.host, endpoint.port)
+        if endpoint is None or endpoint.security != self._security.get(connection.listener, PLAINTEXT):
+            return None
+        return endpoint.host, endpoint.port
 
     def view_key(self, connection: Connection) -> Hashable:
         """Nodes say themselves where they are on a listener."""

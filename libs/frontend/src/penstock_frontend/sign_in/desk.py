@@ -1,0 +1,68 @@
+"""What all listeners of a process share for signing in: users, limits, threads, counts, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Final
+
+from penstock_core.metadata.image import MetadataImage
+from penstock_core.security.login_limits import LoginLimits
+from penstock_core.security.plain import PlainMemo
+from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.sign_in.credentials import Credentials, SignedIn
+from penstock_frontend.sign_in.passwords import PasswordPool
+from penstock_runtime.logs import Log
+
+_LOG_INTERVAL_MS: Final = 1_000
+
+
+def loop_ms() -> int:
+    """The running loop's clock, in ms."""
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+class SignInDesk:
+    """One per process: who tries at several listeners is one and the same."""
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage],
+        metrics: KafkaMetrics,
+        log: Log,
+        now_ms: Callable[[], int] = loop_ms,
+    ) -> None:
+        self.credentials = Credentials(image)
+        self.signed_in = SignedIn()
+        self.limits = LoginLimits()
+        self.memo = PlainMemo(os.urandom(32))
+        self.passwords = PasswordPool()
+        self.now_ms = now_ms
+        self._metrics = metrics
+        self._log = log
+        self._said_ms = -_LOG_INTERVAL_MS
+        self._unsaid = 0
+
+    def succeeded(self, connection: Connection, mechanism: str) -> None:
+        """Count one who has signed in."""
+        self._metrics.sign_ins[connection.listener, mechanism, "success"] += 1
+
+    def failed(self, connection: Connection, mechanism: str, user: str, reason: str) -> None:
+        """Count one who has not, and say why; a line a second is enough for that."""
+        self._metrics.sign_ins[connection.listener, mechanism, "failure"] += 1
+        now_ms = self.now_ms()
+        if now_ms - self._said_ms < _LOG_INTERVAL_MS:
+            self._unsaid += 1
+            return
+        unsaid, self._unsaid, self._said_ms = self._unsaid, 0, now_ms
+        self._log.warning(
+            "sign-in failed",
+            listener=connection.listener,
+            peer=connection.peer,
+            mechanism=mechanism,
+            user=user,
+            reason=reason,
+            **({"others": unsaid} if unsaid else {}),
+        )

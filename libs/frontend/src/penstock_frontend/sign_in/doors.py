@@ -1,0 +1,139 @@
+"""The doors of a role's listeners, from their settings: TLS contexts, doorkeepers, and what watches over them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Final, TypedDict
+
+from penstock_core.security.principal import Principal
+from penstock_core.security.sasl import PLAIN
+from penstock_frontend.listener.connection import FrameHandler
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.sign_in.certified import Certified
+from penstock_frontend.sign_in.desk import SignInDesk
+from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.ports import wall_ms
+from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.settings import ListenerSettings
+
+WARN_BEFORE_S: Final = 14 * 24 * 3600
+_LOOK_S: Final = 3600.0
+_WARN_EVERY_S: Final = 24 * 3600
+
+
+class Door(TypedDict, total=False):
+    """What a listener needs beside its settings; empty for PLAINTEXT."""
+
+    doorkeeper: FrameHandler
+    tls: Callable[[], ssl.SSLContext]
+    certified: Callable[[bytes | None], Principal]
+
+
+class Doors:
+    """Those of one role."""
+
+    def __init__(self, listeners: Iterable[ListenerSettings], lifecycle: Lifecycle) -> None:
+        """Load certificates and rules. Raises StartupError."""
+        self._lifecycle = lifecycle
+        self._listeners = list(listeners)
+        self._files: dict[str, ListenerTlsFiles] = {}
+        self._certified: dict[str, Certified] = {}
+        self._desk: SignInDesk | None = None
+        for each in self._listeners:
+            if each.tls is not None:
+                self._files[each.name] = ListenerTlsFiles(each.name, each.tls)
+                if not each.has_sasl and each.tls.client_auth != "none":
+                    self._certified[each.name] = Certified(each.name, each.principal_mapping_rules)
+
+    def connect(self, metadata: MetadataClient, answer_versions: AnswerVersions) -> None:
+        """Have users from the metadata. To be called before `of`."""
+        self._answer_versions = answer_versions
+        if not any(each.has_sasl for each in self._listeners):
+            return
+        lifecycle = self._lifecycle
+        self._desk = desk = SignInDesk(
+            lambda: metadata.image, KafkaMetrics.of(lifecycle), lifecycle.log.bind(part="sign-in")
+        )
+        metadata.on_change(lambda old, new, _: desk.signed_in.on_metadata(old, new))
+        lifecycle.at_end(desk.passwords.close)
+
+    def of(self, settings: ListenerSettings) -> Door:
+        """The door of a listener."""
+        door: Door = {}
+        if settings.has_sasl:
+            assert self._desk is not None
+            door["doorkeeper"] = Doorkeeper(
+                self._desk, settings.mechanisms, settings.max_reauth_ms, self._answer_versions
+            )
+        if settings.name in self._files:
+            door["tls"] = self._files[settings.name].context
+        if settings.name in self._certified:
+            door["certified"] = self._certified[settings.name]
+        return door
+
+    def start(self) -> None:
+        """Watch over the files from now on; say what an operator should know."""
+        lifecycle = self._lifecycle
+        metrics = KafkaMetrics.of(lifecycle)
+        for each in self._listeners:
+            if PLAIN in each.mechanisms and not each.has_tls:
+                lifecycle.log.warning(
+                    "passwords of PLAIN are readable on the way; use SASL_SSL", listener=each.name
+                )
+        for name, files in self._files.items():
+            metrics.certificate_ends_s[name] = lambda files=files: files.current.not_after_s  # type: ignore[misc]
+            lifecycle.create_task(self._watch(name, files), f"certificate of {name}")
+        if self._files:
+            lifecycle.create_task(self._warn(), "ends of certificates")
+
+    def check_names(self, settings: ListenerSettings, hosts: Iterable[str]) -> None:
+        """Warn of advertised hosts that the listener's certificate does not have: clients refuse it there."""
+        files = self._files.get(settings.name)
+        if files is None:
+            return
+        names = files.current.names
+        for host in hosts:
+            if host and not any(_covers(name, host) for name in names):
+                self._lifecycle.log.warning(
+                    "the certificate does not have an advertised name: clients will refuse it",
+                    listener=settings.name,
+                    host=host,
+                    names=",".join(names),
+                )
+
+    async def _watch(self, name: str, files: ListenerTlsFiles) -> None:
+        log = self._lifecycle.log
+        await files.watch(
+            lambda: log.info(
+                "new certificate in use for new connections", listener=name, cert=str(files.cert)
+            ),
+            lambda fault: log.warning("the certificate's files cannot be used", reason=fault),
+        )
+
+    async def _warn(self) -> None:
+        """Once a day for each certificate that ends soon."""
+        warned_s: dict[str, float] = {}
+        while True:
+            now_s = wall_ms() / 1000
+            for name, files in self._files.items():
+                left_s = files.current.not_after_s - now_s
+                if left_s < WARN_BEFORE_S and now_s - warned_s.get(name, 0.0) >= _WARN_EVERY_S:
+                    warned_s[name] = now_s
+                    self._lifecycle.log.warning(
+                        "the certificate of a listener ends soon; replace its files",
+                        listener=name,
+                        hours=round(left_s / 3600),
+                        cert=str(files.cert),
+                    )
+            await asyncio.sleep(_LOOK_S)
+
+
+def _covers(name: str, host: str) -> bool:
+    name, host = name.lower(), host.lower()
+    if name.startswith("*."):
+        return host.partition(".")[2] == name[2:]
+    return name == host
