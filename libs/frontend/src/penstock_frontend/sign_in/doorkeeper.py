@@ -221,7 +221,7 @@ def _encode(header: RequestHeader | None, reply: Reply) -> Response:
             error_code=reply.error,
             error_message=reply.message,
             auth_bytes=reply.token,
-            session_lifetime_ms=reply.lifetime_ms,
+            session_lifetime=reply.lifetime_ms,
         )
     if header.api_key == ApiKey.API_VERSIONS:
         return encode_api_versions_response(header, {}, reply.error or ErrorCode.ILLEGAL_SASL_STATE)
