@@ -66,6 +66,8 @@ async def listening(
     lifecycle = Lifecycle("test")
     handler = Handler(answer)
     bind = settings.pop("bind", "127.0.0.1:0")
+    if "tls_settings" in settings:
+        settings["tls"] = settings.pop("tls_settings")
     listener = KafkaListener(
         ListenerSettings(name="PROXY", bind=bind, **settings),
         handler,

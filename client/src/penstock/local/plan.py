@@ -243,10 +243,16 @@ def to_toml(settings: Mapping[str, Any]) -> str:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for table in value:
                 tables += ["", f"[[{key}]]"]
-                tables += [f"{name} = {json.dumps(entry)}" for name, entry in table.items()]
+                tables += [f"{name} = {_toml_value(entry)}" for name, entry in table.items()]
         else:
             lines.append(f"{key} = {json.dumps(value)}")
     return "\n".join(lines + tables) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
 
 
 def module_and_arguments(state: ClusterState, process: ProcessRecord, directory: Path) -> list[str]:

@@ -1,0 +1,281 @@
+"""TLS at a listener: handshakes, certificates of clients, new files, and those who speak something else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from structlog.testing import capture_logs
+
+from penstock_core.metadata.image import Endpoint
+from penstock_core.security.principal import ANONYMOUS, user
+from penstock_frontend.listener.listener import ListenerLimits
+from penstock_frontend.sign_in.certified import Certified
+from penstock_runtime.addresses import StartupError
+from penstock_runtime.listener_settings import ListenerTls
+from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from support.listening import (
+    Run,
+    closed_by_peer,
+    connected,
+    echo,
+    listening,
+    metric,
+    read_response,
+    request,
+)
+
+
+class Files:
+    """A listener's files, issued by a CA, and one of clients'."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca = trustme.CA()
+        self.client_ca = trustme.CA()
+        self.issue()
+        self.client_ca.cert_pem.write_to_path(str(directory / "client-ca.pem"))
+
+    def issue(self, key_type: trustme.KeyType = trustme.KeyType.ECDSA) -> None:
+        """A new certificate in the place of the old one."""
+        cert = self.ca.issue_cert("localhost", "127.0.0.1", key_type=key_type)
+        chain = b"".join(each.bytes() for each in cert.cert_chain_pems)
+        for name, data in (("cert.pem", chain), ("key.pem", cert.private_key_pem.bytes())):
+            new = self.directory / (name + ".new")
+            new.touch(0o600)
+            new.write_bytes(data)
+            os.replace(new, self.directory / name)  # noqa: PTH105
+
+    def tls(self, client_auth: str = "none") -> ListenerTls:
+        """The table of settings."""
+        return ListenerTls(
+            cert=self.directory / "cert.pem",
+            key=self.directory / "key.pem",
+            client_ca=None if client_auth == "none" else self.directory / "client-ca.pem",
+            client_auth=client_auth,  # type: ignore[arg-type]
+        )
+
+    def client(self, name: str | None = None) -> ssl.SSLContext:
+        """A client's context, with a certificate of that common name."""
+        context = ssl.create_default_context()
+        self.ca.configure_trust(context)
+        if name is not None:
+            cert = self.client_ca.issue_cert("client.test", common_name=name)
+            cert.configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+async def asks(endpoint: Endpoint, context: ssl.SSLContext | None, body: bytes = b"hi") -> bytes:
+    """The answer of the echo over a new connection."""
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, limit=2**21)
+    try:
+        writer.write(request(1, body))
+        return (await read_response(reader))[1]
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def test_requests_go_through_tls_small_and_large(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        async with listening(echo, tls=tls.context, security="SSL", **_table(files)) as (
+            _,
+            handler,
+            where,
+            _,
+        ):
+            assert await asks(where, files.client()) == b"hi"
+            large = bytes(range(256)) * 8_000
+            assert await asks(where, files.client(), large) == large
+            assert handler.connections[0].principal == ANONYMOUS
+
+    run(scenario())
+
+
+def _table(files: Files, client_auth: str = "none") -> dict[str, Any]:
+    return {"tls_settings": files.tls(client_auth).model_dump(mode="json")}
+
+
+def test_a_clients_certificate_makes_a_user(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls("required"))
+        certified = Certified("A", "RULE:^.*CN=([a-z]+)(,.*)?$/$1/U")
+        table = _table(files, "required")
+        async with listening(echo, tls=tls.context, certified=certified, security="SSL", **table) as (
+            _,
+            handler,
+            where,
+            life,
+        ):
+            assert await asks(where, files.client("alice")) == b"hi"
+            assert handler.connections[0].principal == user("ALICE")
+            for context in (files.client(), files.client("no rule 4711")):
+                with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                    await asks(where, context)
+            stranger = files.client()
+            trustme.CA().issue_cert("x.test", common_name="alice").configure_cert(stranger)
+            with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                await asks(where, stranger)
+            assert len(handler.frames) == 1
+            assert metric(life, "penstock_kafka_bad_frames_total") == 3
+
+    run(scenario())
+
+
+def test_a_certificate_that_is_requested_need_not_come(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls("requested"))
+        table = _table(files, "requested")
+        certified = Certified("A", "DEFAULT")
+        async with listening(echo, tls=tls.context, certified=certified, security="SSL", **table) as (
+            _,
+            handler,
+            where,
+            _,
+        ):
+            await asks(where, files.client())
+            await asks(where, files.client("bob"))
+            first, second = (c.principal for c in handler.connections)
+            assert first == ANONYMOUS
+            assert second.name.startswith("CN=bob,")
+
+    run(scenario())
+
+
+def test_new_files_are_for_new_connections_and_bad_ones_for_none(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        async with listening(echo, tls=tls.context, security="SSL", **_table(files)) as (_, _, where, _):
+            reader, writer = await asyncio.open_connection(where.host, where.port, ssl=files.client())
+            before = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            files.issue(trustme.KeyType.RSA)
+            assert tls.reload()
+            (files.directory / "key.pem").write_bytes(b"nonsense")
+            assert not tls.reload()
+            assert "listener A" in tls.fault
+            new_reader, new_writer = await asyncio.open_connection(where.host, where.port, ssl=files.client())
+            assert new_writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != before
+            for r, w in ((reader, writer), (new_reader, new_writer)):
+                w.write(request(2, b"both"))
+                assert await read_response(r) == (2, b"both")
+                w.close()
+
+    run(scenario())
+
+
+def test_who_speaks_no_tls_and_who_speaks_it_elsewhere_is_told_of_in_the_log(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        async with listening(echo, tls=tls.context, security="SSL", **_table(files)) as (
+            _,
+            handler,
+            where,
+            life,
+        ):
+            async with connected(where) as (reader, writer):
+                writer.write(request(1))
+                assert await closed_by_peer(reader)
+            async with connected(where) as (reader, writer):  # a probe
+                writer.write_eof()
+                assert await closed_by_peer(reader)
+            async with connected(where) as (reader, writer):  # TLS that is none
+                writer.write(b"\x16\x03\x01\x00\x05hello")
+                # An alert, then the end.
+                while data := await asyncio.wait_for(reader.read(1000), 60):
+                    assert data[:1] == b"\x15"
+            assert await asks(where, files.client()) == b"hi"
+            assert len(handler.frames) == 1
+            assert metric(life, "penstock_kafka_bad_frames_total") == 2
+        async with listening(echo) as (_, _, where, _):
+            with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                await asks(where, files.client())
+
+    with capture_logs() as lines:
+        run(scenario())
+    said = str(lines)
+    assert "it speaks no TLS; the listener is SSL" in said
+    assert "this is TLS; the listener is PLAINTEXT" in said
+
+
+def test_silence_before_and_in_a_handshake_ends(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(first_request_timeout_ms=300, handshake_timeout_ms=300)
+        async with listening(echo, limits, tls=tls.context, security="SSL", **_table(files)) as (
+            _,
+            _,
+            where,
+            life,
+        ):
+            async with connected(where) as (silent, _), connected(where) as (slow, writer):
+                writer.write(b"\x16\x03\x01\x01")
+                assert await closed_by_peer(silent)
+                assert await closed_by_peer(slow)
+            assert metric(life, "penstock_kafka_bad_frames_total") == 2
+            assert await asks(where, files.client()) == b"hi"
+
+    run(scenario())
+
+
+def test_the_proxy_header_comes_before_tls(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        proxy: dict[str, Any] = {"proxy_protocol": True, "proxy_from": ("127.0.0.0/8",)}
+        table = _table(files)
+        async with listening(echo, tls=tls.context, security="SSL", **table, **proxy) as (
+            _,
+            handler,
+            where,
+            _,
+        ):
+            reader, writer = await asyncio.open_connection(where.host, where.port)
+            writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9092\r\n")
+            await writer.drain()
+            await writer.start_tls(files.client(), server_hostname="localhost")
+            writer.write(request(4, b"through"))
+            assert await read_response(reader) == (4, b"through")
+            assert handler.connections[0].peer == "10.1.2.3:5555"
+            writer.close()
+
+    run(scenario())
+
+
+def test_many_come_back_at_once_and_all_get_in(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        async with listening(echo, tls=tls.context, security="SSL", **_table(files)) as (
+            _,
+            _,
+            where,
+            _,
+        ):
+            context = files.client()
+            answers = await asyncio.gather(*(asks(where, context) for _ in range(200)))
+            assert answers == [b"hi"] * 200
+
+    run(scenario())
+
+
+def test_files_that_do_not_belong_together_are_refused_at_the_start(files: Files) -> None:
+    other = trustme.CA().issue_cert("x.test")
+    (files.directory / "key.pem").write_bytes(other.private_key_pem.bytes())
+    with pytest.raises(StartupError, match=r"listener A: tls.cert = .*they do not belong together"):
+        ListenerTlsFiles("A", files.tls())
+
+
+def test_wrong_rules_are_refused_at_the_start() -> None:
+    with pytest.raises(StartupError, match="listener A: principal_mapping_rules: "):
+        Certified("A", "RULE:(/x/")
