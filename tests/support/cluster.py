@@ -32,6 +32,7 @@ def running_cluster(
     settings: dict[str, dict[str, str]] | None = None,
     traces_allowed: bool = False,
     steady: bool = False,
+    port: int | None = None,
 ) -> Iterator[LocalCluster]:
     """A cluster that is ready, stopped at the end; no process may be left and no log may hold a stack trace.
 
@@ -49,7 +50,7 @@ def running_cluster(
         nodes=nodes,
         gateways=gateways,
         racks=racks,
-        port=ports.choose_base(),
+        port=ports.choose_base() if port is None else port,
         single=single,
         settings=chosen,
     )

@@ -19,6 +19,7 @@ import confluent_kafka
 import kafka
 import trustme
 
+from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_core.metadata.image import MetadataImage
@@ -27,12 +28,13 @@ from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.metadata_client import MetadataClient
-from penstock_runtime.ports import monotonic_ms
+from penstock_runtime.lifecycle import monotonic_ms
 from support.cluster import running_cluster
 
 SALT = b"some salt of the test"
 ITERATIONS = 4096
 CALL_TIMEOUT_MS = 20_000
+NODES = 2
 READ_TIMEOUT_S = 60.0
 
 
@@ -89,7 +91,7 @@ class SecureCluster:
     files: ListenerFiles
 
     def _controllers(self, channels: ChannelPool) -> ControllerClient:
-        members = self.cluster.state().of_role(CONTROLLER)
+        members = self.cluster.state.of_role(CONTROLLER)
         return ControllerClient([f"127.0.0.1:{m.ports['grpc']}" for m in members], "test", channels)
 
     def image(self) -> MetadataImage:
@@ -100,7 +102,9 @@ class SecureCluster:
             client = MetadataClient(self._controllers(channels), "test", monotonic_ms)
             following = asyncio.create_task(client.run())
             try:
-                assert await client.wait_for_version(1, CALL_TIMEOUT_MS)
+                async with asyncio.timeout(CALL_TIMEOUT_MS / 1000):
+                    while not client.image.gateways or len(client.image.nodes) < NODES:
+                        await client.wait_for_version(client.image.version + 1, 100)
                 return client.image
             finally:
                 following.cancel()
@@ -157,10 +161,11 @@ class SecureCluster:
 def secure_cluster(directory: Path) -> Iterator[SecureCluster]:
     """Listeners SECURE, RENEWED (max_reauth_ms = 2,000) and CERTIFIED of the gateway, STRAIGHT of all."""
     files = ListenerFiles(directory / "certificates")
+    port = ports.choose_base()
     sasl: dict[str, Any] = {"bind": "127.0.0.1:0", "security": "SASL_SSL", "tls": files.table()}
     straight = {**sasl, "name": "STRAIGHT", "mode": "direct"}
     gateway = [
-        {"name": "PROXY", "bind": "127.0.0.1:0"},
+        {"name": "PROXY", "bind": f"127.0.0.1:{port}"},
         {**sasl, "name": "SECURE", "advertised": "auto"},
         {**sasl, "name": "RENEWED", "max_reauth_ms": 2_000},
         {
@@ -174,7 +179,7 @@ def secure_cluster(directory: Path) -> Iterator[SecureCluster]:
     ]
     settings = {GATEWAY: {"listeners": json.dumps(gateway)}, NODE: {"listeners": json.dumps([straight])}}
     with running_cluster(
-        directory / "cluster", controllers=1, nodes=2, settings=settings, steady=True
+        directory / "cluster", controllers=1, nodes=NODES, settings=settings, steady=True, port=port
     ) as running:
         yield SecureCluster(running, files)
 
@@ -211,7 +216,7 @@ def confluent_round_trip(settings: dict[str, Any], topic: str, count: int) -> li
             message = consumer.poll(READ_TIMEOUT_S)
             assert message is not None, f"{len(read)} of {count}"
             if message.error() is None:
-                read.append(message.value())
+                read.append(message.value() or b"")
     finally:
         consumer.close()
     return read

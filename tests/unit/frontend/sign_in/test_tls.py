@@ -122,7 +122,7 @@ def test_a_clients_certificate_makes_a_user(run: Run, files: Files) -> None:
         ):
             assert await asks(where, files.client("alice")) == b"hi"
             assert handler.connections[0].principal == user("ALICE")
-            for context in (files.client(), files.client("no rule 4711")):
+            for context in (files.client(), files.client("nobody 4711")):
                 with pytest.raises((OSError, asyncio.IncompleteReadError)):
                     await asks(where, context)
             stranger = files.client()

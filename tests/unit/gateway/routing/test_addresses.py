@@ -147,6 +147,38 @@ def test_direct_listener_answers_with_the_nodes_own_endpoints() -> None:
     assert view.addresses == {1: ("10.0.0.1", 7001), 2: ("10.0.0.1", 7002)}
 
 
+def test_a_listener_of_another_security_is_named_to_nobody() -> None:
+    """A client that speaks TLS is not sent to a port that does not, nor past the sign-in, while settings differ."""
+    told = gateway("gateway-2", ("*", "10.0.0.2", 9092))
+    secure = gateway("gateway-3", ("*", "10.0.0.3", 9092))
+    secure.gateway.listeners[0].security = "SASL_SSL"
+    mixed = node(2)
+    mixed.node.listeners[0].security = "SASL_SSL"
+    now = image(node(1), mixed, told, secure)
+    for security, place, node_id in (("PLAINTEXT", "10.0.0.2", 1), ("SASL_SSL", "10.0.0.3", 2)):
+        listeners = {
+            "PROXY": OwnListener("PROXY", "proxy", rules("auto"), security),
+            "DIRECT": OwnListener("DIRECT", "direct", rules("auto"), security),
+        }
+        view = AddressBook("gateway-1", listeners, NO_GATEWAYS)
+        assert set(view.view(now, at("10.9.9.9")).addresses.values()) == {(place, 9092)}
+        assert set(view.view(now, at("10.9.9.9", listener="DIRECT")).addresses) == {node_id}
+
+
+def test_with_tls_addresses_keep_the_spelling_that_the_certificate_has() -> None:
+    def apart(host: str) -> list[str]:
+        listeners = {"PROXY": OwnListener("PROXY", "proxy", rules("auto"), "SSL")}
+        view = AddressBook("gateway-1", listeners, NO_GATEWAYS).view(
+            image(node(1), node(2)), at("10.1.1.1", (host, 9092))
+        )
+        return [host for host, _ in view.apart.values()]
+
+    assert apart("10.1.1.9") == ["10.1.1.9", "10.1.1.9"]
+    first, second = apart("broker.test")
+    assert first != second
+    assert first.lower() == second.lower()
+
+
 def test_alone_and_unregistered_a_gateway_names_what_the_client_reached() -> None:
     view = book().view(image(node(1), node(2)), at("10.1.1.1", ("10.1.1.9", 9092)))
     assert set(view.addresses.values()) == {("10.1.1.9", 9092)}
