@@ -27,8 +27,8 @@ from penstock_core.security.scram import ScramMechanism, credential
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
-from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.lifecycle import monotonic_ms
+from penstock_runtime.metadata_client import MetadataClient
 from support.cluster import running_cluster
 
 SALT = b"some salt of the test"

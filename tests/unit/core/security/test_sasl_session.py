@@ -350,3 +350,12 @@ def test_whatever_comes_nothing_reaches_a_handler_before_somebody_has_signed_in(
             if one.stage is Stage.CLOSED:
                 assert not isinstance(one.receive(METADATA, now_ms), Goes)
     assert handled > 100
+
+
+def test_what_others_make_it_wait_is_not_its_own_time() -> None:
+    one = session()
+    one.receive(SASL_HANDSHAKE, 0)
+    one.handshake("PLAIN", 1)
+    one.waits(30_000)
+    assert one.receive(SASL_AUTHENTICATE, 39_999) is Goes.TOKEN
+    assert one.overdue(40_000)

@@ -289,6 +289,26 @@ def test_failures_from_one_address_wait_and_others_do_not(run: Run) -> None:
     run(scenario())
 
 
+def test_what_limits_make_one_wait_is_not_ones_own_time(run: Run) -> None:
+    """The waits grow to 30 s: a right password would never get in from an address where others guess."""
+
+    async def scenario() -> None:
+        limits = ListenerLimits(authentication_timeout_ms=1_500)
+        async with house(limits=limits) as h:
+            attempt = h.desk.limits.begin("127.0.0.2", "alice", h.desk.now_ms())
+            for _ in range(8):
+                assert attempt is not None
+                h.desk.limits.failed(attempt, h.desk.now_ms())
+                attempt.charged = False
+            async with h.client("127.0.0.2") as client:
+                began_s = perf_counter()
+                assert (await client.scram("alice", "secret")).error_code == 0
+                assert perf_counter() - began_s > 2.5
+                assert await is_let_in(client)
+
+    run(scenario())
+
+
 def test_a_flood_of_passwords_holds_up_nobody_who_is_in(run: Run) -> None:
     async def scenario() -> None:
         async with house() as h, h.client() as good:

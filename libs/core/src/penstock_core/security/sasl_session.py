@@ -116,6 +116,11 @@ class SaslSession:
         """When it will be overdue."""
         return self._deadline_ms
 
+    def waits(self, delay_ms: int) -> None:
+        """Login limits hold it up for so long: that is not the client's time."""
+        if self._deadline_ms is not None:
+            self._deadline_ms += delay_ms
+
     def receive(self, api_key: int, now_ms: int) -> Goes | Reply | Close:
         """Where a request goes; its body is not read yet."""
         if self.stage is Stage.COMPLETE:

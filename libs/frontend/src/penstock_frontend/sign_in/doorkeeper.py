@@ -134,7 +134,14 @@ class Doorkeeper:
         if reply.error:
             self._desk.failed(connection, "unknown", "", "a mechanism that is not offered")
         else:
-            door.exchange = exchange_of(session.mechanism, self._desk, connection.address)
+
+            def waits(delay_ms: int) -> None:
+                # Else a right password never gets in from where others guess: waits are longer than the time.
+                session.waits(delay_ms)
+                if connection.deadline_s is not None:
+                    connection.deadline_s += delay_ms / 1000
+
+            door.exchange = exchange_of(session.mechanism, self._desk, connection.address, waits)
             if connection.admitted and session.deadline_ms is not None:  # it signs in again
                 connection.detain(session.deadline_ms / 1000)
         return self._reply(connection, header, reply, now_ms)

@@ -21,6 +21,8 @@ from penstock_frontend.sign_in.passwords import PasswordPool
 
 _NONCE_BYTES = 24
 
+Waits = Callable[[int], None]
+
 
 class Tools(Protocol):
     """What the exchanges of a process share."""
@@ -60,8 +62,9 @@ class Exchange(Protocol):
 class _Limited:
     """An attempt, as the limits see it."""
 
-    def __init__(self, tools: Tools, address: str) -> None:
+    def __init__(self, tools: Tools, address: str, waits: Waits) -> None:
         self._tools = tools
+        self._waits = waits
         self._address = address
         self._attempt: Attempt | None = None
         self._versions: dict[CredentialKey, int] = {}
@@ -81,6 +84,7 @@ class _Limited:
         if self._attempt is None:
             raise SaslFailure("too many attempts from its address wait")
         if self._attempt.delay_ms:
+            self._waits(self._attempt.delay_ms)
             await asyncio.sleep(self._attempt.delay_ms / 1000)
             self._tools.limits.looked_at(self._attempt)
 
@@ -111,8 +115,8 @@ class _Limited:
 class ScramExchange(_Limited):
     """SCRAM."""
 
-    def __init__(self, tools: Tools, address: str, mechanism: ScramMechanism) -> None:
-        super().__init__(tools, address)
+    def __init__(self, tools: Tools, address: str, waits: Waits, mechanism: ScramMechanism) -> None:
+        super().__init__(tools, address, waits)
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         self._server = ScramServer(mechanism, nonce, self.find, tools.credentials.secret)
         self._begun = False
@@ -141,8 +145,8 @@ class ScramExchange(_Limited):
 class PlainExchange(_Limited):
     """PLAIN."""
 
-    def __init__(self, tools: Tools, address: str) -> None:
-        super().__init__(tools, address)
+    def __init__(self, tools: Tools, address: str, waits: Waits) -> None:
+        super().__init__(tools, address, waits)
         self._server = PlainServer(self.find, tools.credentials.secret, tools.memo)
 
     @property
@@ -168,8 +172,8 @@ class PlainExchange(_Limited):
         return b""
 
 
-def exchange_of(mechanism: str, tools: Tools, address: str) -> Exchange:
-    """A new exchange of that mechanism, with a client of that address."""
+def exchange_of(mechanism: str, tools: Tools, address: str, waits: Waits) -> Exchange:
+    """A new exchange of that mechanism, with a client of that address; `waits` is told of each wait, in ms."""
     if mechanism == PLAIN:
-        return PlainExchange(tools, address)
-    return ScramExchange(tools, address, MECHANISM_OF[mechanism])
+        return PlainExchange(tools, address, waits)
+    return ScramExchange(tools, address, waits, MECHANISM_OF[mechanism])
