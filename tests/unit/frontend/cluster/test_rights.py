@@ -19,7 +19,12 @@ from penstock_kafka.wire.frames import parse_request_header
 from penstock_proto.v1 import metadata_pb2 as pb
 from support.rights_table import ALICE, CLUSTER_ROWS, TOPIC, Row, authorizer_of, codes_of, frame_of, rules
 
-WITHOUT_RIGHTS = {ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER}
+WITHOUT_RIGHTS = {
+    ApiKey.API_VERSIONS,
+    ApiKey.DESCRIBE_CLUSTER,
+    ApiKey.SASL_HANDSHAKE,
+    ApiKey.SASL_AUTHENTICATE,
+}
 """Anybody may ask these; what DescribeCluster says of rights is tested with the others' operations."""
 
 

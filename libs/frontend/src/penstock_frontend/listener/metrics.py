@@ -125,7 +125,7 @@ class KafkaMetrics(Collector):
             sign_ins.add_metric(labels, count)
         yield sign_ins
         ends = GaugeMetricFamily(
-            "penstock_kafka_certificate_end_timestamp_seconds",
+            "penstock_kafka_certificate_expires_timestamp_seconds",
             "When the certificate of a listener ends, since 1970.",
             labels=["listener"],
         )
