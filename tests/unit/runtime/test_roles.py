@@ -64,7 +64,7 @@ PROGRAM = textwrap.dedent(
             try:
                 1 / 0
             except ZeroDivisionError:
-                logging.getLogger("some.library").exception("could not divide")
+                logging.getLogger("another_package").exception("could not divide")
         life.set_ready()
         print("port", endpoint.port, grpc_endpoint.port, flush=True)
         await life.stopping.wait()
