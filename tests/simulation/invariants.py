@@ -193,7 +193,23 @@ class Checker:
                 f"{log.log_end_offset}, committed up to {needed}",
             )
         self._matches(log, needed, f"leader {replica.node_id}")
+        self._check_epochs(log, truth, needed, f"leader {replica.node_id}")
         self.logs.on_lead(replica, truth, needed)
+
+    def _check_epochs(self, log: CheckedLog, truth: Truth, upto: int, who: str) -> None:
+        """A leader knows where every epoch of committed records began, those that compaction took included:
+        followers are cut by it."""
+        entries = dict(log.epoch_entries())
+        first = min(entries, default=0)
+        for entry in truth.entries:
+            if entry.epoch <= first or entry.base >= upto or entry.last < log.log_start_offset:
+                continue
+            start = truth.starts[entry.epoch]
+            if entries.get(entry.epoch) != start:
+                self.fail(
+                    "epochs begin where their leader began",
+                    f"{log} on {who}: epoch {entry.epoch} at {entries.get(entry.epoch)}, it began at {start}",
+                )
 
     def _retract(self, truth: Truth, log: CheckedLog) -> None:
         """Start again from what an excused leader has."""

@@ -138,6 +138,20 @@ def _deleted_keys_return() -> list[Patch]:
     return [(Leadership, "misses_tombstones", lambda *_: False)]
 
 
+def _epoch_starts_not_told() -> list[Patch]:
+    return [(PartitionLog, "epoch_starts_between", lambda log, low, high: ())]
+
+
+def _epoch_starts_not_recovered() -> list[Patch]:
+    init = recovery_module._Scan.__init__
+
+    def forgetful(scan: Any, *args: Any, **kwargs: Any) -> None:
+        init(scan, *args, **kwargs)
+        scan._known_epochs = []
+
+    return [(recovery_module._Scan, "__init__", forgetful)]
+
+
 # --- the lower end
 
 
@@ -269,6 +283,18 @@ ROWS: list[Row] = [
         "retention.ms counts from a segment's first record",
         _retention_by_first_record,
         _retaining,
+    ),
+    (
+        "epoch-starts-not-told",
+        "a copy takes the first batch that compaction left for the beginning of its epoch",
+        _epoch_starts_not_told,
+        _compacting,
+    ),
+    (
+        "epoch-starts-not-recovered",
+        "a start takes the first batch that compaction left for the beginning of its epoch",
+        _epoch_starts_not_recovered,
+        _compacting_and_crashing,
     ),
     (
         "log-start-not-saved",

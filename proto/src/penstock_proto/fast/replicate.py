@@ -46,6 +46,11 @@ class ReplicaFrame(Protocol):
         ...
 
     @property
+    def epoch_starts(self) -> Sequence[tuple[int, int]]:
+        """(leader epoch, start offset) of those that begin among the offsets of `buffers`."""
+        ...
+
+    @property
     def piece_of(self) -> tuple[int, int] | None:
         """`buffers` are a piece of one batch: (its bytes, how many of them came before)."""
         ...
@@ -100,6 +105,8 @@ def encode_replica_data(frames: Sequence[ReplicaFrame]) -> bytes:
         tail = b"\x30" + varint(frame.high_watermark) + b"\x38" + varint(frame.log_start_offset)
         if frame.tombstones_gone_below:
             tail += b"\x50" + varint(frame.tombstones_gone_below)
+        for epoch, start in frame.epoch_starts:
+            tail += submessage(b"\x5a", storage_pb2.ReplicaEpochStart(epoch=epoch, start_offset=start))
         size = len(head) + len(tail) + len(event) + frame.size_bytes
         # Field order is free in proto3: the two offsets stand before the records.
         out.append(b"\x0a" + varint(size) + head + tail + event)
@@ -116,6 +123,8 @@ class ReceivedData:
     log_start_offset: int = 0
     tombstones_gone_below: int = 0
     base_offset: int = 0
+    epoch_starts: list[tuple[int, int]] | None = None
+    """(leader epoch, start offset); None: none begins here."""
     records: memoryview | None = None
     piece: Piece | None = None
     diverging: tuple[int, int] | None = None
@@ -167,6 +176,11 @@ def _replica_data(message: bytes, view: memoryview, start: int, end: int) -> Rec
             data.out_of_range = (found.log_start_offset, found.log_end_offset)
         elif field == 9:
             data.piece = read_piece(message, view, value, stop)
+        elif field == 11:
+            begin = parse(storage_pb2.ReplicaEpochStart, message[value:stop])
+            if data.epoch_starts is None:
+                data.epoch_starts = []
+            data.epoch_starts.append((begin.epoch, begin.start_offset))
         elif field == 8:
             data.move = parse(storage_pb2.ReplicaMove, message[value:stop]).lane
     return data

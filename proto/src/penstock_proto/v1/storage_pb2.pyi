@@ -332,6 +332,7 @@ class ReplicaData(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     TOMBSTONES_GONE_BELOW_FIELD_NUMBER: _builtins.int
+    EPOCH_STARTS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     high_watermark: _builtins.int
     """Leader's high watermark and log start, in every frame; a frame with no event
@@ -369,6 +370,13 @@ class ReplicaData(_message.Message):
     def piece(self) -> _data_pb2.BatchPiece:
         """The next piece of one batch. No other batches of the session come before its last one."""
 
+    @_builtins.property
+    def epoch_starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaEpochStart]:
+        """Leader epochs that begin among the offsets of this frame's batches, or in the gap before the first of them,
+        rising. Where the first batches of an epoch were compacted away, the batches that are left don't say it. A
+        follower that isn't told takes the first batch that is left for the beginning.
+        """
+
     def __init__(
         self,
         *,
@@ -382,16 +390,39 @@ class ReplicaData(_message.Message):
         high_watermark: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
         tombstones_gone_below: _builtins.int = ...,
+        epoch_starts: _abc.Iterable[Global___ReplicaEpochStart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece", "session", b"session", "tombstones_gone_below", b"tombstones_gone_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "diverging", b"diverging", "epoch_starts", b"epoch_starts", "error", b"error", "event", b"event", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "move", b"move", "out_of_range", b"out_of_range", "piece", b"piece", "session", b"session", "tombstones_gone_below", b"tombstones_gone_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batches", "diverging", "error", "out_of_range", "move", "piece"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___ReplicaData: _TypeAlias = ReplicaData  # noqa: Y015
+
+@_typing.final
+class ReplicaEpochStart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    start_offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        start_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaEpochStart: _TypeAlias = ReplicaEpochStart  # noqa: Y015
 
 @_typing.final
 class ReplicaBatches(_message.Message):

@@ -22,6 +22,9 @@ def frames(rng: random.Random) -> list[DataFrame]:
     for _ in range(rng.randint(0, 6)):
         frame = DataFrame(rng.choice((1, 200, 2**40)), rng.choice(NUMBERS), rng.choice(NUMBERS))
         frame.tombstones_gone_below = rng.choice((0, 0, 1, 300, 2**63 - 1))
+        frame.epoch_starts = [
+            (rng.randint(0, 9), rng.choice(NUMBERS)) for _ in range(rng.choice((0, 0, 1, 3)))
+        ]
         kind = rng.randint(0, 5)
         if kind == 0:
             parts = [rng.randbytes(rng.randint(1, 300)) for _ in range(rng.randint(1, 4))]
@@ -56,6 +59,8 @@ def test_replica_data_both_ways(seed: int) -> None:
             assert generated.log_start_offset == read.log_start_offset == frame.log_start_offset
             gone_below = frame.tombstones_gone_below
             assert generated.tombstones_gone_below == read.tombstones_gone_below == gone_below
+            assert [(e.epoch, e.start_offset) for e in generated.epoch_starts] == frame.epoch_starts
+            assert (read.epoch_starts or []) == frame.epoch_starts
             assert (read.piece is not None) == (frame.piece_of is not None)
             if frame.piece_of is not None:
                 assert read.piece is not None and read.records is None

@@ -7,6 +7,7 @@ keeps is what replication decides by: ends, epochs, truncation, and losing what 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 _ENTRY = struct.Struct(">iI")
 ENTRY_BYTES = _ENTRY.size
@@ -58,7 +59,12 @@ class ModelLog:
         return offset, offset + len(found), [_ENTRY.pack(*e) for e in found], len(found) * ENTRY_BYTES
 
     def append_as_follower(
-        self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
+        self,
+        records: bytes | memoryview,
+        leader_epoch: int,
+        *,
+        base_offset: int | None = None,
+        epoch_starts: Sequence[tuple[int, int]] = (),
     ) -> int:
         for position in range(0, len(records), ENTRY_BYTES):
             epoch, value = _ENTRY.unpack_from(records, position)
@@ -67,6 +73,9 @@ class ModelLog:
             self.start_epoch(epoch)
             self.entries.append((epoch, value))
         return self.log_end_offset - 1
+
+    def epoch_starts_between(self, from_offset: int, to_offset: int) -> tuple[tuple[int, int], ...]:
+        return tuple(entry for entry in self.epochs if from_offset <= entry[1] < to_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         if not self.epochs or epoch > self.epochs[-1][0]:

@@ -11,6 +11,7 @@ nothing. So a node that becomes leader of thousands of partitions at once flushe
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 NO_EPOCH = -1
 NO_OFFSET = -1
@@ -60,6 +61,26 @@ class LeaderEpochs:
         if after == 0:  # older than anything kept: the follower starts where our log does
             return epoch, self._starts[0]
         return self._epochs[after - 1], self._starts[after]
+
+    def starts_between(self, from_offset: int, to_offset: int) -> tuple[tuple[int, int], ...]:
+        """Entries whose start lies in from_offset <= start < to_offset."""
+        if not self._starts or self._starts[-1] < from_offset:
+            return ()
+        first, end = bisect_left(self._starts, from_offset), bisect_left(self._starts, to_offset)
+        return tuple(zip(self._epochs[first:end], self._starts[first:end], strict=True))
+
+    def assign_batch(
+        self, epoch: int, base_offset: int, gap_from: int, known: Iterable[tuple[int, int]]
+    ) -> None:
+        """Note a batch that is appended at `base_offset`, where the batch before it ends at `gap_from`.
+
+        Between the two compaction may have taken the first batches of this epoch, and all of others: what is
+        `known` of where they begin counts before what the batch says.
+        """
+        for other, start in known:
+            if self.latest < other <= epoch and gap_from <= start <= base_offset:
+                self.assign(other, start)
+        self.assign(epoch, base_offset)
 
     def epoch_at(self, offset: int) -> int:
         """Epoch of the record at `offset`, -1 when unknown."""

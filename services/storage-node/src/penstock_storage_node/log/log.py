@@ -263,6 +263,10 @@ class PartitionLog:
         """(largest known epoch <= `epoch`, its end offset), (-1, -1) when unknown (KIP-101, KIP-279)."""
         return self._data.epochs.end_offset_for(epoch, self._data.end)
 
+    def epoch_starts_between(self, from_offset: int, to_offset: int) -> tuple[tuple[int, int], ...]:
+        """(leader epoch, start offset) of those that begin in from_offset <= start < to_offset."""
+        return self._data.epochs.starts_between(from_offset, to_offset)
+
     def epoch_at(self, offset: int) -> int:
         """Leader epoch of the record at `offset`, -1 when unknown."""
         return self._data.epochs.epoch_at(offset)
@@ -292,17 +296,23 @@ class PartitionLog:
         return self._data.append_as_leader(batch, info, leader_epoch)
 
     def append_as_follower(
-        self, records: Buffer, leader_epoch: int, *, base_offset: int | None = None
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        *,
+        base_offset: int | None = None,
+        epoch_starts: Sequence[tuple[int, int]] = (),
     ) -> int:
         """Stage a leader's batches as they are; returns the last offset in the log.
 
         `leader_epoch` is the session's: batches of a later epoch, and what follows
         them, are left out (KAFKA-18723). `base_offset`: where the leader says that the
         batches begin (its own compaction may have taken the first ones); without it the
-        first batch must begin right at the log end. All or nothing is appended. Raises
-        CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE (gap or overlap), KAFKA_STORAGE_ERROR.
+        first batch must begin right at the log end. `epoch_starts`: (leader epoch, start offset)
+        of those that the leader knows to begin among these batches or in gaps before them. All or
+        nothing is appended. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE (gap or overlap), KAFKA_STORAGE_ERROR.
         """
-        return self._data.append_as_follower(records, leader_epoch, base_offset)
+        return self._data.append_as_follower(records, leader_epoch, base_offset, epoch_starts)
 
     def start_epoch(self, leader_epoch: int) -> None:
         """New leader: record that `leader_epoch` begins at the log end, before serving (loop).

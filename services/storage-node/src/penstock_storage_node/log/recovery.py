@@ -373,6 +373,7 @@ class _Scan:
         self._directory = directory
         self._settings = settings
         self._epochs = epochs
+        self._known_epochs = epochs.entries if epochs is not None else []
         self._recovery_point = recovery_point
         self._scan_from = scan_from
         self._may_have_gaps = may_have_gaps or settings.is_compacted
@@ -444,8 +445,8 @@ class _Scan:
                 segment.note(
                     info.last_offset, info.size_bytes, info.max_timestamp, self._settings.index_interval_bytes
                 )
-            self._expected, self._epoch = info.next_offset, info.leader_epoch
             self._note_epoch(info)
+            self._expected, self._epoch = info.next_offset, info.leader_epoch
 
     def _is_good(self, info: BatchInfo, view: memoryview, next_base: int | None) -> bool:
         if info.base_offset != self._expected and not (
@@ -461,11 +462,13 @@ class _Scan:
     def _note_epoch(self, info: BatchInfo) -> None:
         if self._epochs is None:
             return
-        if not self._has_batches:  # from here on the batches know better than the file
+        if (
+            not self._has_batches
+        ):  # from here on the batches know better than the file, but for the gaps between them
             self._has_batches = True
-            self._epochs.truncate_from_end(info.base_offset)
+            self._epochs.truncate_from_end(min(self._expected, info.base_offset))
         if info.leader_epoch > self._epochs.latest:
-            self._epochs.assign(info.leader_epoch, info.base_offset)
+            self._epochs.assign_batch(info.leader_epoch, info.base_offset, self._expected, self._known_epochs)
 
     def _drop(self, segments: list[Segment]) -> None:
         if not segments:

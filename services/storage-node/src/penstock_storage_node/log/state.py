@@ -25,7 +25,7 @@ single calls.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -295,7 +295,13 @@ class LogData:
         self.end = last_offset + 1
         return staged
 
-    def append_as_follower(self, records: Buffer, leader_epoch: int, base_offset: int | None) -> int:
+    def append_as_follower(
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        base_offset: int | None,
+        epoch_starts: Sequence[tuple[int, int]] = (),
+    ) -> int:
         """See `PartitionLog.append_as_follower`."""
         if self.state is not LogState.OK:
             raise self.refusal()
@@ -317,7 +323,7 @@ class LogData:
                     # Led here once, without a record: the leader never heard of it (Kafka: UnifiedLog
                     # assigns every batch's epoch, LeaderEpochFileCache drops what is not monotonic).
                     self.epochs.truncate_from_end(self.end)
-                self.epochs.assign(info.leader_epoch, info.base_offset)
+                self.epochs.assign_batch(info.leader_epoch, info.base_offset, self.end, epoch_starts)
             if info.producer_id >= 0:
                 self.producers.replay(info, now_ms, coordinator_epoch(view, info.position, info))
             segment.note(last_offset, size, info.max_timestamp, interval)

@@ -8,12 +8,15 @@ Rules (Kafka 4.3, `AbstractFetcherThread`, `UnifiedLog`; KIP-101, 279, 320, 595)
   which cuts no data, takes the empty epoch out. Without it the epoch cache would go wrong.
 * On divergence: truncate to min(own end of that epoch, leader's end of it), then open again.
 * Batches are appended only where the leader says that this log's end is; the first of them may
-  begin later, and there may be gaps between them: those records were compacted away.
+  begin later, and there may be gaps between them: those records were compacted away. Where an epoch
+  begins that lost its first batches so, the leader says (Kafka's doesn't: there a copy takes the first
+  batch that is left for the beginning, and later keeps what a returning follower has in the gap).
 * The follower's high watermark is min(leader's, own end), set after the append.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock_core.errors import InvariantBroken
@@ -68,16 +71,19 @@ class Following:
             self.epoch, log.log_end_offset, log.latest_epoch, log.log_start_offset, log.flushed_offset
         )
 
-    def on_batches(self, base_offset: int, records: bytes | memoryview) -> bool:
+    def on_batches(
+        self, base_offset: int, records: bytes | memoryview, epoch_starts: Sequence[tuple[int, int]] = ()
+    ) -> bool:
         """Append. False when the batches don't fit this log's end: open again.
 
+        `epoch_starts`: what the leader knows of where epochs begin among these offsets.
         Raises PenstockError CORRUPT_MESSAGE when they are damaged, KAFKA_STORAGE_ERROR when
         this log can take nothing.
         """
         log = self._state.log
         if base_offset != log.log_end_offset:
             return False
-        log.append_as_follower(records, self.epoch, base_offset=base_offset)
+        log.append_as_follower(records, self.epoch, base_offset=base_offset, epoch_starts=epoch_starts)
         return True
 
     def on_watermarks(self, leader_high_watermark: int, leader_log_start_offset: int) -> bool:

@@ -20,7 +20,7 @@ the node's session. Large batches do not go by the reserve: two of them fill the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_core.errors import ErrorCode, InvariantBroken
@@ -94,6 +94,8 @@ class DataFrame:
     base_offset: int = -1
     buffers: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
+    epoch_starts: Sequence[tuple[int, int]] = ()
+    """(leader epoch, start offset) of those that begin among the offsets of `buffers` or in gaps before them."""
     piece_of: tuple[int, int] | None = None
     """`buffers` are a piece of one batch: (its bytes, how many of them came before)."""
     diverging: tuple[int, int] | None = None
@@ -377,6 +379,8 @@ class LeaderSender:
             frame.buffers.extend(buffers)
             frame.size_bytes += size
             session.in_flight.append((end, size))
+        if frame.size_bytes:
+            frame.epoch_starts = replica.log.epoch_starts_between(frame.base_offset, end)
         return frame
 
     def _put_piece(self, session: ReplicationSession, frame: DataFrame) -> None:
@@ -386,6 +390,7 @@ class LeaderSender:
             session.pieces, session.pieces_sent_bytes = cut(buffers, self._piece_bytes), 0
         piece, size = next(session.pieces)
         frame.base_offset, frame.size_bytes = base, size
+        frame.epoch_starts = session.replica.log.epoch_starts_between(base, end)
         frame.buffers.extend(piece)
         frame.piece_of = (total_bytes, session.pieces_sent_bytes)
         session.pieces_sent_bytes += size

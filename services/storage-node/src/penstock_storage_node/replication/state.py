@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock_core.config.topic import TopicConfig
@@ -55,9 +56,20 @@ class ReplicaLog(Protocol):
         """Below it no record is there for which a later tombstone was written below it."""
 
     def append_as_follower(
-        self, records: bytes | memoryview, leader_epoch: int, *, base_offset: int | None = None
+        self,
+        records: bytes | memoryview,
+        leader_epoch: int,
+        *,
+        base_offset: int | None = None,
+        epoch_starts: Sequence[tuple[int, int]] = (),
     ) -> int:
-        """Append the leader's batches at the end of the log, which the leader takes to be `base_offset`."""
+        """Append the leader's batches at the end of the log, which the leader takes to be `base_offset`.
+
+        `epoch_starts`: (leader epoch, start offset) of those that begin among them or in the gaps before them.
+        """
+
+    def epoch_starts_between(self, from_offset: int, to_offset: int) -> tuple[tuple[int, int], ...]:
+        """(leader epoch, start offset) of those that begin in from_offset <= start < to_offset."""
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch found, its end offset); (-1, -1) when unknown."""

@@ -8,7 +8,7 @@ partition then opens a new session from where its log ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -215,16 +215,23 @@ class FollowerStream:
             return False
         if records is None:
             return True
-        return self._append(partition, data.base_offset if piece is None else piece.base_offset, records)
+        base_offset = data.base_offset if piece is None else piece.base_offset
+        return self._append(partition, base_offset, records, data.epoch_starts or ())
 
-    def _append(self, partition: Partition, base_offset: int, records: memoryview) -> bool:
+    def _append(
+        self,
+        partition: Partition,
+        base_offset: int,
+        records: memoryview,
+        epoch_starts: Sequence[tuple[int, int]],
+    ) -> bool:
         manager, replica = self._manager, partition.replica
         following = replica.following
         if following is None:
             return False
         hit("replication.append.before_stage")
         try:
-            fits = following.on_batches(base_offset, records)
+            fits = following.on_batches(base_offset, records, epoch_starts)
         except PenstockError as e:
             # A full or failed disk has said so itself.
             if e.code is not ErrorCode.KAFKA_STORAGE_ERROR:

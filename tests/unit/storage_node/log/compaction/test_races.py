@@ -12,6 +12,7 @@ import pytest
 
 from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import TopicId
+from penstock_kafka.records.batch import read_header
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import read_records
 from penstock_storage_node.log import LogDirectory, PartitionLog, checkpoints, reading
@@ -21,7 +22,7 @@ from penstock_storage_node.log.fs import FileSystem, read_file
 from penstock_storage_node.log.producer_state import ProducerEntry
 from penstock_storage_node.log.recovery import mark_damaged
 from penstock_storage_node.log.segment import Segment
-from support.simulated_fs import SimulatedFileSystem
+from support.simulated_fs import SimulatedFileSystem, keep_all
 from unit.storage_node.log.compaction.compaction_model import COMPACT
 from unit.storage_node.log.log_model import (
     NOW_MS,
@@ -497,3 +498,52 @@ def test_retention_by_size_needs_no_timestamps() -> None:
     assert remove is not None
     remove()
     assert before > 2 * log.size_bytes and 4000 <= log.size_bytes < 5500
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_copy_of_a_compacted_log_knows_where_epochs_began(is_flushed: bool) -> None:
+    """Where the first batches of an epoch are gone, and all of another, the leader's word counts, also after a crash.
+
+    A follower that comes back with uncommitted records of an epoch before is cut to where the next one begins: were
+    that the first batch that is left, it would keep them in the place of a gap.
+    """
+    fs = new_disk()
+    settings = replace(COMPACT, segment_bytes=2000)
+    _, leader = new_log(fs, settings)
+    for epoch in (0, 2, 3, 5, 6):
+        put(leader, 12, b"epoch-%d" % epoch, epoch=epoch)
+    compact(fs, leader, plan_of(leader))
+    entries = leader.epoch_entries()
+    assert [epoch for epoch, _ in entries] == [0, 2, 3, 5, 6]
+    stored = read_all_batches(leader)
+    starts = {start for _, start in entries}
+    assert not starts <= {read_header(batch).base_offset for batch in stored}, (
+        "an epoch's first batch is gone"
+    )
+
+    for count in (1, 3, len(stored)):
+        disk = new_disk(2)
+        _, follower = new_log(disk, replace(settings, durability="fsync" if is_flushed else "replicated"))
+        for position in range(0, len(stored), count):
+            batches = stored[position : position + count]
+            base_offset = follower.log_end_offset
+            told = leader.epoch_starts_between(base_offset, read_header(batches[-1]).next_offset)
+            follower.append_as_follower(b"".join(batches), 9, base_offset=base_offset, epoch_starts=told)
+            run_job(follower)
+        assert follower.epoch_entries() == entries
+        # Killed: what was written is there, and is walked from the recovery point on.
+        _, again = reopen(disk.crash(keep_all), settings)
+        assert again.epoch_entries() == entries
+        for epoch in range(7):
+            assert again.end_offset_for_epoch(epoch) == leader.end_offset_for_epoch(epoch)
+
+
+def test_what_a_leader_says_of_epochs_counts_in_gaps_alone() -> None:
+    fs = new_disk()
+    _, leader = new_log(fs, COMPACT)
+    for epoch in (1, 4):
+        put(leader, 3, b"epoch-%d" % epoch, epoch=epoch)
+    _, follower = new_log(new_disk(2), COMPACT)
+    nonsense = [(0, -1), (0, 2), (1, 1), (3, 4), (4, 0), (4, 2), (7, 3)]
+    follower.append_as_follower(b"".join(read_all_batches(leader)), 9, base_offset=0, epoch_starts=nonsense)
+    assert follower.epoch_entries() == leader.epoch_entries() == [(1, 0), (4, 3)]
