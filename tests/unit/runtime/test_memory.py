@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from penstock_runtime.memory import bound_allocator, trim_allocator
 
 
@@ -21,3 +23,14 @@ def test_http_comes_without_the_certificate_authorities() -> None:
 def test_the_allocator_takes_its_bounds() -> None:
     bound_allocator()
     trim_allocator()
+
+
+@pytest.mark.parametrize("role", ["controller", "storage_node", "gateway"])
+def test_no_role_loads_a_crypto_package(role: str) -> None:
+    """It is installed where `penstock cert` is, and PySyncObj would load it."""
+    code = (
+        f"import sys, penstock_{role}.role\n"
+        "bad = {n.split('.')[0] for n in sys.modules} & {'cryptography', 'OpenSSL', 'jwt', '_cffi_backend'}\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -27,11 +27,21 @@ hooks private names of it (see `pysyncobj_pins`).
 """
 
 import socket
+import sys
 
-# PySyncObj puts a function for Windows in the place of socket.inet_ntop, on every system; where
-# roles share a process (one-process mode, tests) it would break everybody's.
+# Two things that PySyncObj does to everybody in its process as it is imported. It puts a function for
+# Windows in the place of socket.inet_ntop, on every system. And where `cryptography` is installed it loads it
+# (9 MB), for a password between peers that isn't used: there is TLS for that here.
 _inet_functions = (socket.inet_pton, socket.inet_ntop)
-import pysyncobj.win_inet_pton  # noqa: E402
+_has_cryptography = "cryptography" in sys.modules
+if not _has_cryptography:
+    sys.modules["cryptography"] = None  # type: ignore[assignment]
+try:
+    import pysyncobj.encryptor
+    import pysyncobj.win_inet_pton
+finally:
+    if not _has_cryptography:
+        del sys.modules["cryptography"]
 
 socket.inet_pton, socket.inet_ntop = _inet_functions
 del pysyncobj
