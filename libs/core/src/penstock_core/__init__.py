@@ -1,15 +1,17 @@
-"""Penstock's pure core: what every process knows. No event loop, no transport, no files, no Kafka bytes.
+"""Penstock's pure core: what every process knows. No event loop, no transport, no Kafka bytes, and no files but in
+`credentials`.
 
-`addresses`   addresses: reading `host:port`, and what counts as loopback
-`config`      dynamic configuration, as Kafka's clients see it
-`errors`      Kafka's error codes, and the exception that carries one to a client
-`failpoints`  named places where a test may end, hold up or fail the process
-`ids`         the small types that everything speaks in
-`limits`      every bound of the system, named
-`metadata`    the immutable image of the cluster and how records advance it
-`security`    what decides in sign-in, rights and quotas
-`text`        text of others made harmless
-`topics`      rules for topic names
+`addresses`    addresses: reading `host:port`, and what counts as loopback
+`config`       dynamic configuration, as Kafka's clients see it
+`credentials`  reads files that say who somebody is: client files, tokens
+`errors`       Kafka's error codes, and the exception that carries one to a client
+`failpoints`   named places where a test may end, hold up or fail the process
+`ids`          the small types that everything speaks in
+`limits`       every bound of the system, named
+`metadata`     the immutable image of the cluster and how records advance it
+`security`     what decides in sign-in, rights and quotas
+`text`         text of others made harmless
+`topics`       rules for topic names
 """
 
 __version__ = "0.1.0"
