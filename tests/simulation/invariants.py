@@ -204,11 +204,12 @@ class Checker:
         for entry in truth.entries:
             if entry.epoch <= first or entry.base >= upto or entry.last < log.log_start_offset:
                 continue
-            start = truth.starts[entry.epoch]
-            if entries.get(entry.epoch) != start:
+            start, found = truth.starts[entry.epoch], entries.get(entry.epoch)
+            # A leader whose log begins inside the epoch knows no more than that, nor do its followers.
+            if found is None or max(found, log.log_start_offset) != max(start, log.log_start_offset):
                 self.fail(
                     "epochs begin where their leader began",
-                    f"{log} on {who}: epoch {entry.epoch} at {entries.get(entry.epoch)}, it began at {start}",
+                    f"{log} on {who}: epoch {entry.epoch} at {found}, it began at {start}",
                 )
 
     def _retract(self, truth: Truth, log: CheckedLog) -> None:
