@@ -189,6 +189,28 @@ def test_few_descriptors_serve_many_segments() -> None:
     assert fs.open_count == 1
 
 
+def test_a_read_that_retention_overtakes_is_out_of_range_and_passes_over_nothing() -> None:
+    """Given what comes after the records that are gone, a consumer would go on there without a word."""
+    settings = TopicConfig(segment_bytes=1000, retention_bytes=2000)
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    for number in range(80):
+        append(log, make_batch(timestamp_ms=NOW_MS + number))
+    run_job(log)
+    fs.cold_chance = 1.0
+    gone, kept = log.read(3, 100, 80), log.read(70, 100, 80)
+    assert isinstance(gone, ReadJob) and isinstance(kept, ReadJob)
+    remove = log.delete_old_segments(80, NOW_MS)
+    assert remove is not None and 3 < log.log_start_offset < 70
+    for is_removed in (False, True):
+        if is_removed:
+            remove()
+        with pytest.raises(PenstockError) as caught:
+            gone.run()
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert kept.run().base_offset == 70
+
+
 @pytest.mark.parametrize("is_largest", [True, False])
 def test_a_look_up_by_time_that_retention_overtakes(
     is_largest: bool, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,10 @@ class LogReader:
             except OSError as error:
                 raise self._unreadable(error) from error
             if isinstance(found, ReadData):
+                if found.base_offset > wanted.offset and wanted.offset < self._data.start:
+                    # Retention was faster: where the read began there is nothing any more, and what comes
+                    # after it would be taken for all there is.
+                    raise self._out_of_range(wanted.offset)
                 return found
             stuck = found
         raise PenstockError(

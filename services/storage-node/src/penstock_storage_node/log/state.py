@@ -432,10 +432,11 @@ class LogData:
 
     def let_go(self, gone: tuple[Segment, ...]) -> None:
         """The oldest segments count no more; their files are `leaving`."""
+        # The start first: a read in the pool looks at it after it looked at the segments.
+        self.start = max(self.start, self.segments[len(gone)].base_offset)
         self.segments = self.segments[len(gone) :]
         self.hints = {}
         self.unflushed = [segment for segment in self.unflushed if segment not in gone]
-        self.start = max(self.start, self.segments[0].base_offset)
         self.epochs.truncate_from_start(self.start)
         self.leaving.update((segment.base_offset, segment) for segment in gone)
 
