@@ -135,7 +135,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> None:
     for name, command in leaves().items():
         found = takes(command)
-        assert bool(found) != name.startswith(("local ", "cert ")), name
+        assert bool(found) != name.startswith(("local ", "cert ", "user bootstrap")), name
         for parameter in command.params:
             if any(word in shown(parameter) for word in ("HOST:PORT", "://", "URL")):
                 assert parameter.name in ADDRESS_OPTIONS, f"{name} {parameter.name}"

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.main import run as cli
 from penstock_core.metadata.levels import METADATA_LEVEL
 from penstock_core.metadata.security import CredentialKey
+from penstock_core.security.bootstrap_users import from_text
 from penstock_core.security.scram import ScramMechanism, credential
 from penstock_frontend.authorizer import AllowAll
 from penstock_proto.v1 import metadata_pb2
@@ -226,6 +228,24 @@ def test_a_password_that_is_not_safe_to_take_is_refused_and_not_shown(run: Any, 
             assert not s.cluster.image.security.credentials
 
     run(main())
+
+
+def test_the_first_user_is_written_to_a_file(
+    tmp_path: Path, secret_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "first-users.json"
+    words = ["user", "bootstrap", "admin", "-o", str(output), "--password-file", str(secret_file)]
+    assert cli([*words, "--iterations", "8192"]) == 0
+    assert output.stat().st_mode & 0o777 == 0o600
+    assert SECRET not in output.read_text()
+    first, second = from_text(output.read_text())
+    assert (first.user, second.user) == ("admin", "admin")
+    for made in (first.credential, second.credential):
+        salted = made.mechanism.salted_password(SECRET.encode(), made.salt, 8192)
+        assert made == credential(made.mechanism, made.salt, salted, 8192)
+    assert "wrote" in capsys.readouterr().err
+    assert cli(words) == 1
+    assert "is there already" in capsys.readouterr().err
 
 
 def test_below_the_level_of_users_the_mend_is_named(run: Any, secret_file: Path) -> None:

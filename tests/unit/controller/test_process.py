@@ -23,6 +23,8 @@ from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.levels import level_of
 from penstock_core.metadata.security import SIGN_IN_KEY
+from penstock_core.security.bootstrap_users import BootstrapUser, to_text
+from penstock_core.security.scram import ScramMechanism, credential
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.addresses import StartupError
@@ -246,6 +248,49 @@ async def test_node_lives_and_dies(process: Process) -> None:
             assert await metadata.wait_for_version(metadata.image.version + 1, 60_000)
     follow.cancel()
     await asyncio.wait([follow])
+
+
+def bootstrap_file(path: Path, user: str) -> Path:
+    made = ScramMechanism.SHA_512.salted_password(b"secret", b"salt", 4096)
+    users = [BootstrapUser(user, credential(ScramMechanism.SHA_512, b"salt", made, 4096))]
+    path.touch(mode=0o600)
+    path.write_text(to_text(users))
+    return path
+
+
+async def test_a_new_cluster_begins_with_the_users_of_a_file_and_an_old_one_does_not_read_it(
+    tmp_path: Path,
+) -> None:
+    process = Process(tmp_path / "data")
+    file = bootstrap_file(tmp_path / "users.json", "admin")
+
+    async def users() -> set[str]:
+        metadata = MetadataClient(process.client, "test", monotonic_ms)
+        follow = asyncio.create_task(metadata.run())
+        while not metadata.image.cluster_id:
+            assert await metadata.wait_for_version(metadata.image.version + 1, 60_000)
+        follow.cancel()
+        await asyncio.wait([follow])
+        return {key.user for key in metadata.image.security.credentials}
+
+    file.chmod(0o644)
+    process.start(bootstrap_users=str(file))
+    with pytest.raises(StartupError, match=r"bootstrap_users: .* run `chmod 600 "):
+        await process.task
+    file.chmod(0o600)
+    process.start(bootstrap_users=str(file))
+    assert await users() == {"admin"}
+    await process.stop()
+    # Another user there counts no more, nor that there is no file.
+    file.unlink()
+    process.start(bootstrap_users=str(bootstrap_file(tmp_path / "users.json", "mallory")))
+    assert await users() == {"admin"}
+    await process.stop()
+    file.unlink()
+    process.start(bootstrap_users=str(file))
+    assert await users() == {"admin"}
+    await process.stop()
+    await process.channels.close()
 
 
 async def test_a_node_that_died_unseen_is_found_by_a_new_active_controller(process: Process) -> None:

@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,34 @@ def salted(user: str, mechanism: int, iterations: int, password: str) -> Credent
     salt = salt_text(secrets.randbits(_SALT_BITS))
     hashed = ScramMechanism(mechanism).salted_password(password.encode(), salt, iterations)
     return Credential(user, mechanism, iterations, salt, hashed)
+
+
+def write_bootstrap_file(path: Path, user: str, mechanisms: Mapping[int, int], password: str) -> None:
+    """A new file, mode 0600, for `bootstrap_users` of controllers: `mechanisms` with their iterations.
+
+    Raises CommandError where it is there already.
+    """
+    from penstock_core.security.bootstrap_users import BootstrapUser, to_text
+    from penstock_core.security.scram import ScramMechanism, credential
+
+    users = []
+    for code, iterations in mechanisms.items():
+        made = salted(user, code, iterations, password)
+        mechanism = ScramMechanism(code)
+        users.append(BootstrapUser(user, credential(mechanism, made.salt, made.salted_password, iterations)))
+    write_secret(path, to_text(users))
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file that nobody else may read. Raises CommandError where it is there already."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise CommandError(f"{path} is there already; remove it, or give another path") from None
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}; give a path that can be written") from None
+    with os.fdopen(handle, "w") as opened:
+        opened.write(text)
 
 
 def _read(file: Path) -> str:

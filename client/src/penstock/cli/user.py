@@ -16,11 +16,19 @@ from penstock.cli.passwords import (
     new_password,
     password_file_option,
     salted,
+    write_bootstrap_file,
 )
 from penstock.errors import CommandError, ExitCode
 
 _NAMES = {code: name for name, code in MECHANISMS.items()}
 
+_iterations_option = click.option(
+    "--iterations",
+    type=click.IntRange(4_096, 16_384),
+    default=ITERATIONS_DEFAULT,
+    show_default=True,
+    help="Rounds of hashing: more make a stolen key dearer to guess from, and every sign-in slower.",
+)
 _mechanism_option = click.option(
     "--mechanism",
     "-m",
@@ -39,13 +47,7 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
 @COMMAND.command()
 @click.argument("user")
 @_mechanism_option
-@click.option(
-    "--iterations",
-    type=click.IntRange(4_096, 16_384),
-    default=ITERATIONS_DEFAULT,
-    show_default=True,
-    help="Rounds of hashing: more make a stolen key dearer to guess from, and every sign-in slower.",
-)
+@_iterations_option
 @password_file_option
 @bootstrap_option
 def add(
@@ -60,16 +62,46 @@ def add(
       penstock user add alice
       penstock user add billing --password-file billing.secret --mechanism SCRAM-SHA-512
     """
-    if not user or not user.isascii() or not user.isprintable():
-        raise CommandError(
-            f"user {user!r}: clients can sign in by names of printable ASCII characters alone", ExitCode.USAGE
-        )
+    _check_name(user)
     check_reachable(bootstrap)
     if user in security_wire.describe_users(bootstrap, [user]):
         raise CommandError(f"user {user!r} exists; `penstock user password {user}` gives it a new password")
     codes = [MECHANISMS[name] for name in dict.fromkeys(mechanisms or MECHANISMS)]
     _set(bootstrap, user, dict.fromkeys(codes, iterations), password_file)
     note(f"added user {user}: {', '.join(_NAMES[code] for code in codes)}")
+
+
+@COMMAND.command()
+@click.argument("user")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File to write, mode 0600.",
+)
+@_mechanism_option
+@_iterations_option
+@password_file_option
+def bootstrap(
+    user: str, output: Path, mechanisms: tuple[str, ...], iterations: int, password_file: Path | None
+) -> None:
+    """Write the first user of a cluster that is yet to be founded to a file; talks to nobody.
+
+    Give the file to every controller as `bootstrap_users`, and name the user in `super_users` of gateways and
+    storage nodes. The password is salted and hashed here. Once the cluster is there the file counts no more.
+
+    
+    Examples:
+      penstock user bootstrap admin -o first-users.json
+      penstock-controller --bootstrap-users first-users.json ...
+    """
+    _check_name(user)
+    codes = [MECHANISMS[name] for name in dict.fromkeys(mechanisms or MECHANISMS)]
+    secret = new_password(user, password_file)
+    write_bootstrap_file(output, user, dict.fromkeys(codes, iterations), secret)
+    note(f"wrote {output}: user {user} with {', '.join(_NAMES[code] for code in codes)}")
 
 
 @COMMAND.command()
@@ -157,6 +189,13 @@ def delete(users: tuple[str, ...], mechanisms: tuple[str, ...], if_exists: bool,
     for user, codes in wanted.items():
         if codes:
             note(f"deleted user {user}: {', '.join(_NAMES[code] for code in codes)}")
+
+
+def _check_name(user: str) -> None:
+    if not user or not user.isascii() or not user.isprintable():
+        raise CommandError(
+            f"user {user!r}: clients can sign in by names of printable ASCII characters alone", ExitCode.USAGE
+        )
 
 
 def _set(bootstrap: str, user: str, wanted: dict[int, int], password_file: Path | None) -> None:

@@ -42,6 +42,13 @@ def _check_mode(path: Path, mode: int) -> None:
         )
 
 
+def read_secret(path: Path, kind: str) -> str:
+    """The text of another file that nobody else may read; `kind` says what it is. Raises ClientFileError."""
+    text, mode = _read(path, FILE_BYTES_MAX, kind)
+    _check_mode(path, mode)
+    return text
+
+
 def _read(path: Path, bytes_max: int, kind: str) -> tuple[str, int]:
     """A file's text and its mode."""
     try:

@@ -19,8 +19,11 @@ from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults
+from penstock_core.credentials import read_secret
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.security.bootstrap_users import BootstrapUser, from_text
+from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.identity import PeerIdentity
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
@@ -57,6 +60,19 @@ def _name_fault(identity: PeerIdentity, controller_id: int) -> str:
     return f"it is that of controller {identity.name}, this is controller {controller_id}; give it its own"
 
 
+def _first_users(settings: ControllerSettings, directory: DataDirectory) -> tuple[BootstrapUser, ...]:
+    """The users of a new cluster. Where there is one the file counts no more, and need not be there."""
+    path = settings.bootstrap_users
+    if path is None or directory.cluster_id:
+        return ()
+    try:
+        return from_text(read_secret(path, "file of `penstock user bootstrap`"))
+    except ClientFileError as error:
+        raise StartupError(f"bootstrap_users: {error}") from None
+    except ValueError as error:
+        raise StartupError(f"bootstrap_users: {path} {error}") from None
+
+
 async def _serve(
     settings: ControllerSettings,
     lifecycle: Lifecycle,
@@ -72,6 +88,7 @@ async def _serve(
             settings.node_heartbeat_interval_ms,
             settings.leader_rebalance_interval_ms,
             frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
+            _first_users(settings, directory),
         ),
         lifecycle,
         ports,

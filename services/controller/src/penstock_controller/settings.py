@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
@@ -49,6 +50,11 @@ class ControllerSettings(RoleSettings):
         ge=200,
         le=60_000,
         description="least silence of the active controller before an election, in ms",
+    )
+
+    bootstrap_users: Path | None = Field(
+        None,
+        description="file of `penstock user bootstrap` with the users that a new cluster begins with",
     )
 
     @field_validator("raft_bind")

@@ -3,6 +3,7 @@
 `acl`                entries, filters, and what is refused
 `acl_decision`       whether a principal may, and which rule decided
 `acl_set`            all ACLs at one version
+`bootstrap_users`    users that a new cluster begins with
 `client_file`        files that say where a cluster is and how to sign in
 `identity`           the name in the certificate of one of our own processes
 `login_limits`       how long an attempt to sign in has to wait after others failed

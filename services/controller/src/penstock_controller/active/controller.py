@@ -28,6 +28,7 @@ from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.bootstrap_users import BootstrapUser
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.grpc_tools import Probe
 from penstock_runtime.lifecycle import Lifecycle
@@ -52,6 +53,8 @@ class CoreSettings:
     rebalance_interval_ms: int
     # Ids in raft_peers.
     member_ids: frozenset[int] = frozenset()
+    # Of a cluster that is yet to be founded.
+    first_users: tuple[BootstrapUser, ...] = ()
 
 
 class Controller:
@@ -159,11 +162,13 @@ class Controller:
 
     async def _found_cluster(self) -> None:
         try:
-            founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL))
+            first_users = self.settings.first_users
+            founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL, first_users))
         except NotActive:
             return
         if founded:
-            self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex())
+            names = sorted({each.user for each in first_users})
+            self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex(), users=names)
         self._lifecycle.set_ready()
 
     # --- the controllers themselves ---------------------------------------------------------

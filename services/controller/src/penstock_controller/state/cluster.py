@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from penstock_controller.state import users
 from penstock_controller.state.features import level_records
 from penstock_controller.state.generation import Context, Generated
 from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
+from penstock_core.security.bootstrap_users import BootstrapUser
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 
 
-def found_cluster(ctx: Context, feature_level: int) -> Generated[bool]:
-    """The very first command: who this cluster is. The reply says whether it was needed."""
+def found_cluster(
+    ctx: Context, feature_level: int, first_users: Sequence[BootstrapUser] = ()
+) -> Generated[bool]:
+    """The very first command: who this cluster is, and its first users. The reply says whether it was needed."""
     if ctx.image.cluster_id:
         return Generated(False)
     cluster_id = ctx.rng.randbytes(16)
@@ -19,6 +25,7 @@ def found_cluster(ctx: Context, feature_level: int) -> Generated[bool]:
         [
             pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id)),
             *level_records(ctx, feature_level),
+            *(users.record_of(each.user, each.credential, ctx.version) for each in first_users),
         ],
     )
 

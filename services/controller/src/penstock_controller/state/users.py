@@ -15,7 +15,7 @@ from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.levels import require_level
 from penstock_core.metadata.security import CredentialKey
-from penstock_core.security.scram import check_alteration
+from penstock_core.security.scram import ScramCredential, ScramMechanism, check_alteration
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -91,14 +91,26 @@ def _record(ctx: Context, change: api.UserCredentialChange) -> pb.MetadataRecord
     if change.remove:
         removed = pb.UserCredentialRemovedRecord(user=change.user, mechanism=change.mechanism)
         return pb.MetadataRecord(user_credential_removed=removed)
+    made = ScramCredential(
+        ScramMechanism(change.mechanism),
+        change.salt,
+        change.stored_key,
+        change.server_key,
+        change.iterations,
+    )
+    return record_of(change.user, made, ctx.version)
+
+
+def record_of(user: str, made: ScramCredential, version: int) -> pb.MetadataRecord:
+    """The record of a user's credential. `version`: that of the command that it is part of."""
     return pb.MetadataRecord(
         user_credential=pb.UserCredentialRecord(
-            user=change.user,
-            mechanism=change.mechanism,
-            salt=change.salt,
-            stored_key=change.stored_key,
-            server_key=change.server_key,
-            iterations=change.iterations,
-            version=ctx.version,
+            user=user,
+            mechanism=made.mechanism,
+            salt=made.salt,
+            stored_key=made.stored_key,
+            server_key=made.server_key,
+            iterations=made.iterations,
+            version=version,
         )
     )
