@@ -2,7 +2,7 @@
 
 import os
 import random
-from base64 import b64decode
+from base64 import b64decode, b64encode
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +160,27 @@ def test_another_authorization_id_is_refused_whether_the_user_exists_or_not(user
         server().evaluate(b"n,a=admin,n=%s,r=client" % user.encode())
     assert caught.value.client_text == OTHER_AUTHZID
     server().evaluate(b"n,a=%s,n=%s,r=client" % (user.encode(), user.encode()))
+
+
+def test_librdkafka_before_2_6_1_sends_its_own_nonce_twice() -> None:
+    """Taken as Kafka did until 3.9; the proof is made over what was sent."""
+    mechanism = ScramMechanism.SHA_512
+    for nonce, taken in (("clientclientserver", True), ("xlientclientserver", False), ("clientserver", True)):
+        at_server = server(mechanism)
+        said = at_server.evaluate(b"n,,n=user,r=client")
+        read = dict(part.split(b"=", 1) for part in said.split(b","))
+        salted = mechanism.salted_password(b"pencil", b64decode(read[b"s"]), int(read[b"i"]))
+        client_key = mechanism.hmac(salted, b"Client Key")
+        bare = b"c=biws,r=" + nonce.encode()
+        message = b"n=user,r=client," + said + b"," + bare
+        signature = mechanism.hmac(mechanism.hash(client_key), message)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        final = bare + b",p=" + b64encode(proof)
+        if taken:
+            assert at_server.evaluate(final).startswith(b"v=")
+        else:
+            with pytest.raises(SaslFailure, match="nonce"):
+                at_server.evaluate(final)
 
 
 def _changed(final: bytes, old: bytes, new: bytes) -> bytes:

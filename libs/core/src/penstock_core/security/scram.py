@@ -1,9 +1,10 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512: the server's side, and what is stored of a password.
 
 Sources: RFC 5802, RFC 7677; Kafka: ScramSaslServer, ScramMessages, ScramControlManager (limits and error codes).
-As in Kafka names are ASCII, channel binding is refused and unknown extensions are ignored. Stricter than Kafka: the
-nonce is compared whole, `c=` must repeat the header (RFC 5802, 5.1), and an unknown user is found out
-at the proof, like a wrong password, with a salt that stays the same.
+As in Kafka names are ASCII, channel binding is refused, unknown extensions are ignored and the nonce is compared
+whole; but librdkafka before 2.6.1, Debian's kcat say, sends its own part twice (librdkafka #4895), which Kafka took
+until 3.9 and which is taken here: all of it is checked. Stricter than Kafka: `c=` must repeat the header (RFC 5802,
+5.1), and an unknown user is found out at the proof, like a wrong password, with a salt that stays the same.
 
 Written here and not taken from a package: scramp, the one that is kept up, wants salts of at least 12 bytes, which
 Kafka's clients choose freely, and loads ssl and asn1crypto for channel bindings that Kafka does not have.
@@ -232,7 +233,9 @@ class ScramServer:
         read = _CLIENT_FINAL.fullmatch(token)
         if read is None or chosen is None:
             raise SaslFailure("malformed final message")
-        if not hmac.compare_digest(read["nonce"], self._nonce):
+        doubled = self._nonce.removesuffix(self._own_nonce) + self._nonce
+        right_nonce = hmac.compare_digest(read["nonce"], self._nonce)
+        if not right_nonce and not hmac.compare_digest(read["nonce"], doubled):
             raise SaslFailure("another nonce than the one given")
         if _decode(read["binding"]) != self._header:
             raise SaslFailure("c= is not the header of the first message")
