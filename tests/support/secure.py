@@ -223,7 +223,7 @@ def confluent_round_trip(settings: dict[str, Any], topic: str, count: int) -> li
 
 
 def kafka_python_round_trip(
-    where: str, files: ListenerFiles, topic: str, count: int, **sasl: str
+    where: str, files: ListenerFiles, topic: str, count: int, **sasl: Any
 ) -> list[bytes]:
     """The same with kafka-python."""
     common: dict[str, Any] = {
@@ -253,7 +253,7 @@ def kafka_python_round_trip(
     return read
 
 
-def aiokafka_round_trip(where: str, files: ListenerFiles, topic: str, count: int, **sasl: str) -> list[bytes]:
+def aiokafka_round_trip(where: str, files: ListenerFiles, topic: str, count: int, **sasl: Any) -> list[bytes]:
     """The same with aiokafka."""
 
     async def go() -> list[bytes]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import parse_principal
+from penstock_core.security.sasl import OAUTHBEARER
 from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
+from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.settings import RoleSettings
 
 
@@ -64,6 +66,21 @@ class KafkaServerSettings(RoleSettings):
     allow_everyone_if_no_acl_found: bool = Field(
         False, description="whether everybody may use what no ACL is about; with authorizer = acl"
     )
+
+    oauth: OauthSettings | None = Field(
+        None,
+        description="whose tokens count (OAUTHBEARER, Bearer): issuer, audiences, jwks (file or https URL),"
+        " jwks_ca, algorithms, principal_claim, jwks_refresh_ms, jwks_stale_ms",
+    )
+
+    @model_validator(mode="after")
+    def _check_oauth(self) -> KafkaServerSettings:
+        for listener in getattr(self, "listeners", ()):
+            if OAUTHBEARER in listener.mechanisms and self.oauth is None:
+                raise ValueError(
+                    f"listener {listener.name}: OAUTHBEARER needs the table oauth: issuer, audiences, jwks"
+                )
+        return self
 
     @field_validator("super_users")
     @classmethod

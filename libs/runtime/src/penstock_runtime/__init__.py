@@ -13,6 +13,7 @@
 `logs`               one line per event on standard error, for people or as JSON
 `memory`             keeping the C allocator's memory small in a process with several threads
 `metadata_client`    following the cluster's metadata: one image, always moving forward
+`oauth_settings`     the `[oauth]` table: whose tokens count, and where their keys are
 `ports`              what a role takes from the world around it: clocks, chance, the network
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
 `security`           certificates of our own processes, and new ones in the place of old

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_core.addresses import Address, parse_address
-from penstock_core.security.sasl import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 
 PLAINTEXT: Final = "PLAINTEXT"
 SSL: Final = "SSL"
@@ -18,7 +18,7 @@ SASL_SSL: Final = "SASL_SSL"
 SECURITY: Final = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 """Kafka's names of security protocols (org.apache.kafka.common.security.auth.SecurityProtocol)."""
 
-BUILT_MECHANISMS: Final = (SCRAM_SHA_256, SCRAM_SHA_512, PLAIN)
+BUILT_MECHANISMS: Final = (SCRAM_SHA_256, SCRAM_SHA_512, PLAIN, OAUTHBEARER)
 
 
 class ListenerTls(BaseModel):
@@ -69,7 +69,8 @@ class ListenerSettings(BaseModel):
     tls: ListenerTls | None = None
     """For SSL and SASL_SSL."""
     sasl_mechanisms: tuple[str, ...] = ()
-    """By which clients may sign in; () on a SASL listener: SCRAM, and PLAIN over TLS."""
+    """By which clients may sign in; () on a SASL listener: SCRAM, and PLAIN over TLS. OAUTHBEARER has to be named,
+    and needs the table `oauth` of the process."""
     max_reauth_ms: int = Field(default=0, ge=0)
     """How long a client that has signed in may go on until it does so again (KIP-368), in ms; 0: for ever.
     Kafka: connections.max.reauth.ms."""

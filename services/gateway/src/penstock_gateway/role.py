@@ -135,7 +135,7 @@ class Gateway:
         self._lifecycle = lifecycle
         self._ports = ports
         clock_ms = ports.clocks.ms
-        self._doors = Doors(settings.listeners, lifecycle)
+        self._doors = Doors(settings.listeners, lifecycle, settings.oauth)
         self._tls = open_certificate(
             settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
         )

@@ -82,7 +82,7 @@ class StorageNode:
         self._channels = ports.channels(tls=self._tls)
         self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
         self._metrics = NodeMetrics()
-        self._doors = Doors(settings.listeners, lifecycle)
+        self._doors = Doors(settings.listeners, lifecycle, settings.oauth)
         self._http = ports.http(settings.http_bind, lifecycle)
         self._listeners: list[KafkaListener] = []
         self._server: grpc.aio.Server | None = None

@@ -13,8 +13,10 @@ from penstock_core.security.plain import PlainMemo
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.credentials import Credentials, SignedIn
+from penstock_frontend.sign_in.exchanges import Tokens
 from penstock_frontend.sign_in.passwords import PasswordPool
 from penstock_runtime.logs import Log
+from penstock_runtime.ports import wall_ms
 
 _LOG_INTERVAL_MS: Final = 1_000
 
@@ -33,13 +35,19 @@ class SignInDesk:
         metrics: KafkaMetrics,
         log: Log,
         now_ms: Callable[[], int] = loop_ms,
+        *,
+        tokens: Tokens | None = None,
+        wall_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`tokens` says whether those of OAUTHBEARER count."""
         self.credentials = Credentials(image)
         self.signed_in = SignedIn()
         self.limits = LoginLimits()
         self.memo = PlainMemo(os.urandom(32))
         self.passwords = PasswordPool()
         self.now_ms = now_ms
+        self.wall_ms = wall_ms
+        self.tokens = tokens
         self._metrics = metrics
         self._log = log
         self._said_ms = -_LOG_INTERVAL_MS

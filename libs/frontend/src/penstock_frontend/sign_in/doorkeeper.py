@@ -167,19 +167,24 @@ class Doorkeeper:
         try:
             answer = await exchange.evaluate(token)
         except SaslFailure as failure:
-            desk.failed(connection, session.mechanism, exchange.user, failure.reason)
+            if not exchange.refusal:  # else it is counted already
+                desk.failed(connection, session.mechanism, exchange.user, failure.reason)
             reply = session.failed(failure)
         except TooManyPasswords:
             desk.failed(connection, session.mechanism, exchange.user, "too many passwords wait")
             return CLOSE
         else:
-            reliance = exchange.reliance
-            if reliance is None:
+            if not exchange.complete:
+                if exchange.refusal:
+                    desk.failed(connection, session.mechanism, exchange.user, exchange.refusal)
                 return await self._finish(connection, header, session.challenged(answer), arrived_ms)
-            reply = session.succeeded(answer, user_principal(exchange.user), desk.now_ms())
+            now_ms, ends_ms = desk.now_ms(), exchange.expires_at_ms
+            left_ms = None if ends_ms is None else ends_ms - now_ms
+            reply = session.succeeded(answer, user_principal(exchange.user), now_ms, left_ms)
             if session.stage is Stage.COMPLETE:
                 desk.succeeded(connection, session.mechanism)
-                desk.signed_in.add(connection, reliance)
+                if exchange.reliance is not None:
+                    desk.signed_in.add(connection, exchange.reliance)
                 self._admit(connection, session)
             else:
                 desk.failed(connection, session.mechanism, exchange.user, "another user than before")

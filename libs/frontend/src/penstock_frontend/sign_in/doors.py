@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypedDict
 
 from penstock_core.security.principal import Principal
-from penstock_core.security.sasl import PLAIN
+from penstock_core.security.sasl import OAUTHBEARER, PLAIN
 from penstock_frontend.listener.connection import FrameHandler
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.certified import Certified
@@ -16,8 +16,10 @@ from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.security.token_validator import open_token_validator
 from penstock_runtime.settings import ListenerSettings
 
 WARN_BEFORE_S: Final = 14 * 24 * 3600
@@ -36,9 +38,12 @@ class Door(TypedDict, total=False):
 class Doors:
     """Those of one role."""
 
-    def __init__(self, listeners: Iterable[ListenerSettings], lifecycle: Lifecycle) -> None:
-        """Load certificates and rules. Raises StartupError."""
+    def __init__(
+        self, listeners: Iterable[ListenerSettings], lifecycle: Lifecycle, oauth: OauthSettings | None = None
+    ) -> None:
+        """Load certificates, rules and, for `oauth`, keys of tokens. Raises StartupError."""
         self._lifecycle = lifecycle
+        self._tokens = open_token_validator(oauth, lifecycle)
         self._listeners = list(listeners)
         self._files: dict[str, ListenerTlsFiles] = {}
         self._certified: dict[str, Certified] = {}
@@ -56,7 +61,10 @@ class Doors:
             return
         lifecycle = self._lifecycle
         self._desk = desk = SignInDesk(
-            lambda: metadata.image, KafkaMetrics.of(lifecycle), lifecycle.log.bind(part="sign-in")
+            lambda: metadata.image,
+            KafkaMetrics.of(lifecycle),
+            lifecycle.log.bind(part="sign-in"),
+            tokens=self._tokens,
         )
         metadata.on_change(lambda old, new, _: desk.signed_in.on_metadata(old, new))
         lifecycle.at_end(desk.passwords.close)
@@ -80,10 +88,13 @@ class Doors:
         lifecycle = self._lifecycle
         metrics = KafkaMetrics.of(lifecycle)
         for each in self._listeners:
-            if PLAIN in each.mechanisms and not each.has_tls:
-                lifecycle.log.warning(
-                    "passwords of PLAIN are readable on the way; use SASL_SSL", listener=each.name
-                )
+            for mechanism, secrets in ((PLAIN, "passwords"), (OAUTHBEARER, "tokens")):
+                if mechanism in each.mechanisms and not each.has_tls:
+                    lifecycle.log.warning(
+                        f"{secrets} of {mechanism} are readable on the way; use SASL_SSL", listener=each.name
+                    )
+        if self._tokens is not None:
+            self._tokens.start(lifecycle)
         for name, files in self._files.items():
             metrics.certificate_ends_s[name] = lambda files=files: files.current.not_after_s  # type: ignore[misc]
             lifecycle.create_task(self._watch(name, files), f"certificate of {name}")

@@ -7,14 +7,16 @@ limits ask for.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Callable
 from typing import Protocol
 
 from penstock_core.metadata.security import CredentialKey
 from penstock_core.security.login_limits import Attempt, LoginLimits
+from penstock_core.security.oauthbearer import OAuthBearerServer, TokenIdentity, TokenRefused
 from penstock_core.security.plain import PlainMemo, PlainServer
-from penstock_core.security.sasl import PLAIN, SaslFailure
+from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.scram import MECHANISM_OF, ScramCredential, ScramMechanism, ScramServer
 from penstock_frontend.sign_in.credentials import Credentials, Reliance
 from penstock_frontend.sign_in.passwords import PasswordPool
@@ -24,6 +26,14 @@ _NONCE_BYTES = 24
 Waits = Callable[[int], None]
 
 
+class Tokens(Protocol):
+    """Whose word counts on what a token is worth (`TokenValidator`)."""
+
+    async def verify(self, token: str) -> TokenIdentity:
+        """For whom it counts. Raises TokenRefused."""
+        ...
+
+
 class Tools(Protocol):
     """What the exchanges of a process share."""
 
@@ -31,10 +41,17 @@ class Tools(Protocol):
     memo: PlainMemo
     limits: LoginLimits
     passwords: PasswordPool
+    tokens: Tokens | None
+    """Whether a token counts; None where none does."""
 
     @property
     def now_ms(self) -> Callable[[], int]:
         """A monotonic clock."""
+        ...
+
+    @property
+    def wall_ms(self) -> Callable[[], int]:
+        """The wall clock."""
         ...
 
 
@@ -47,8 +64,23 @@ class Exchange(Protocol):
         ...
 
     @property
+    def complete(self) -> bool:
+        """Whether the user has signed in."""
+        ...
+
+    @property
     def reliance(self) -> Reliance | None:
-        """By what the user has signed in; None before."""
+        """On which credential of ours that relies; None before, and where it relies on none."""
+        ...
+
+    @property
+    def expires_at_ms(self) -> int | None:
+        """When what the user has shown counts no more, by `now_ms`; None: it has no end."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why the user will not be let in, though the exchange has a message to go; "" as long as all is open."""
         ...
 
     async def evaluate(self, token: bytes) -> bytes:
@@ -62,6 +94,9 @@ class Exchange(Protocol):
 class _Limited:
     """An attempt, as the limits see it."""
 
+    expires_at_ms: int | None = None
+    refusal = ""
+
     def __init__(self, tools: Tools, address: str, waits: Waits) -> None:
         self._tools = tools
         self._waits = waits
@@ -69,6 +104,11 @@ class _Limited:
         self._attempt: Attempt | None = None
         self._versions: dict[CredentialKey, int] = {}
         self.reliance: Reliance | None = None
+
+    @property
+    def complete(self) -> bool:
+        """See `Exchange`."""
+        return self.reliance is not None
 
     def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
         """A credential; which one it was is noted."""
@@ -94,11 +134,15 @@ class _Limited:
             self._tools.limits.failed(self._attempt, self._tools.now_ms())
             self._attempt = None
 
-    def succeeded(self, user: str, mechanism: ScramMechanism) -> None:
-        """It was right. Raises SaslFailure if the credential was changed meanwhile."""
+    def passed(self) -> None:
+        """It was right."""
         if self._attempt is not None:
             self._tools.limits.succeeded(self._attempt, self._tools.now_ms())
             self._attempt = None
+
+    def succeeded(self, user: str, mechanism: ScramMechanism) -> None:
+        """It was right. Raises SaslFailure if the credential was changed meanwhile."""
+        self.passed()
         key = CredentialKey(user, mechanism)
         version = self._versions.get(key)
         if version is None or version != self._tools.credentials.version(key):
@@ -172,8 +216,48 @@ class PlainExchange(_Limited):
         return b""
 
 
+class OAuthBearerExchange(_Limited):
+    """OAUTHBEARER. A token that does not count is answered with a challenge; the client's answer ends the exchange."""
+
+    def __init__(self, tools: Tools, address: str, waits: Waits, tokens: Tokens) -> None:
+        super().__init__(tools, address, waits)
+        self._tokens = tokens
+        self._server = OAuthBearerServer()
+
+    @property
+    def user(self) -> str:
+        """See `Exchange`."""
+        return self._server.user
+
+    @property
+    def complete(self) -> bool:
+        """See `Exchange`."""
+        return self._server.complete
+
+    async def evaluate(self, token: bytes) -> bytes:
+        """See `Exchange`."""
+        if self._server.refused:
+            self._server.end(token)
+        response = self._server.begin(token)
+        # Whoever comes again and again with the same bad token is slowed; others behind its address are not.
+        await self.begin(hashlib.sha256(response.token.encode()).hexdigest())
+        try:
+            identity = await self._tokens.verify(response.token)
+        except TokenRefused as refused:
+            self.failed()
+            self.refusal = f"the token is refused: {refused}"
+            return self._server.refuse()
+        answer = self._server.accept(response, identity)
+        self.passed()
+        left_ms = identity.expires_at_ms - self._tools.wall_ms()
+        self.expires_at_ms = self._tools.now_ms() + left_ms
+        return answer
+
+
 def exchange_of(mechanism: str, tools: Tools, address: str, waits: Waits) -> Exchange:
     """A new exchange of that mechanism, with a client of that address; `waits` is told of each wait, in ms."""
     if mechanism == PLAIN:
         return PlainExchange(tools, address, waits)
+    if mechanism == OAUTHBEARER and tools.tokens is not None:
+        return OAuthBearerExchange(tools, address, waits, tools.tokens)
     return ScramExchange(tools, address, waits, MECHANISM_OF[mechanism])
