@@ -18,8 +18,9 @@ from penstock_controller.state import acls, quotas, users
 from penstock_controller.state.generation import Context
 from penstock_core.errors import ErrorCode
 from penstock_core.metadata.levels import METADATA_LEVEL
-from penstock_core.metadata.security import CredentialKey, QuotaEntity
+from penstock_core.metadata.security import CredentialKey
 from penstock_core.security.acl import AclOperation, PatternType, Permission, ResourceType
+from penstock_core.security.quota_entities import QuotaEntity
 from penstock_core.security.scram import ScramMechanism, credential
 from penstock_frontend.authorizer import CLUSTER_NAME, AllowAll, Identity, Operation
 from penstock_kafka.wire.apis import ApiKey

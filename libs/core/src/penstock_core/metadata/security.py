@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock_core.errors import InvariantBroken
+from penstock_core.security.quota_entities import QuotaEntity
 from penstock_proto.v1 import metadata_pb2 as pb
 
 SIGN_IN_KEY: Final = "sign-in"
@@ -66,25 +67,17 @@ class AclRow(NamedTuple):
         return pb.AclRecord(**self._asdict())
 
 
-class QuotaEntity(NamedTuple):
-    """Whom quotas are for: None says nothing of that kind, "" is the default of the kind (KIP-546)."""
+def _quota_entity(r: pb.QuotaRecord) -> QuotaEntity:
+    return QuotaEntity(
+        r.user if r.HasField("user") else None,
+        r.client_id if r.HasField("client_id") else None,
+        r.ip if r.HasField("ip") else None,
+    )
 
-    user: str | None = None
-    client_id: str | None = None
-    ip: str | None = None
 
-    @classmethod
-    def from_pb(cls, r: pb.QuotaRecord) -> QuotaEntity:
-        """The entity of a record."""
-        return cls(
-            r.user if r.HasField("user") else None,
-            r.client_id if r.HasField("client_id") else None,
-            r.ip if r.HasField("ip") else None,
-        )
-
-    def to_pb(self, key: str, value: float | None) -> pb.QuotaRecord:
-        """The record that sets a quota of the entity; without a value it removes it."""
-        return pb.QuotaRecord(user=self.user, client_id=self.client_id, ip=self.ip, key=key, value=value)
+def quota_record(entity: QuotaEntity, key: str, value: float | None) -> pb.QuotaRecord:
+    """The record that sets a quota of the entity; without a value it removes it."""
+    return pb.QuotaRecord(user=entity.user, client_id=entity.client_id, ip=entity.ip, key=key, value=value)
 
 
 class RefusedCertificate(NamedTuple):
@@ -124,7 +117,7 @@ class SecurityImage:
             yield pb.MetadataRecord(acl=acl.to_pb())
         for entity, limits in self.quotas.items():
             for name, value in limits.items():
-                yield pb.MetadataRecord(quota=entity.to_pb(name, value))
+                yield pb.MetadataRecord(quota=quota_record(entity, name, value))
         for name, secret in self.secrets.items():
             yield pb.MetadataRecord(cluster_secret=pb.ClusterSecretRecord(name=name, value=secret))
         for serial, refused in self.refused_certificates.items():
@@ -183,7 +176,7 @@ class SecurityBuilder:
         """Set or remove a quota."""
         if self._quotas is None:
             self._quotas = dict(self._base.quotas)
-        entity = QuotaEntity.from_pb(r)
+        entity = _quota_entity(r)
         limits = dict(self._quotas.get(entity, {}))
         if r.HasField("value"):
             limits[r.key] = r.value

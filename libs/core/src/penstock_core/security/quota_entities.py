@@ -1,7 +1,7 @@
 """Who a quota is for, which keys it may have, and which of several counts.
 
 Sources: Kafka 4.3, ClientQuotaControlManager (what is refused), ClientQuotaManager.DefaultQuotaCallback (precedence),
-QuotaConfig (keys). A name that is absent is None, the default of a kind is DEFAULT.
+QuotaConfig (keys). A name that is absent is None, the default of a kind is DEFAULT, as in the metadata.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
 
@@ -36,31 +35,21 @@ CLIENT_KEYS: Final[Mapping[str, int | None]] = {
 IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
 
 
-class Default(Enum):
-    """The type of DEFAULT."""
-
-    DEFAULT = "<default>"
-
-
-DEFAULT: Final = Default.DEFAULT
-"""Whoever has no quota of his own."""
-
-Name = str | Literal[Default.DEFAULT] | None
+DEFAULT: Final = ""
+"""Whoever has no quota of his own; nobody has an empty name (KIP-546 says null for it)."""
 
 
 class QuotaEntity(NamedTuple):
-    """Who a quota is for."""
+    """Who a quota is for: None says nothing of that kind, DEFAULT is everybody of the kind without one."""
 
-    user: Name = None
-    client_id: Name = None
-    ip: Name = None
+    user: str | None = None
+    client_id: str | None = None
+    ip: str | None = None
 
     def __str__(self) -> str:
         names = zip((USER, CLIENT_ID, IP), self, strict=True)
         return ", ".join(
-            f"{kind} {name.value if isinstance(name, Default) else repr(name)}"
-            for kind, name in names
-            if name is not None
+            f"{kind} {repr(name) if name else '<default>'}" for kind, name in names if name is not None
         )
 
 
@@ -73,7 +62,7 @@ def read_entity(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
 
     Raises INVALID_REQUEST. Kafka resolves an ip that is a host's name; here it must be an address.
     """
-    names: dict[str, Name] = {}
+    names: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
             raise _refuse(f"Unhandled client quota entity type: {kind!r}, there are user, client-id and ip")
@@ -89,7 +78,7 @@ def read_entity(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
         raise _refuse(
             "Invalid quota entity combination, IP entity should not be combined with User or ClientId"
         )
-    if isinstance(ip, str):
+    if ip:
         try:
             ip = str(ipaddress.ip_address(ip))
         except ValueError:
@@ -178,7 +167,9 @@ class QuotaTable:
 
     def for_ip(self, ip: str) -> float | None:
         """New connections per second from an address; None: unlimited."""
-        values = self._by_key.get(CONNECTION_CREATION_RATE, {})
+        values = self._by_key.get(CONNECTION_CREATION_RATE)
+        if not values:
+            return None
         limit = values.get(QuotaEntity(ip=ip))
         return values.get(QuotaEntity(ip=DEFAULT)) if limit is None else limit
 

@@ -9,8 +9,7 @@ from collections.abc import Generator
 from typing import Any, Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.metadata.security import QuotaEntity
-from penstock_core.security.quota_entities import CLIENT_ID, DEFAULT, IP, USER, Name, read_entity
+from penstock_core.security.quota_entities import CLIENT_ID, IP, USER, QuotaEntity, read_entity
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.describe import items
@@ -182,13 +181,8 @@ def read_quota_filter(components: list[tuple[str, int, str | None]], strict: boo
 def _change(entry: Any) -> pb.QuotaChange:
     entity = read_entity((e.entity_type, e.entity_name) for e in items(entry.entity))
     return pb.QuotaChange(
-        user=_stored(entity.user),
-        client_id=_stored(entity.client_id),
-        ip=_stored(entity.ip),
+        user=entity.user,
+        client_id=entity.client_id,
+        ip=entity.ip,
         values=[pb.QuotaValue(key=op.key, value=None if op.remove else op.value) for op in items(entry.ops)],
     )
-
-
-def _stored(name: Name) -> str | None:
-    """A name as the metadata hold it: the default is empty."""
-    return "" if name is DEFAULT else name

@@ -8,8 +8,8 @@ from __future__ import annotations
 from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.levels import require_level
-from penstock_core.metadata.security import QuotaEntity
-from penstock_core.security.quota_entities import CLIENT_ID, IP, USER, check_value, read_entity
+from penstock_core.metadata.security import quota_record
+from penstock_core.security.quota_entities import CLIENT_ID, IP, USER, QuotaEntity, check_value, read_entity
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -30,7 +30,7 @@ def alter_quotas(ctx: Context, request: api.AlterQuotasRequest) -> Generated[api
         entity = _entity_of(change)
         try:
             if entity in seen:
-                raise PenstockError(ErrorCode.INVALID_REQUEST, f"{_text(entity)} stands twice in the request")
+                raise PenstockError(ErrorCode.INVALID_REQUEST, f"{entity} stands twice in the request")
             records += _records(ctx, entity, change)
         except PenstockError as error:
             result.CopyFrom(error_pb(error))
@@ -48,25 +48,17 @@ def _entity_of(change: api.QuotaChange) -> QuotaEntity:
 
 def _records(ctx: Context, entity: QuotaEntity, change: api.QuotaChange) -> list[pb.MetadataRecord]:
     names = ((USER, entity.user), (CLIENT_ID, entity.client_id), (IP, entity.ip))
-    # In the metadata the empty name is the default; who asks by Kafka's protocol says null for it.
     checked = read_entity((kind, name or None) for kind, name in names if name is not None)
     now = ctx.image.security.quotas.get(entity, {})
     wanted: dict[str, float | None] = {}
     for value in change.values:
         if value.key in wanted:
-            raise PenstockError(
-                ErrorCode.INVALID_REQUEST, f"{value.key} of {_text(entity)} stands there twice"
-            )
+            raise PenstockError(ErrorCode.INVALID_REQUEST, f"{value.key} of {entity} stands there twice")
         if value.HasField("value"):
             check_value(checked, value.key, value.value)
         wanted[value.key] = value.value if value.HasField("value") else None
     return [
-        pb.MetadataRecord(quota=entity.to_pb(key, value))
+        pb.MetadataRecord(quota=quota_record(entity, key, value))
         for key, value in wanted.items()
         if now.get(key) != value
     ]
-
-
-def _text(entity: QuotaEntity) -> str:
-    parts = zip((USER, CLIENT_ID, IP), entity, strict=True)
-    return ", ".join(f"{kind} {name or '<default>'}" for kind, name in parts if name is not None)
