@@ -3,8 +3,7 @@
 import subprocess
 import sys
 from dataclasses import fields, replace
-from datetime import UTC, datetime
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey, is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
 from penstock_kafka.wire.primitives import uvarint
+from support.kio_samples import sample
 
 VERSIONS = [
     (key, version)
@@ -24,41 +24,6 @@ VERSIONS = [
     if is_supported(key, version)
 ]
 TOPIC = "orders"
-
-
-def sample(schema: Any) -> Any:
-    """An entity with one item in each array and something in each field."""
-    values: dict[str, Any] = {}
-    for field in fields(schema):
-        kind: Any = field.type
-        if type(None) in get_args(kind):
-            kind = next(arg for arg in get_args(kind) if arg is not type(None))
-        name = field.metadata.get("kafka_type", "")
-        if get_origin(kind) is tuple:
-            item = get_args(kind)[0]
-            if hasattr(item, "__dataclass_fields__"):
-                values[field.name] = (sample(item), sample(item))
-            else:
-                values[field.name] = (scalar(name, 1), scalar(name, 2))
-        elif hasattr(kind, "__dataclass_fields__"):
-            values[field.name] = sample(kind)
-        else:
-            values[field.name] = scalar(name, 3)
-    return codec.build(schema, **values)
-
-
-def scalar(name: str, seed: int) -> Any:
-    if name == "string":
-        return f"name-{seed}"
-    if name in ("bytes", "records"):
-        return bytes([seed]) * 5
-    if name == "bool":
-        return True
-    if name == "uuid":
-        return bytes([seed]) * 16
-    if name == "datetime_i64":
-        return datetime.fromtimestamp(seed, UTC)
-    return seed
 
 
 @pytest.mark.parametrize(("key", "version"), VERSIONS)

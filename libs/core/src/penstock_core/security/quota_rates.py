@@ -1,7 +1,8 @@
 """How fast somebody is, and for how long to throttle. Times are in milliseconds and never go back.
 
 Sources: Kafka's Rate, SampledStat, TokenBucket, QuotaUtils, ClientRequestQuotaManager,
-ControllerMutationQuotaManager; KIP-219, KIP-599. The arithmetic is Kafka's to the millisecond.
+ControllerMutationQuotaManager; KIP-219, KIP-599. The arithmetic of WindowedRate and TokenBucket is Kafka's to the
+millisecond. Bytes and request time are throttled by `Allowance`, which is ours (decision 0039).
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ SAMPLE_MS: Final = 1_000
 """Kafka: quota.window.size.seconds."""
 REQUEST_THROTTLE_MS_MAX: Final = SAMPLE_MS
 """For request_percentage: one window at most."""
+BURST_S: Final = 3
+"""So many seconds of its rate may somebody use at once who used nothing before."""
+DEBT_S_MAX: Final = 60
+"""More than so many seconds of the rate are not owed."""
 THROTTLE_MS_MAX: Final = (1 << 31) - 1
 """What the field in an answer can hold."""
 
@@ -151,3 +156,37 @@ class TokenBucket:
 
     def _spend(self, count: float, now_ms: int) -> None:
         self._tokens = min(self._burst, self.tokens(now_ms) - count)
+
+
+class Allowance:
+    """What may be used at a rate; what was used beyond is owed, and waited for.
+
+    Kafka compares the rate of its window with the quota and waits in proportion to what is too much. That
+    settles above the quota, the more so the more connections share it, and below it where windows end. Here what was
+    too much is worked off to the end, so that over a minute the quota is kept whatever the requests look like.
+    """
+
+    __slots__ = ("_amount", "_updated_ms", "limit")
+
+    def __init__(self, limit: float, now_ms: int) -> None:
+        self.limit = limit
+        """Per second. It may be set at any time: what is owed stays owed."""
+        self._amount = limit * BURST_S
+        self._updated_ms = now_ms
+
+    def left(self, now_ms: int) -> float:
+        """How much may be used; negative: so much is owed."""
+        amount = self._amount + self.limit * (now_ms - self._updated_ms) / 1000
+        self._amount = min(max(amount, -self.limit * DEBT_S_MAX), self.limit * BURST_S)
+        self._updated_ms = now_ms
+        return self._amount
+
+    def use(self, amount: float, now_ms: int) -> int:
+        """Use so much, and for how long (ms) to throttle then."""
+        self._amount = self.left(now_ms) - amount
+        return self.owed_ms(now_ms)
+
+    def owed_ms(self, now_ms: int) -> int:
+        """How long it takes until nothing is owed."""
+        left = self.left(now_ms)
+        return min(math.ceil(-left / self.limit * 1000), THROTTLE_MS_MAX) if left < 0 else 0

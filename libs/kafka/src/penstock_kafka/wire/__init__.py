@@ -10,6 +10,7 @@
 `primitives`    reading and writing Kafka's primitive types by hand
 `produce`       Produce requests and responses, by hand
 `sanitize`      a walk over a request before kio reads it, driven by kio's own schema classes
+`throttle`      the throttle time of finished responses
 
 Produce, Fetch, Metadata and ApiVersions are read and written by hand, because they
 are hot or come first on every connection; all else goes through kio, in `codec` alone.

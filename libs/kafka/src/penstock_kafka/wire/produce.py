@@ -102,6 +102,8 @@ class ProduceResponse:
     correlation_id: int
     results: list[ProduceResult] = field(default_factory=list)
     throttle_ms: int = 0
+    throttle_offset: int = 0
+    """Where that stands in the frame, from version 1 on."""
 
 
 def skim_produce(frame: Buffer, header: RequestHeader) -> ProduceSkim:
@@ -290,6 +292,7 @@ def decode_produce_response(frame: Buffer, api_version: int) -> ProduceResponse:
             response.results.append(_read_result(reader, topic, topic_id, api_version))
         reader.skip_tags()
     if api_version >= 1:
+        response.throttle_offset = reader.pos
         response.throttle_ms = reader.int32()
     reader.skip_tags()
     return response
