@@ -220,6 +220,7 @@ class NodeHeartbeat(_message.Message):
     WANT_SHUTDOWN_FIELD_NUMBER: _builtins.int
     DISK_FAILED_FIELD_NUMBER: _builtins.int
     DISK_FULL_FIELD_NUMBER: _builtins.int
+    QUOTA_REPORT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     metadata_version: _builtins.int
@@ -241,6 +242,10 @@ class NodeHeartbeat(_message.Message):
     """True while its disk has no space left, and for a while after: it should not lead
     what an in-sync replica with room could.
     """
+    @_builtins.property
+    def quota_report(self) -> Global___QuotaReport:
+        """About every second, while its clients use quotas."""
+
     def __init__(
         self,
         *,
@@ -253,10 +258,11 @@ class NodeHeartbeat(_message.Message):
         want_shutdown: _builtins.bool = ...,
         disk_failed: _builtins.bool = ...,
         disk_full: _builtins.bool = ...,
+        quota_report: Global___QuotaReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota_report", b"quota_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "quota_report", b"quota_report", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,6 +277,7 @@ class NodeHeartbeatReply(_message.Message):
     MAY_SHUTDOWN_FIELD_NUMBER: _builtins.int
     CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     METADATA_VERSION_FIELD_NUMBER: _builtins.int
+    QUOTA_SHARES_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """The node is fenced now."""
     may_shutdown: _builtins.bool
@@ -283,6 +290,10 @@ class NodeHeartbeatReply(_message.Message):
     """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def quota_shares(self) -> Global___QuotaShares:
+        """The answer to a quota report."""
+
     def __init__(
         self,
         *,
@@ -291,10 +302,11 @@ class NodeHeartbeatReply(_message.Message):
         may_shutdown: _builtins.bool = ...,
         controller_term: _builtins.int = ...,
         metadata_version: _builtins.int = ...,
+        quota_shares: Global___QuotaShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "quota_shares", b"quota_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version", "quota_shares", b"quota_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,11 +397,16 @@ class GatewayHeartbeat(_message.Message):
     GATEWAY_EPOCH_FIELD_NUMBER: _builtins.int
     METADATA_VERSION_FIELD_NUMBER: _builtins.int
     WANT_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    QUOTA_REPORT_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     gateway_epoch: _builtins.int
     metadata_version: _builtins.int
     want_shutdown: _builtins.bool
     """True when the gateway is about to stop and must be named no more."""
+    @_builtins.property
+    def quota_report(self) -> Global___QuotaReport:
+        """As in NodeHeartbeat."""
+
     def __init__(
         self,
         *,
@@ -397,10 +414,11 @@ class GatewayHeartbeat(_message.Message):
         gateway_epoch: _builtins.int = ...,
         metadata_version: _builtins.int = ...,
         want_shutdown: _builtins.bool = ...,
+        quota_report: Global___QuotaReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota_report", b"quota_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_epoch", b"gateway_epoch", "gateway_id", b"gateway_id", "metadata_version", b"metadata_version", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_epoch", b"gateway_epoch", "gateway_id", b"gateway_id", "metadata_version", b"metadata_version", "quota_report", b"quota_report", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,25 +431,129 @@ class GatewayHeartbeatReply(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     MAY_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    QUOTA_SHARES_FIELD_NUMBER: _builtins.int
     controller_term: _builtins.int
     may_shutdown: _builtins.bool
     """The gateway is named no more and may stop."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def quota_shares(self) -> Global___QuotaShares:
+        """The answer to a quota report."""
+
     def __init__(
         self,
         *,
         error: _common_pb2.Error | None = ...,
         controller_term: _builtins.int = ...,
         may_shutdown: _builtins.bool = ...,
+        quota_shares: Global___QuotaShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "quota_shares", b"quota_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "may_shutdown", b"may_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "may_shutdown", b"may_shutdown", "quota_shares", b"quota_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayHeartbeatReply: _TypeAlias = GatewayHeartbeatReply  # noqa: Y015
+
+@_typing.final
+class QuotaReport(_message.Message):
+    """What a process wants of the cluster's quotas: all that its clients use now; of the others it wants no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEMANDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaPart]: ...
+    def __init__(
+        self,
+        *,
+        demands: _abc.Iterable[Global___QuotaPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demands", b"demands"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaReport: _TypeAlias = QuotaReport  # noqa: Y015
+
+@_typing.final
+class QuotaShares(_message.Message):
+    """What it may use of each, together with all others at most the whole quota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaPart]: ...
+    def __init__(
+        self,
+        *,
+        shares: _abc.Iterable[Global___QuotaPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaShares: _TypeAlias = QuotaShares  # noqa: Y015
+
+@_typing.final
+class QuotaPart(_message.Message):
+    """A part of a quota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.bytes
+    """Which quota, and whose: a digest of 16 bytes of its key and of the names that share it."""
+    part: _builtins.float
+    """1 is the whole quota; a demand may be more."""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.bytes = ...,
+        part: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaPart: _TypeAlias = QuotaPart  # noqa: Y015
+
+@_typing.final
+class MutationQuota(_message.Message):
+    """Who makes or deletes partitions, for controller_mutation_rate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    client_id: _builtins.str
+    strict: _builtins.bool
+    """Above the quota topics are refused with THROTTLING_QUOTA_EXCEEDED; else they are done, and the client waits."""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "strict", b"strict", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MutationQuota: _TypeAlias = MutationQuota  # noqa: Y015
 
 @_typing.final
 class WatchMetadataRequest(_message.Message):
@@ -681,22 +803,28 @@ class CreateTopicsRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     """Check only, create nothing."""
     principal: _builtins.str
     """Who asks, e.g. "User:ANONYMOUS"."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTopic]: ...
+    @_builtins.property
+    def quota(self) -> Global___MutationQuota:
+        """Absent: nothing limits how many partitions are made."""
+
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___NewTopic] | None = ...,
         validate_only: _builtins.bool = ...,
         principal: _builtins.str = ...,
+        quota: Global___MutationQuota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "topics", b"topics", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "quota", b"quota", "topics", b"topics", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,8 +914,11 @@ class CreateTopicsResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    THROTTLE_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version that holds the new topics; answer clients once it is applied."""
+    throttle_ms: _builtins.int
+    """For how long the client is to make no more of them."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -798,10 +929,11 @@ class CreateTopicsResponse(_message.Message):
         error: _common_pb2.Error | None = ...,
         topics: _abc.Iterable[Global___CreatedTopic] | None = ...,
         version: _builtins.int = ...,
+        throttle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "throttle_ms", b"throttle_ms", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -845,20 +977,26 @@ class DeleteTopicsRequest(_message.Message):
 
     TOPICS_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicRef]:
         """By name, or by id when the name is empty."""
+
+    @_builtins.property
+    def quota(self) -> Global___MutationQuota:
+        """As in CreateTopicsRequest."""
 
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___TopicRef] | None = ...,
         principal: _builtins.str = ...,
+        quota: Global___MutationQuota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "quota", b"quota", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -893,7 +1031,10 @@ class DeleteTopicsResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    THROTTLE_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    throttle_ms: _builtins.int
+    """As in CreateTopicsResponse."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -904,10 +1045,11 @@ class DeleteTopicsResponse(_message.Message):
         error: _common_pb2.Error | None = ...,
         topics: _abc.Iterable[Global___DeletedTopic] | None = ...,
         version: _builtins.int = ...,
+        throttle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "throttle_ms", b"throttle_ms", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -946,20 +1088,26 @@ class CreatePartitionsRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     principal: _builtins.str
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewPartitions]: ...
+    @_builtins.property
+    def quota(self) -> Global___MutationQuota:
+        """As in CreateTopicsRequest."""
+
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___NewPartitions] | None = ...,
         validate_only: _builtins.bool = ...,
         principal: _builtins.str = ...,
+        quota: Global___MutationQuota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "topics", b"topics", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "quota", b"quota", "topics", b"topics", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,7 +1149,10 @@ class CreatePartitionsResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    THROTTLE_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    throttle_ms: _builtins.int
+    """As in CreateTopicsResponse."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -1012,10 +1163,11 @@ class CreatePartitionsResponse(_message.Message):
         error: _common_pb2.Error | None = ...,
         topics: _abc.Iterable[Global___CreatedTopic] | None = ...,
         version: _builtins.int = ...,
+        throttle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "throttle_ms", b"throttle_ms", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

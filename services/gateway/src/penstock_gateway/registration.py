@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient, ControllerStream
 from penstock_runtime.lifecycle import Lifecycle
@@ -34,7 +35,10 @@ class Registration:
         controllers: ControllerClient,
         metadata: MetadataClient,
         lifecycle: Lifecycle,
+        quotas: QuotaGate | None = None,
     ) -> None:
+        """Heartbeats carry what this gateway wants of `quotas`, and their answers what it gets."""
+        self._quotas = quotas or QuotaGate.idle()
         self._request = request
         self._controllers = controllers
         self._metadata = metadata
@@ -97,6 +101,7 @@ class Registration:
                         gateway_epoch=self._epoch,
                         metadata_version=self._metadata.image.version,
                         want_shutdown=self._leaving.is_set(),
+                        quota_report=self._quotas.report(),
                     )
                 )
                 await asyncio.wait({reader}, timeout=self._interval_s)
@@ -128,6 +133,8 @@ class Registration:
                 # Whatever it is, a new registration mends it.
                 self._epoch = -1
                 raise PenstockError(_code(reply.error.code), reply.error.message)
+            if reply.HasField("quota_shares"):
+                self._quotas.take_shares(reply.quota_shares)
             if reply.may_shutdown and self._leaving.is_set():
                 self._left.set()
                 return

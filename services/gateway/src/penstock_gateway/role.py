@@ -24,10 +24,12 @@ from typing import Final
 from penstock_core.addresses import WILDCARD_HOSTS, parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
+from penstock_core.security.quota_book import QuotaBook
 from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.sign_in.doors import Doors
 from penstock_frontend.suspected_leaders import SuspectedLeaders
@@ -166,6 +168,8 @@ class Gateway:
         if by_acl is not None:
             authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
+        quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
+        self._metadata.on_change(quotas.metadata_changed)
         self._relay = Relay(
             settings.gateway_id,
             self._metadata,
@@ -196,6 +200,7 @@ class Gateway:
                 auto_create=settings.auto_create_topics,
                 wall_ms=ports.clocks.wall_ms,
                 turns=LoopTurns.of(lifecycle),
+                quotas=quotas,
             )
             for addresses in (self._addresses, apart)
         )
@@ -203,7 +208,8 @@ class Gateway:
         limits = settings.listener_limits()
         self._doors.connect(self._metadata, cluster.api_versions)
         self._listeners = [
-            ports.listener(s, handler, lifecycle, limits, **self._doors.of(s)) for s in settings.listeners
+            ports.listener(s, handler, lifecycle, limits, **self._doors.of(s), quotas=quotas)
+            for s in settings.listeners
         ]
         self._http = ports.http(
             settings.http_bind,
@@ -214,7 +220,7 @@ class Gateway:
         self._grpc_endpoint = Endpoint("", "", 0)
         self._http_endpoint = Endpoint("", "", 0)
         self._registration = Registration(
-            self._registration_request, self._controllers, self._metadata, lifecycle
+            self._registration_request, self._controllers, self._metadata, lifecycle, quotas
         )
 
     async def run(self) -> None:

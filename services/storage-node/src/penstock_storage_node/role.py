@@ -18,10 +18,12 @@ from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.identity import PeerIdentity
+from penstock_core.security.quota_book import QuotaBook
 from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.sign_in.doors import Doors
 from penstock_frontend.suspected_leaders import SuspectedLeaders
@@ -263,6 +265,8 @@ class StorageNode:
         self._data = DataApis(manager, authorizer, lambda: self._registration.in_touch(), self._groups)
         self._producer_ids = ProducerIdAllocator(controllers, owner)
         kafka_metrics = KafkaMetrics.of(lifecycle)
+        self._quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
+        self._metadata.on_change(self._quotas.metadata_changed)
         cluster = ClusterApis(
             self._metadata,
             controllers,
@@ -275,12 +279,13 @@ class StorageNode:
             auto_create=settings.auto_create_topics,
             wall_ms=self._clocks.wall_ms,
             turns=LoopTurns.of(lifecycle),
+            quotas=self._quotas,
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)
         self._doors.connect(self._metadata, cluster.api_versions)
         self._listeners = [
-            ports.listener(each, handler, lifecycle, caps, **self._doors.of(each))
+            ports.listener(each, handler, lifecycle, caps, **self._doors.of(each), quotas=self._quotas)
             for each in settings.listeners
         ]
         self._register_metrics()
@@ -341,6 +346,7 @@ class StorageNode:
             self._on_epoch,
             lambda: manager.health.failed,
             lambda: manager.health.space.full,
+            self._quotas,
         )
         manager.health.listeners.append(self._registration.wake)
         manager.health.space_listeners.append(self._registration.wake)

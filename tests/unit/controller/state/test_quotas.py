@@ -6,7 +6,7 @@ import pytest
 
 from penstock_controller.state import quotas
 from penstock_core.errors import ErrorCode
-from penstock_core.metadata.security import QuotaEntity
+from penstock_core.security.quota_entities import QuotaEntity
 from penstock_proto.v1 import controller_pb2 as api
 from unit.controller.state.test_nodes import Cluster
 

@@ -9,7 +9,7 @@ import pytest
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata import ImageBuilder, MetadataImage
-from penstock_core.metadata.security import QuotaEntity
+from penstock_core.security.quota_entities import QuotaEntity
 from penstock_proto.v1 import common_pb2, metadata_pb2
 
 Record = metadata_pb2.MetadataRecord

@@ -1,5 +1,6 @@
 """The throttle time of finished responses, of every API and version; what a Fetch may bring."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -8,6 +9,7 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SUPPORTED, ApiKey, is_supported
 from penstock_kafka.wire.fetch import FetchRequest, decode_fetch, encode_fetch_request
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
+from penstock_kafka.wire.primitives import Buffer
 from penstock_kafka.wire.produce import (
     ProduceResult,
     Receipt,
@@ -33,11 +35,15 @@ def test_it_is_written_where_the_schema_has_it(key: int, version: int, cut: int)
     whole = codec.encode_response(header, entity)
     parts = [whole[:cut], whole[cut:]] if cut else whole
     told = with_throttle_time(key, version, parts, 1234)
-    _, answer = codec.decode_response(key, version, told if isinstance(told, bytes) else b"".join(told))
+    _, answer = codec.decode_response(key, version, joined(told))
     if hasattr(entity, "throttle_time"):
         assert answer.throttle_time == timedelta(milliseconds=1234)
         answer = codec.build(type(answer), **{**vars_of(answer), "throttle_time": entity.throttle_time})
     assert answer == entity
+
+
+def joined(response: Sequence[Buffer] | bytes) -> bytes:
+    return response if isinstance(response, bytes) else b"".join(response)
 
 
 def vars_of(entity: object) -> dict[str, object]:
@@ -59,7 +65,7 @@ def test_receipts_come_after_a_partition_and_not_after_the_field() -> None:
     header = RequestHeader(ApiKey.PRODUCE, 11, 5, "c", 0)
     result = ProduceResult("t", None, 0, 0, 7, receipt=Receipt(3, (1, 2), (1,)))
     told = with_throttle_time(ApiKey.PRODUCE, 11, encode_produce_response(header, [result]), 77)
-    answer = decode_produce_response(b"".join(told), 11)
+    answer = decode_produce_response(joined(told), 11)
     assert (answer.throttle_ms, answer.results[0].receipt) == (77, result.receipt)
 
 

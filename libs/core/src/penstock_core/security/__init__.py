@@ -11,6 +11,8 @@
 `plain`              the PLAIN mechanism, on the users of SCRAM
 `principal`          who asks, and how that is written
 `principal_mapping`  rules that make a user's name of a certificate's subject
+`quota_book`         what one process knows of quotas: uses, limits, shares
+`quota_dealer`       the active controller's side of shared quotas
 `quota_entities`     who a quota is for, its keys, and which of several counts
 `quota_rates`        measured rates, token buckets, and for how long to throttle
 `quota_shares`       how processes share a quota of the whole cluster

@@ -33,6 +33,7 @@ from penstock_frontend.cluster.reassignments import Reassignments
 from penstock_frontend.cluster.users import Users
 from penstock_frontend.listener.connection import CLOSE, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.error_responses.data import ERROR_FORMS, error_response
@@ -105,6 +106,7 @@ class ClusterApis:
         auto_create: bool = False,
         wall_ms: Callable[[], int] = wall_ms,
         turns: LoopTurns | None = None,
+        quotas: QuotaGate | None = None,
     ) -> None:
         """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
         that a Metadata request names.
@@ -126,14 +128,14 @@ class ClusterApis:
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         calls = ControllerCalls(metadata, controllers)
         self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
-        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics)
+        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics, quotas or QuotaGate.idle())
         self._turns = turns or LoopTurns()
         configs = Configs(calls, authorizer, metrics, own_node, self._turns)
         moves = Reassignments(calls, authorizer, metrics)
         quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
         users = Users(calls, authorizer, metrics, self._turns)
         acls = Acls(calls, authorizer, metrics, self._turns)
-        quotas = Quotas(calls, authorizer, metrics, self._turns)
+        quota_apis = Quotas(calls, authorizer, metrics, self._turns)
         self._handlers: dict[
             int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
         ] = {
@@ -159,8 +161,8 @@ class ClusterApis:
             ApiKey.UNREGISTER_BROKER: moves.unregister,
             ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
             ApiKey.UPDATE_FEATURES: quorum.update_features,
-            ApiKey.DESCRIBE_CLIENT_QUOTAS: quotas.describe,
-            ApiKey.ALTER_CLIENT_QUOTAS: quotas.alter,
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: quota_apis.describe,
+            ApiKey.ALTER_CLIENT_QUOTAS: quota_apis.alter,
             ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe,
             ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.alter,
             ApiKey.DESCRIBE_ACLS: acls.describe,

@@ -3,7 +3,8 @@
 Checks that need only the request are Kafka's (ControllerApis, ReplicationControlManager):
 doubled names are INVALID_REQUEST, counts beside an assignment too. The rest is the
 controller's to judge. The answer waits until this process has applied the change or the
-client's own timeout has passed, whichever is first.
+client's own timeout has passed, whichever is first. Where anybody has a quota the controller is told whose it is:
+it counts partitions, and says for how long the client is throttled (KIP-599).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Malformed
 from penstock_proto.v1 import common_pb2
@@ -29,6 +32,8 @@ from penstock_proto.v1 import controller_pb2 as pb
 from penstock_runtime.metadata_client import MetadataClient
 
 _Failure = tuple[int, str]
+_STRICT_SINCE: Final = {ApiKey.CREATE_TOPICS: 6, ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 3}
+"""From which version on a client is told THROTTLING_QUOTA_EXCEEDED (Kafka: ControllerApis)."""
 _DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
@@ -41,11 +46,23 @@ class Admin:
         calls: ControllerCalls,
         authorizer: Authorizer,
         metrics: KafkaMetrics,
+        quotas: QuotaGate,
     ) -> None:
         self._metadata = metadata
         self._calls = calls
         self._authorizer = authorizer
         self._metrics = metrics
+        self._quotas = quotas
+
+    def _quota(self, connection: Connection, header: RequestHeader) -> pb.MutationQuota | None:
+        """Whose quota the partitions of a request count for; None where nobody has any."""
+        if not self._quotas.is_active:
+            return None
+        return pb.MutationQuota(
+            user=connection.principal.name,
+            client_id=header.client_id or "",
+            strict=header.api_version >= _STRICT_SINCE[ApiKey(header.api_key)],
+        )
 
     # CreateTopics
 
@@ -68,13 +85,18 @@ class Admin:
                 except PenstockError as e:
                     failures[topic.name] = (e.code, e.message)
         done: dict[str, pb.CreatedTopic] = {}
+        throttle_ms = 0
         if wanted:
             call = pb.CreateTopicsRequest(
-                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+                topics=wanted,
+                validate_only=request.validate_only,
+                principal=str(connection.principal),
+                quota=self._quota(connection, header),
             )
             response = await self._calls.call(
                 "CreateTopics", call, request.timeout, wait=not request.validate_only
             )
+            throttle_ms = response.throttle_ms
             done = {t.name: t for t in response.topics}
         own = {topic.name: topic.configs for topic in wanted}
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatableTopicResult")
@@ -102,7 +124,8 @@ class Admin:
                     else None,
                 )
             )
-        return codec.respond(header, topics=tuple(results))
+        self._quotas.throttle_mutations(connection, throttle_ms)
+        return codec.respond(header, topics=tuple(results), throttle_time=throttle_ms)
 
     def _may_see_configs(self, connection: Connection, topic: str) -> bool:
         return self._authorizer.allows(
@@ -155,9 +178,15 @@ class Admin:
                 wanted[key] = pb.TopicRef(name=key[0] or "", topic_id=key[1])
             else:
                 outcomes[key] = refusal
+        throttle_ms = 0
         if wanted:
-            call = pb.DeleteTopicsRequest(topics=wanted.values(), principal=str(connection.principal))
+            call = pb.DeleteTopicsRequest(
+                topics=wanted.values(),
+                principal=str(connection.principal),
+                quota=self._quota(connection, header),
+            )
             response = await self._calls.call("DeleteTopics", call, request.timeout)
+            throttle_ms = response.throttle_ms
             by_name = {t.name: t for t in response.topics if t.name}
             by_id = {t.topic_id: t for t in response.topics if t.topic_id}
             for key in wanted:
@@ -179,7 +208,8 @@ class Admin:
                     error_message=message or None,
                 )
             )
-        return codec.respond(header, responses=tuple(results))
+        self._quotas.throttle_mutations(connection, throttle_ms)
+        return codec.respond(header, responses=tuple(results), throttle_time=throttle_ms)
 
     def _refuse_delete(
         self, connection: Connection, image: MetadataImage, key: tuple[str | None, bytes]
@@ -237,13 +267,18 @@ class Admin:
                     )
                 )
         done: dict[str, pb.CreatedTopic] = {}
+        throttle_ms = 0
         if wanted:
             call = pb.CreatePartitionsRequest(
-                topics=wanted, validate_only=request.validate_only, principal=str(connection.principal)
+                topics=wanted,
+                validate_only=request.validate_only,
+                principal=str(connection.principal),
+                quota=self._quota(connection, header),
             )
             response = await self._calls.call(
                 "CreatePartitions", call, request.timeout, wait=not request.validate_only
             )
+            throttle_ms = response.throttle_ms
             done = {t.name: t for t in response.topics}
         item_type = codec.entity_type(header.api_key, header.api_version, "CreatePartitionsTopicResult")
         results = []
@@ -251,7 +286,8 @@ class Admin:
             code, message = failures.get(name) or _outcome(done.get(name))
             self._metrics.count_error(header.api_key, code)
             results.append(codec.build(item_type, name=name, error_code=code, error_message=message or None))
-        return codec.respond(header, results=tuple(results))
+        self._quotas.throttle_mutations(connection, throttle_ms)
+        return codec.respond(header, results=tuple(results), throttle_time=throttle_ms)
 
 
 def _malformed_reference(key: tuple[str | None, bytes], *, doubled: bool) -> _Failure | None:

@@ -7,4 +7,5 @@
 `listener`        a port that speaks Kafka's framing
 `metrics`         counters of the Kafka side of a process
 `proxy_protocol`  the PROXY protocol header, versions 1 and 2
+`quota_gate`      what requests use of quotas, and for how long their clients wait then
 """

@@ -42,14 +42,17 @@ class Admission:
         self._buckets: dict[str, tuple[float, float]] = {}
         """Tokens that an address had, and when (seconds)."""
 
-    def refusal(self, address: str, now_s: float) -> str:
+    def refusal(self, address: str, now_s: float, *, has_quota: bool = False) -> str:
         """Why an address may not open another connection, as `setting = value`; "" if it may.
 
-        Takes a token when it may. A full listener is no reason here: see `full`.
+        Takes a token when it may. A full listener is no reason here: see `full`. `has_quota`: how fast it may
+        come is said by a quota, in place of the setting.
         """
         caps = self.caps
         if self.by_address[address] >= caps.per_address_max:
             return f"connections_per_address_max = {caps.per_address_max}"
+        if has_quota:
+            return ""
         tokens, at_s = self._buckets.get(address, (float(caps.new_per_address_burst), now_s))
         tokens = min(float(caps.new_per_address_burst), tokens + (now_s - at_s) * caps.new_per_address_per_s)
         if tokens < 1:

@@ -20,6 +20,9 @@ Stages. Where a listener has a doorkeeper, it gets all frames of a connection un
 called `admit`; the handler never sees one before that. Till then they are small, and come one at a
 time: the next one is not looked at before the one before is answered.
 
+Quotas. Where anybody has one (`QuotaGate.is_active`) each request carries a charge; its answer says for how long the
+client is throttled, and for that time nothing more is read.
+
 Warts. Growth of a large frame copies it (256 KiB, 1 MiB, 2, 4, ...), so that memory
 follows what was received and not what was announced.
 """
@@ -39,11 +42,13 @@ from typing import Any, Final, Protocol, cast
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
+from penstock_core.security.quota_book import Account
 from penstock_core.security.sasl_session import AUTHENTICATION_MS_MAX
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
 from penstock_frontend.listener.proxy_protocol import ProxyHeader
+from penstock_frontend.listener.quota_gate import Charge, QuotaGate, Timed
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX, Malformed
 from penstock_runtime.logs import Log
 from penstock_runtime.settings import ListenerSettings
@@ -138,6 +143,7 @@ class ConnectionOwner(Protocol):
     turns: LoopTurns
     doorkeeper: FrameHandler | None
     """Who gets the frames of connections that are not admitted yet; None lets everybody in."""
+    quotas: QuotaGate
 
     def release(self, connection: Connection, size: int) -> None:
         """Give memory back, and let go on who waits for it."""
@@ -161,7 +167,7 @@ FRAME_BYTES_PER_S = 64 * 1024
 """What a client sends at least while a request of its comes in pieces."""
 _FLUSH_BYTES = 256 * 1024
 
-_Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float]
+_Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -185,11 +191,14 @@ class Connection(asyncio.BufferedProtocol):
         "_inflight_requests_max",
         "_memory",
         "_metrics",
+        "_muted_until_s",
+        "_muting",
         "_out",
         "_out_bytes",
         "_owner",
         "_pending",
         "_proxied",
+        "_quotas",
         "_read_paused",
         "_shortfall_bytes",
         "_starved",
@@ -212,6 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         "opened_s",
         "peer_host",
         "peer_port",
+        "quota_account",
         "request_count",
         "state",
     )
@@ -238,6 +248,10 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics = owner.metrics
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._memory = owner.memory
+        self._quotas = owner.quotas
+        self.quota_account: tuple[bytes, Principal, Account] | None = None
+        self._muted_until_s = 0.0
+        self._muting: asyncio.TimerHandle | None = None
         self._handler = owner.handler
         self.admitted = True
         self.deadline_s: float | None = None
@@ -370,6 +384,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = self.closing = True
+        if self._muting is not None:
+            self._muting.cancel()
         for task in self._tasks:
             task.cancel()
         self._pending.clear()
@@ -526,11 +542,18 @@ class Connection(asyncio.BufferedProtocol):
         size = len(frame)
         self._metrics.received_bytes[self.listener] += size + 4
         stats = self._metrics.api(frame[0] << 8 | frame[1])
+        charge: Charge | None = None
+        result: Response | Awaitable[Response]
         try:
-            result = self._handler.handle(self, frame)
+            if self._quotas.is_active and self.admitted:
+                charge = self._quotas.arrived(self, frame)
+            answer = None if charge is None else charge.answer
+            result = self._handler.handle(self, frame) if answer is None else answer
         except Exception as e:
             self._handler_failed(e)
             return started_s
+        if charge is not None:
+            charge.spent_s = perf_counter() - started_s
         kind = type(result)
         response: Response | None = None
         future: asyncio.Future[Response] | None = None
@@ -539,7 +562,7 @@ class Connection(asyncio.BufferedProtocol):
         elif isinstance(result, asyncio.Future):
             future = result
         elif asyncio.iscoroutine(result):
-            task = self._owner.loop.create_task(result)
+            task = self._owner.loop.create_task(result if charge is None else Timed(result, charge))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             future = task
@@ -550,13 +573,13 @@ class Connection(asyncio.BufferedProtocol):
             if charged:
                 self._release(size)
             stats.observe(perf_counter() - started_s)
-            self._emit(response)  # type: ignore[arg-type]
+            self._emit(response, charge)  # type: ignore[arg-type]
             return started_s
         if not charged:
             self._memory.charge(self.address, size, force=True)
             self._charged += size
         self._inflight_bytes += size
-        self._pending.append((future, response, size, stats, started_s))
+        self._pending.append((future, response, size, stats, started_s, charge))
         if future is not None:
             future.add_done_callback(self._on_done)
         return started_s
@@ -573,7 +596,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write the responses that are due, in order, and go on with what waited for that."""
         pending = self._pending
         while pending and not self._write_paused and not self.closing:
-            future, response, size, stats, started_s = pending[0]
+            future, response, size, stats, started_s, charge = pending[0]
             if future is not None:
                 if not future.done():
                     break
@@ -589,14 +612,19 @@ class Connection(asyncio.BufferedProtocol):
             self._inflight_bytes -= size
             self._release(size)
             stats.observe(perf_counter() - started_s)
-            self._emit(response)  # type: ignore[arg-type]
+            self._emit(response, charge)  # type: ignore[arg-type]
         self._flush()
         if self._close_when_empty and not pending:
             self.close("all responses are sent")
         self._go_on()
 
-    def _emit(self, response: Response) -> None:
+    def _emit(self, response: Response, charge: Charge | None) -> None:
         """Queue one response for the next flush."""
+        if charge is not None:
+            if not isinstance(response, Signal):
+                response = self._quotas.answered(self, charge, response)
+            elif response is NO_RESPONSE:
+                self._quotas.unanswered(self, charge)
         if isinstance(response, Signal):
             if response is CLOSE:
                 self.close("the handler asked for it")
@@ -634,6 +662,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._starved
+            or self._muting is not None
             or self._close_when_empty
             or len(self._pending) >= self._inflight_requests_max
             or self._inflight_bytes >= limits.inflight_bytes_max
@@ -659,6 +688,22 @@ class Connection(asyncio.BufferedProtocol):
             self._read_paused = False
             self.moved = True
             self._transport.resume_reading()
+
+    def mute(self, throttle_ms: int) -> None:
+        """Read no request for so long; those that were read are answered meanwhile (KIP-219)."""
+        loop = self._owner.loop
+        self._muted_until_s = max(self._muted_until_s, loop.time() + throttle_ms / 1000)
+        if self._muting is None and not self.closing:
+            self._muting = loop.call_at(self._muted_until_s, self._unmute)
+            self._pause_reading()
+
+    def _unmute(self) -> None:
+        loop = self._owner.loop
+        if self._muted_until_s > loop.time() and not self.closing:
+            self._muting = loop.call_at(self._muted_until_s, self._unmute)
+            return
+        self._muting = None
+        self._go_on()
 
     def fed(self) -> None:
         """The listener may have memory for frames again."""
@@ -714,5 +759,5 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def may_be_idle(self) -> bool:
-        """Nothing is being answered, or the client does not take what is."""
-        return self._write_paused or not self._pending
+        """Nothing is being answered, or the client does not take what is; and it is not we who do not read."""
+        return self._muting is None and (self._write_paused or not self._pending)

@@ -227,7 +227,10 @@ class Doorway:
     def _may_enter(self, client: socket.socket, host: str) -> bool:
         """Count a client in, or refuse it."""
         now_s = self._owner.loop.time()
-        reason = self._admission.refusal(host, now_s)
+        allowed = self._owner.quotas.may_connect(host)
+        reason = self._admission.refusal(host, now_s, has_quota=allowed is not None)
+        if not reason and allowed is False:
+            reason = "connection_creation_rate of its quota"
         if not reason and self._admission.full and not self._make_room(host):
             reason = f"connections_max = {self._admission.caps.connections_max}"
         if reason:

@@ -31,6 +31,7 @@ from penstock_frontend.listener.connection import (
 from penstock_frontend.listener.doorway import Doorway
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_runtime.addresses import bind_sockets
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields, one_line
@@ -64,10 +65,11 @@ class KafkaListener:
         doorkeeper: FrameHandler | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         certified: Callable[[bytes | None], Principal] | None = None,
+        quotas: QuotaGate | None = None,
     ) -> None:
         """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
         next connection; `certified` says whom a client's certificate (DER, None without one) makes, and raises
-        NotCertified."""
+        NotCertified; `quotas` limits clients."""
         self.settings = settings
         self.name = settings.name
         self.handler = handler
@@ -85,6 +87,7 @@ class KafkaListener:
         self.memory = FrameMemory(self.limits.frames_bytes_max)
         self.turns = LoopTurns.of(lifecycle)
         self.doorkeeper = doorkeeper
+        self.quotas = quotas or QuotaGate.idle()
         self._doorway = Doorway(self, tls)
         self._certified = certified
         self._quiet_since: dict[Connection, float] = {}

@@ -64,6 +64,11 @@ class KafkaMetrics(Collector):
         self.sent_bytes: Counter[str] = Counter()
         self.sign_ins: Counter[tuple[str, str, str]] = Counter()
         """By listener, mechanism and outcome."""
+        self.throttled: Counter[str] = Counter()
+        """Answers that told a client to wait, or requests that were not taken, by the quota's key."""
+        self.throttled_ms: Counter[str] = Counter()
+        self.quota_buckets: Callable[[], int] = lambda: 0
+        """How many uses of quotas are followed."""
         self.certificate_ends_s: dict[str, Callable[[], float]] = {}
         """When the certificate of a listener ends, in s since 1970."""
 
@@ -90,6 +95,11 @@ class KafkaMetrics(Collector):
         """A response, or an item of one, carried `code`; 0 is not counted."""
         if code:
             self.errors[api_key, code] += 1
+
+    def count_throttle(self, key: str, throttle_ms: int) -> None:
+        """A client is made to wait for its quota of that key."""
+        self.throttled[key] += 1
+        self.throttled_ms[key] += throttle_ms
 
     def collect(self) -> Iterable[Metric]:
         """Samples for Prometheus."""
@@ -124,6 +134,23 @@ class KafkaMetrics(Collector):
         for labels, count in self.sign_ins.items():
             sign_ins.add_metric(labels, count)
         yield sign_ins
+        throttled = CounterMetricFamily(
+            "penstock_kafka_throttled", "Times that a client was throttled for a quota.", labels=["quota"]
+        )
+        seconds_throttled = CounterMetricFamily(
+            "penstock_kafka_throttle_seconds", "For how long clients were throttled.", labels=["quota"]
+        )
+        for quota, count in self.throttled.items():
+            throttled.add_metric([quota], count)
+            seconds_throttled.add_metric([quota], self.throttled_ms[quota] / 1000)
+        yield throttled
+        yield seconds_throttled
+        buckets_followed = GaugeMetricFamily(
+            "penstock_kafka_quota_buckets",
+            "Users, client ids and addresses whose use of a quota is followed.",
+        )
+        buckets_followed.add_metric([], self.quota_buckets())
+        yield buckets_followed
         ends = GaugeMetricFamily(
             "penstock_kafka_certificate_expires_timestamp_seconds",
             "When the certificate of a listener ends, since 1970.",

@@ -21,6 +21,7 @@ from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.state import cluster, controllers, elections, gateways, nodes
 from penstock_controller.state.controllers import Connected, QuorumView
 from penstock_controller.state.generation import Context, Generated
+from penstock_controller.state.mutation_quotas import MutationBudget, MutationQuotas
 from penstock_controller.state.sessions import Sessions
 from penstock_core.errors import PenstockError
 from penstock_core.failpoints import hit
@@ -29,6 +30,7 @@ from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.bootstrap_users import BootstrapUser
+from penstock_core.security.quota_dealer import QuotaDealer
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.grpc_tools import Probe
 from penstock_runtime.lifecycle import Lifecycle
@@ -73,6 +75,8 @@ class Controller:
         self.image = MetadataImage()
         self.sessions = Sessions(settings.session_timeout_ms, ports.tick_ms)
         self.clock_ms = ports.clocks.ms
+        self._mutations = MutationQuotas()
+        self._dealer = QuotaDealer()
         self._ports = ports
         self.worker: CommandQueue
         self.watchers: MetadataStreams
@@ -156,6 +160,8 @@ class Controller:
         now_ms = self.clock_ms()
         self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
         self.sessions.begin(self.image, now_ms)
+        self._mutations = MutationQuotas()
+        self._dealer = QuotaDealer()
         self.worker.set_active(True)
         if not self.image.cluster_id:
             self.spawn(self._found_cluster(), "found cluster")
@@ -235,6 +241,18 @@ class Controller:
                     self._leaving[key[1]] = self.image.version
         finally:
             self._in_hand.discard(key)
+
+    def mutation_budget(self, whose: api.MutationQuota | None) -> MutationBudget:
+        """What a client may spend who makes or deletes partitions."""
+        return self._mutations.budget(self.image.security.quotas, whose, self.clock_ms())
+
+    def deal_quotas(self, process: str, report: api.QuotaReport) -> api.QuotaShares:
+        """What a process with a session gets of the quotas that its clients use."""
+        demands = {each.bucket: each.part for each in report.demands}
+        dealt = self._dealer.report(process, demands, self.clock_ms())
+        return api.QuotaShares(
+            shares=[api.QuotaPart(bucket=bucket, part=part) for bucket, part in dealt.items()]
+        )
 
     def registered(self, name: NodeId | str, epoch: int) -> None:
         """A node or gateway has a new registration: its session begins."""

@@ -35,6 +35,7 @@ from penstock_controller.state import (
     users,
 )
 from penstock_controller.state.generation import Context, Generated, make_error
+from penstock_controller.state.mutation_quotas import MutationBudget
 from penstock_controller.state.sessions import RequestedTransition
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -46,6 +47,7 @@ from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.security.callers import gateway_fault, node_fault
 
 R = TypeVar("R")
+M = TypeVar("M", api.CreateTopicsRequest, api.DeleteTopicsRequest, api.CreatePartitionsRequest)
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 ACTIVE_CONTROLLER_KEY = "penstock-active-controller"
@@ -160,12 +162,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             node.fenced
             or (node.in_controlled_shutdown and core.may_leave(node_id) and not core.still_leads(node_id))
         )
-        return api.NodeHeartbeatReply(
+        reply = api.NodeHeartbeatReply(
             fenced=node.fenced,
             may_shutdown=may_shutdown,
             controller_term=term,
             metadata_version=core.image.version,
         )
+        if beat.HasField("quota_report"):
+            reply.quota_shares.CopyFrom(core.deal_quotas(f"node {node_id}", beat.quota_report))
+        return reply
 
     async def AlterPartitions(
         self, request: api.AlterPartitionsRequest, context: ServicerContext
@@ -225,24 +230,43 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 f"gateway {beat.gateway_id} has no registration with epoch {beat.gateway_epoch}; register again",
             )
             return api.GatewayHeartbeatReply(error=error, controller_term=term)
-        return api.GatewayHeartbeatReply(controller_term=term)
+        reply = api.GatewayHeartbeatReply(controller_term=term)
+        if beat.HasField("quota_report"):
+            reply.quota_shares.CopyFrom(core.deal_quotas(f"gateway {beat.gateway_id}", beat.quota_report))
+        return reply
 
     # --- topics and the rest -------------------------------------------------------------------
 
     async def CreateTopics(
         self, request: api.CreateTopicsRequest, context: ServicerContext
     ) -> api.CreateTopicsResponse:
-        return await self._do(context, lambda ctx: topics.create_topics(ctx, request))
+        return await self._mutate(context, request, topics.create_topics)
 
     async def DeleteTopics(
         self, request: api.DeleteTopicsRequest, context: ServicerContext
     ) -> api.DeleteTopicsResponse:
-        return await self._do(context, lambda ctx: topics.delete_topics(ctx, request))
+        return await self._mutate(context, request, topics.delete_topics)
 
     async def CreatePartitions(
         self, request: api.CreatePartitionsRequest, context: ServicerContext
     ) -> api.CreatePartitionsResponse:
-        return await self._do(context, lambda ctx: topics.create_partitions(ctx, request))
+        return await self._mutate(context, request, topics.create_partitions)
+
+    async def _mutate(
+        self,
+        context: ServicerContext,
+        request: M,
+        generate: Callable[[Context, M, MutationBudget], Generated[R]],
+    ) -> R:
+        """As `_do`, for what a quota of mutations counts."""
+        core = self._core
+        budget = core.mutation_budget(request.quota if request.HasField("quota") else None)
+
+        def decide(ctx: Context) -> Generated[R]:
+            budget.begin(core.clock_ms())
+            return generate(ctx, request, budget)
+
+        return await self._do(context, decide)
 
     async def AlterConfigs(
         self, request: api.AlterConfigsRequest, context: ServicerContext

@@ -18,6 +18,7 @@ from penstock_controller.state.generation import (
     make_error,
     partition_record,
 )
+from penstock_controller.state.mutation_quotas import UNLIMITED, MutationBudget
 from penstock_controller.state.nodes import is_active, is_full
 from penstock_controller.state.placement import Load, place
 from penstock_core.config.topic import validate_topic_config, validate_topic_configs
@@ -37,8 +38,10 @@ _OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 102
 Assignment = list[list[NodeId]]
 
 
-def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[api.CreateTopicsResponse]:
-    """Create each topic that can be; the others carry their error."""
+def create_topics(
+    ctx: Context, request: api.CreateTopicsRequest, mutations: MutationBudget = UNLIMITED
+) -> Generated[api.CreateTopicsResponse]:
+    """Create each topic that can be; the others carry their error. What is only validated counts too, as in Kafka."""
     reply = api.CreateTopicsResponse()
     doubled = _doubled(t.name for t in request.topics)
     load = cluster_load(ctx.image)
@@ -56,6 +59,7 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
             _check_new_name(ctx.image, wanted.name, collisions)
             _check_configs(ctx.image, wanted.configs)
             assignment = _new_assignment(ctx, wanted, load, budget)
+            mutations.spend(len(assignment))
         except PenstockError as error:
             result.error.CopyFrom(error_pb(error))
             continue
@@ -75,6 +79,7 @@ def create_topics(ctx: Context, request: api.CreateTopicsRequest) -> Generated[a
         records += [
             config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
         ]
+    reply.throttle_ms = mutations.throttle_ms
     return Generated(reply, records)
 
 
@@ -237,7 +242,7 @@ def _new_partitions(
 
 
 def create_partitions(
-    ctx: Context, request: api.CreatePartitionsRequest
+    ctx: Context, request: api.CreatePartitionsRequest, mutations: MutationBudget = UNLIMITED
 ) -> Generated[api.CreatePartitionsResponse]:
     """Grow topics to the wanted totals."""
     reply = api.CreatePartitionsResponse()
@@ -253,6 +258,7 @@ def create_partitions(
                     ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
                 )
             topic, assignment = _grown(ctx, wanted, load, budget)
+            mutations.spend(len(assignment))
         except PenstockError as error:
             result.error.CopyFrom(error_pb(error))
             continue
@@ -264,6 +270,7 @@ def create_partitions(
         result.replication_factor = len(assignment[0])
         if not request.validate_only:
             records += _new_partitions(ctx.image, topic.topic_id, len(topic.partitions), assignment)
+    reply.throttle_ms = mutations.throttle_ms
     return Generated(reply, records)
 
 
@@ -298,7 +305,9 @@ def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> 
 # --- deleting ---------------------------------------------------------------------------
 
 
-def delete_topics(ctx: Context, request: api.DeleteTopicsRequest) -> Generated[api.DeleteTopicsResponse]:
+def delete_topics(
+    ctx: Context, request: api.DeleteTopicsRequest, mutations: MutationBudget = UNLIMITED
+) -> Generated[api.DeleteTopicsResponse]:
     """Delete topics by name or id."""
     reply = api.DeleteTopicsResponse()
     records: list[pb.MetadataRecord] = []
@@ -317,7 +326,13 @@ def delete_topics(ctx: Context, request: api.DeleteTopicsRequest) -> Generated[a
                 make_error(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named twice in the request")
             )
             continue
+        try:
+            mutations.spend(len(topic.partitions))
+        except PenstockError as error:
+            result.error.CopyFrom(error_pb(error))
+            continue
         gone.add(topic.topic_id)
         removed = pb.TopicRemovedRecord(topic_id=topic.topic_id)
         records.append(pb.MetadataRecord(topic_removed=removed))
+    reply.throttle_ms = mutations.throttle_ms
     return Generated(reply, records)

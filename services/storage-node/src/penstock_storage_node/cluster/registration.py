@@ -15,6 +15,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_kafka.wire.apis import SUPPORTED
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import controller_pb2 as pb
@@ -47,7 +48,10 @@ class Announcement:
 
 
 class Registration:
-    """Registers and keeps the session. `on_epoch(node_id, node_epoch)` is called at each grant."""
+    """Registers and keeps the session. `on_epoch(node_id, node_epoch)` is called at each grant.
+
+    Heartbeats carry what this node's own listeners want of `quotas`, and their answers what they get.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Registration:
         on_epoch: Callable[[NodeId, int], None],
         disk_failed: Callable[[], bool],
         disk_full: Callable[[], bool],
+        quotas: QuotaGate | None = None,
     ) -> None:
         self._lifecycle = lifecycle
         self._controllers = controllers
@@ -70,6 +75,7 @@ class Registration:
         self._on_epoch = on_epoch
         self._disk_failed = disk_failed
         self._disk_full = disk_full
+        self._quotas = quotas or QuotaGate.idle()
         self._node_id = announcement.node_id if announcement.node_id >= 0 else directory.node_id
         self._node_epoch = -1
         self._interval_ms = 250
@@ -244,6 +250,8 @@ class Registration:
             ) from None
 
     def _take(self, reply: pb.NodeHeartbeatReply) -> None:
+        if reply.HasField("quota_shares"):
+            self._quotas.take_shares(reply.quota_shares)
         if reply.may_shutdown:
             self.may_shutdown.set()
         if reply.fenced != self.fenced:
@@ -272,6 +280,7 @@ class Registration:
                     want_shutdown=self.want_shutdown,
                     disk_failed=self._disk_failed(),
                     disk_full=self._disk_full(),
+                    quota_report=self._quotas.report(),
                 )
             )
             # While fenced, ask sooner: readiness waits for it.
