@@ -1341,8 +1341,10 @@ class ElectLeadersRequest(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     UNCLEAN_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     unclean: _builtins.bool
     """Elect a live replica that may lack acknowledged records where there is no leader."""
+    principal: _builtins.str
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitionId]:
         """Empty: every partition whose leader is not the preferred one."""
@@ -1352,10 +1354,11 @@ class ElectLeadersRequest(_message.Message):
         *,
         partitions: _abc.Iterable[Global___TopicPartitionId] | None = ...,
         unclean: _builtins.bool = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "principal", b"principal", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

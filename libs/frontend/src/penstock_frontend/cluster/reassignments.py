@@ -125,7 +125,7 @@ class Reassignments:
         image = self._calls.metadata.image
         outcomes: dict[_Place, _Outcome] = {}
         places: list[_Place] = []
-        call = pb.ElectLeadersRequest(unclean=kind == _UNCLEAN)
+        call = pb.ElectLeadersRequest(unclean=kind == _UNCLEAN, principal=str(connection.principal))
         for topic in request.topic_partitions or ():
             found = image.topic(topic.topic)
             for index in items(topic.partitions):
