@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiokafka
 import confluent_kafka
@@ -87,6 +87,8 @@ class ListenerFiles:
 class SecureCluster:
     """1 controller, 2 storage nodes, 1 gateway."""
 
+    node_count: ClassVar[int] = NODES
+
     cluster: LocalCluster
     files: ListenerFiles
 
@@ -103,7 +105,7 @@ class SecureCluster:
             following = asyncio.create_task(client.run())
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_MS / 1000):
-                    while not client.image.gateways or len(client.image.nodes) < NODES:
+                    while not client.image.gateways or len(client.image.nodes) < self.node_count:
                         await client.wait_for_version(client.image.version + 1, 100)
                 return client.image
             finally:

@@ -1,6 +1,7 @@
 """What gateways and storage nodes share as Kafka servers.
 
 `acl_authorizer`     rights by the cluster's ACLs
+`audit`              what listeners and authorizers tell the audit log
 `authorizer`         who asks, and whether they may
 `cluster`            Kafka APIs that any process with metadata answers, itself or by asking the active
                      controller

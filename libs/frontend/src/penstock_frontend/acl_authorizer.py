@@ -49,10 +49,15 @@ class AclAuthorizer:
         allow_everyone: bool = False,
         on_denied: OnDenied = _nobody_listens,
         log: Any = None,
+        on_allowed: OnDenied | None = None,
     ) -> None:
         """`allow_everyone`: what holds for resources that no ACL is about (`allow.everyone.if.no.acl.found`);
-        `on_denied` is told of each denial and must neither block nor raise."""
+        `on_denied` is told of each denial, `on_allowed` of all else that is asked for; they must neither
+        block nor raise."""
         self.on_denied = on_denied
+        self._on_allowed = on_allowed
+        if on_allowed is not None:
+            self.allows = self._allows_and_tells  # type: ignore[method-assign]
         self._super_users = frozenset(super_users)
         self._allow_everyone = allow_everyone
         self._log = log
@@ -119,7 +124,7 @@ class AclAuthorizer:
 
     def authorize(self, who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Whether `who` may; a denial is told to `on_denied`."""
-        if self._decider.allows(who, operation, kind, name):
+        if self.allows(who, operation, kind, name):
             return True
         self.on_denied(who, operation, kind, name)
         return False
@@ -127,6 +132,19 @@ class AclAuthorizer:
     def allows(self, who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Whether `who` may."""
         return self._decider.allows(who, operation, kind, name)
+
+    def _allows_and_tells(
+        self, who: Identity, operation: AclOperation, kind: ResourceType, name: str
+    ) -> bool:
+        allowed = self._decider.allows(who, operation, kind, name)
+        if allowed and self._on_allowed is not None:
+            self._on_allowed(who, operation, kind, name)
+        return allowed
+
+    def why(self, who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> str:
+        """Which rule decides that question."""
+        found = self._decider.explain(who.principal, who.host, operation, kind, name)
+        return found.reason.value if found.entry is None else str(found.entry)
 
     def denied(self, who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> None:
         """Tell of a denial."""

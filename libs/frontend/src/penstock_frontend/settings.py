@@ -8,14 +8,17 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
-from penstock_core.security.principal import parse_principal
+from penstock_core.security.acl import AclOperation, ResourceType
+from penstock_core.security.principal import Identity, parse_principal
 from penstock_core.security.sasl import OAUTHBEARER
 from penstock_frontend.acl_authorizer import AclAuthorizer
+from penstock_frontend.audit import RightsAudit
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
+from penstock_runtime.audit import Audit
 from penstock_runtime.oauth_settings import OauthSettings
-from penstock_runtime.settings import RoleSettings
+from penstock_runtime.settings import ListenerSettings, RoleSettings
 
 
 class KafkaServerSettings(RoleSettings):
@@ -67,6 +70,10 @@ class KafkaServerSettings(RoleSettings):
         False, description="whether everybody may use what no ACL is about; with authorizer = acl"
     )
 
+    audit_access: bool = Field(
+        False,
+        description="whether the audit log also has who read and wrote what, a count a second; with authorizer = acl",
+    )
     oauth: OauthSettings | None = Field(
         None,
         description="whose tokens count (OAUTHBEARER, Bearer): issuer, audiences, jwks (file or https URL),"
@@ -82,6 +89,16 @@ class KafkaServerSettings(RoleSettings):
                 )
         return self
 
+    @property
+    def knows_callers(self) -> bool:
+        """Whether clients sign in, show certificates, or have rights."""
+        listeners: list[ListenerSettings] = getattr(self, "listeners", [])
+        return (
+            super().knows_callers
+            or self.authorizer != "none"
+            or any(each.has_sasl or (each.tls and each.tls.client_auth != "none") for each in listeners)
+        )
+
     @field_validator("super_users")
     @classmethod
     def _check_super_users(cls, value: list[str]) -> list[str]:
@@ -89,12 +106,25 @@ class KafkaServerSettings(RoleSettings):
             parse_principal(text)
         return value
 
-    def acl_authorizer(self, log: Any = None) -> AclAuthorizer | None:
-        """What decides by ACLs; None where nobody's rights are looked at. It has to follow the metadata."""
+    def acl_authorizer(self, log: Any = None, audit: Audit | None = None) -> AclAuthorizer | None:
+        """What decides by ACLs, and tells `audit`; None where nobody's rights are looked at. It has to follow
+        the metadata."""
         if self.authorizer == "none":
             return None
         supers = [parse_principal(text) for text in self.super_users]
-        return AclAuthorizer(supers, self.allow_everyone_if_no_acl_found, log=log)
+        told = RightsAudit(audit or Audit())
+        made = AclAuthorizer(
+            supers,
+            self.allow_everyone_if_no_acl_found,
+            log=log,
+            on_allowed=told.allowed if self.audit_access else None,
+        )
+
+        def denied(who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> None:
+            told.denied(who, operation, kind, name, lambda: made.why(who, operation, kind, name))
+
+        made.on_denied = denied
+        return made
 
     def listener_limits(self, limits: ListenerLimits | None = None) -> ListenerLimits:
         """These settings, the rest as in `limits` (the defaults)."""

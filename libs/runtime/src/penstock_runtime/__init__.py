@@ -1,6 +1,8 @@
 """What every Penstock process runs on: settings, logs, lifecycle, HTTP, gRPC and Kafka listeners.
 
 `addresses`          reading `host:port`, what counts as loopback, binding, advertising
+`audit`              the audit log of a process: who signed in, was denied, changed what
+`audit_file`         the file that its lines go to, or standard error
 `controller_client`  calls to whichever controller is active
 `failpoints`         arming failpoints from the environment
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes

@@ -29,6 +29,7 @@ import grpc.aio
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import Plaintext, StartupError, bind_sockets, check_bind, check_free
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import get_log
 from penstock_runtime.security.diagnosis import find_fault
@@ -99,7 +100,9 @@ async def serve(
     address = check_bind(bind, setting, allow_insecure_bind=tls is not None or allow_insecure_bind)
     # gRPC's own failure has no reason in it; a plain bind first gives one.
     check_free(address, setting)
-    guards = () if tls is None else (RoleGuard(tls.current.identity.trust_domain),)
+    life = current_lifecycle()
+    audit = None if life is None else audit_of(life)
+    guards = () if tls is None else (RoleGuard(tls.current.identity.trust_domain, audit=audit),)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_services(server)
     target = f"[::]:{address.port}" if address.host in ("", "*") else str(address)

@@ -62,6 +62,8 @@ class Lifecycle:
         self.exit_code = 0
         self.allow_insecure_bind = allow_insecure_bind
         """What listeners and servers take when they are not told otherwise."""
+        self.identity = identity
+        """Which one of its role it is; "" until that is known."""
         self.loop_ticks = 0
         """Turns of the event loop, one per 100 ms while it is not stuck."""
         self.boot_id = uuid.uuid4().bytes
@@ -114,7 +116,13 @@ class Lifecycle:
 
     def bind_identity(self, identity: str) -> None:
         """Name the process in every later log line, once its id is known."""
+        self.identity = identity
         self.log = self.log.bind(id=identity)
+
+    @property
+    def name(self) -> str:
+        """What this process is called: `gateway/gateway-1`."""
+        return f"{self.role}/{self.identity}" if self.identity else self.role
 
     def process_info(self) -> common_pb2.ProcessInfo:
         """What this process says of itself when it registers."""

@@ -21,6 +21,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.audit import open_audit
 from penstock_runtime.failpoints import arm_from_environment
 from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, Lifecycle
 from penstock_runtime.logs import configure_logs, error_fields, get_log
@@ -165,6 +166,7 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
 async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> None:
     life.make_current()
     try:
+        open_audit(settings, life)
         await _serve_health(settings, life)
         await role.run(settings, life)
     except asyncio.CancelledError:

@@ -101,6 +101,18 @@ class RoleSettings(BaseSettings):
         description="this process's certificate, for what roles say to each other: cert, key, ca, key_password_file",
     )
     rack: str = Field(default="", description="failure domain of this process")
+    audit_log: str = Field(
+        default="auto",
+        description="file of the audit log, JSON lines; stderr; empty for none; auto = stderr where callers are known",
+    )
+    audit_log_max_bytes: int = Field(
+        default=100 * 1024 * 1024,
+        ge=0,
+        description="size at which that file is renamed and a new one begun, in bytes; 0 = never",
+    )
+    audit_log_files: int = Field(
+        default=10, ge=0, le=1_000, description="how many renamed files of the audit log are kept"
+    )
     allow_plaintext: list[str] = Field(
         default_factory=list,
         description="ports that may be plaintext though other machines reach them: grpc, raft, http, listener:NAME",
@@ -187,6 +199,11 @@ class RoleSettings(BaseSettings):
     def plaintext(self) -> Plaintext:
         """Ports that may be plaintext where other machines reach them."""
         return self.allow_insecure_bind or frozenset(self.allow_plaintext)
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether this process looks at who comes: then there is something to audit."""
+        return self.tls is not None
 
     def printable(self) -> dict[str, object]:
         """Effective settings for the log, without secrets."""

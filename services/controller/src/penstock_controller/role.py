@@ -15,6 +15,7 @@ from penstock_controller.quorum.events import QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
 from penstock_controller.quorum.quorum import QuorumPorts
+from penstock_controller.rpc.changes import told_to
 from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
@@ -27,6 +28,7 @@ from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.identity import PeerIdentity
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role
 from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
@@ -118,7 +120,10 @@ async def _serve(
     http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
     levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels(tls=tls))
-    service = ControllerService(core, config.peers, addresses, levels, lifecycle.process_info())
+    service = told_to(
+        audit_of(lifecycle),
+        ControllerService(core, config.peers, addresses, levels, lifecycle.process_info()),
+    )
     server = None
     try:
         server, endpoint = await ports.serve(

@@ -53,6 +53,7 @@ from penstock_runtime.addresses import (
     check_bind,
     check_free,
 )
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -164,7 +165,7 @@ class Gateway:
         self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms)
         lifecycle.registry.register(self._metrics)
         authorizer: Authorizer = AllowAll()
-        by_acl = settings.acl_authorizer(lifecycle.log)
+        by_acl = settings.acl_authorizer(lifecycle.log, audit_of(lifecycle))
         if by_acl is not None:
             authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights

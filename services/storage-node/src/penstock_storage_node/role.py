@@ -29,6 +29,7 @@ from penstock_frontend.sign_in.doors import Doors
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -226,7 +227,7 @@ class StorageNode:
             controllers, owner, clock_ms, log=lifecycle.log, rng=ports.new_rng(), freeze=ports.freeze
         )
         authorizer: Authorizer = AllowAll()
-        by_acl = settings.acl_authorizer(lifecycle.log)
+        by_acl = settings.acl_authorizer(lifecycle.log, audit_of(lifecycle))
         if by_acl is not None:
             authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights

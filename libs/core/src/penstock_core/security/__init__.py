@@ -3,6 +3,7 @@
 `acl`                entries, filters, and what is refused
 `acl_decision`       whether a principal may, and which rule decided
 `acl_set`            all ACLs at one version
+`audit`              the audit log's lines, and what is summed up
 `bootstrap_users`    users that a new cluster begins with
 `client_file`        files that say where a cluster is and how to sign in
 `identity`           the name in the certificate of one of our own processes

@@ -44,6 +44,7 @@ from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
 from penstock_core.security.quota_book import Account
 from penstock_core.security.sasl_session import AUTHENTICATION_MS_MAX
+from penstock_frontend.audit import ASKING, ListenerAudit
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
@@ -139,6 +140,7 @@ class ConnectionOwner(Protocol):
     def request_failed(self, connection: Connection, error: BaseException) -> None:
         """The handler raised; the connection closes itself."""
 
+    audit: ListenerAudit
     memory: FrameMemory
     turns: LoopTurns
     doorkeeper: FrameHandler | None
@@ -174,6 +176,7 @@ class Connection(asyncio.BufferedProtocol):
     """A client's connection, for the handler and for the event loop."""
 
     __slots__ = (
+        "_audited",
         "_backlog",
         "_callbacks",
         "_charged",
@@ -217,6 +220,7 @@ class Connection(asyncio.BufferedProtocol):
         "listener",
         "local_host",
         "local_port",
+        "mechanism",
         "moved",
         "opened_s",
         "peer_host",
@@ -236,6 +240,9 @@ class Connection(asyncio.BufferedProtocol):
         self.identity: Identity = NOBODY
         """Who the client is and where it comes from: what its rights are decided by."""
         self.client_id: str | None = None
+        self.mechanism = ""
+        """By which the client has signed in; SSL: by its certificate."""
+        self._audited = owner.audit.writes
         self.state: dict[str, Any] = {}
         """The handler's own."""
         self.closed = False
@@ -293,6 +300,11 @@ class Connection(asyncio.BufferedProtocol):
         return self.identity.principal
 
     @property
+    def audit(self) -> ListenerAudit:
+        """Told of who comes to its listener."""
+        return self._owner.audit
+
+    @property
     def peer(self) -> str:
         """The client's `host:port`, for logs."""
         return f"{self.peer_host}:{self.peer_port}"
@@ -312,12 +324,13 @@ class Connection(asyncio.BufferedProtocol):
         """It made no request yet, or was not admitted."""
         return not self.request_count or not self.admitted
 
-    def admit(self, principal: Principal, *, watched: bool = False) -> None:
+    def admit(self, principal: Principal, mechanism: str = "", *, watched: bool = False) -> None:
         """For the doorkeeper: from the next frame on the handler gets them, of that principal.
 
         `watched`: the doorkeeper goes on getting them, and calls `pass_on` for those of the handler.
         """
         self.identity = Identity(principal, self.identity.host)
+        self.mechanism = mechanism
         self.admitted = True
         self.deadline_s = None
         limits = self._owner.limits
@@ -523,6 +536,7 @@ class Connection(asyncio.BufferedProtocol):
     def _bad_frame(self, label: str, reason: str) -> None:
         self._metrics.bad_frames[self.listener, label] += 1
         self._owner.log.warning("bad request, closing", peer=self.peer, reason=reason)
+        self._owner.audit.refused(self.identity.host, reason, self)
         self.close(reason)
 
     def refuse(self, label: str, reason: str) -> Signal:
@@ -531,6 +545,7 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.log.warning(
             "bad request, closing", peer=self.peer, client_id=self.client_id, reason=reason
         )
+        self._owner.audit.refused(self.identity.host, reason, self)
         return CLOSE
 
     # Requests and responses
@@ -541,7 +556,10 @@ class Connection(asyncio.BufferedProtocol):
         self.request_count += 1
         size = len(frame)
         self._metrics.received_bytes[self.listener] += size + 4
-        stats = self._metrics.api(frame[0] << 8 | frame[1])
+        api_key = frame[0] << 8 | frame[1]
+        stats = self._metrics.api(api_key)
+        if self._audited:
+            ASKING.set((self, api_key))
         charge: Charge | None = None
         result: Response | Awaitable[Response]
         try:

@@ -236,6 +236,7 @@ class Doorway:
         if reason:
             self._owner.metrics.refused[self._owner.name, reason.partition(" ")[0]] += 1
             self._say_refused(host, f"{reason} reached")
+            self._owner.audit.refused(host, f"{reason} reached")
             _reset(client)
             return False
         self._admission.added(host)
@@ -271,12 +272,14 @@ class Doorway:
         owner = self._owner
         owner.metrics.bad_frames[owner.name, "tls_handshake"] += 1
         self._say_refused(host, reason)
+        owner.audit.refused(host, reason)
         client.close()
 
     def _bad_header(self, client: socket.socket, host: str, reason: str) -> None:
         owner = self._owner
         owner.metrics.bad_frames[owner.name, "proxy_header"] += 1
         self._say_refused(host, reason)
+        owner.audit.refused(host, reason)
         _reset(client)
 
 

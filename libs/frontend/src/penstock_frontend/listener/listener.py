@@ -18,6 +18,7 @@ from collections.abc import Callable
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.principal import Identity, Principal
+from penstock_frontend.audit import ListenerAudit
 from penstock_frontend.listener.connection import (
     CLOSE,
     NO_RESPONSE,
@@ -33,6 +34,7 @@ from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_runtime.addresses import bind_sockets
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields, one_line
 from penstock_runtime.settings import ListenerSettings
@@ -45,6 +47,10 @@ _CLOSED_MAX = 1_000
 _CLOSED_NAMED_MAX = 5
 _LATE_SWEEP_S = 2.0
 """A sweep that comes later than that was late itself: clients are not told to have been slow meanwhile."""
+
+
+CERTIFICATE = "SSL"
+"""The mechanism, so to say, of those whose certificate says who they are."""
 
 
 class NotCertified(Exception):
@@ -77,6 +83,7 @@ class KafkaListener:
         self.limits = limits or ListenerLimits()
         self.metrics = KafkaMetrics.of(lifecycle)
         self.log = lifecycle.log.bind(listener=settings.name)
+        self.audit = ListenerAudit(audit_of(lifecycle), settings.name)
         self.connections: set[Connection] = set()
         self._allow_insecure_bind = (
             lifecycle.allow_insecure_bind if allow_insecure_bind is None else allow_insecure_bind
@@ -139,11 +146,14 @@ class KafkaListener:
         """A new connection is there."""
         if self._certified is not None:
             try:
-                principal = self._certified(
-                    transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                )
+                certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                principal = self._certified(certificate)
                 connection.identity = Identity(principal, connection.identity.host)
+                if certificate is not None:
+                    connection.mechanism = CERTIFICATE
+                    self.audit.signed_in(connection, CERTIFICATE)
             except NotCertified as error:
+                self.audit.not_signed_in(connection, CERTIFICATE, "", str(error))
                 self.metrics.bad_frames[self.name, "certificate"] += 1
                 self.log.warning("closing", peer=connection.peer, reason=str(error))
                 connection.abort("its certificate makes no user")
@@ -214,6 +224,8 @@ class KafkaListener:
             if not reason:
                 continue
             if reason != "idle":
+                if connection.is_stranger:
+                    self.audit.refused(connection.identity.host, reason, connection)
                 self.metrics.bad_frames[self.name, "timeout"] += 1
                 closed += 1
                 if closed <= _CLOSED_NAMED_MAX:

@@ -53,13 +53,15 @@ class SignInDesk:
         self._said_ms = -_LOG_INTERVAL_MS
         self._unsaid = 0
 
-    def succeeded(self, connection: Connection, mechanism: str) -> None:
+    def succeeded(self, connection: Connection, mechanism: str, *, again: bool = False) -> None:
         """Count one who has signed in."""
+        connection.audit.signed_in(connection, mechanism, again=again)
         self._metrics.sign_ins[connection.listener, mechanism, "success"] += 1
 
     def failed(self, connection: Connection, mechanism: str, user: str, reason: str) -> None:
         """Count one who has not, and say why; a line a second is enough for that."""
         self._metrics.sign_ins[connection.listener, mechanism, "failure"] += 1
+        connection.audit.not_signed_in(connection, mechanism, user, reason)
         now_ms = self.now_ms()
         if now_ms - self._said_ms < _LOG_INTERVAL_MS:
             self._unsaid += 1

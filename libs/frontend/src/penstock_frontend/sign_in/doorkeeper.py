@@ -182,10 +182,11 @@ class Doorkeeper:
             left_ms = None if ends_ms is None else ends_ms - now_ms
             reply = session.succeeded(answer, user_principal(exchange.user), now_ms, left_ms)
             if session.stage is Stage.COMPLETE:
-                desk.succeeded(connection, session.mechanism)
                 if exchange.reliance is not None:
                     desk.signed_in.add(connection, exchange.reliance)
+                again = bool(connection.mechanism)
                 self._admit(connection, session)
+                desk.succeeded(connection, session.mechanism, again=again)
             else:
                 desk.failed(connection, session.mechanism, exchange.user, "another user than before")
         door.end_exchange()
@@ -195,7 +196,7 @@ class Doorkeeper:
     def _admit(connection: Connection, session: SaslSession) -> None:
         assert session.principal is not None
         expires = session.expires_at_ms is not None
-        connection.admit(session.principal, watched=expires)
+        connection.admit(session.principal, session.mechanism, watched=expires)
         if not expires:
             del connection.state[_DOOR]
 
@@ -216,6 +217,8 @@ class Doorkeeper:
         if left_ms > 0:
             await asyncio.sleep(left_ms / 1000)
         if isinstance(reply, Close):
+            if not connection.admitted:
+                connection.audit.refused(connection.identity.host, reply.reason, connection)
             connection.close(reply.reason)
             return CLOSE
         connection.close_after_responses(reply.message or "its client may not sign in")

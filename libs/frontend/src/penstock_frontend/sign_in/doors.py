@@ -19,6 +19,7 @@ from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.security.own_certificate import say_renewed
 from penstock_runtime.security.token_validator import open_token_validator
 from penstock_runtime.settings import ListenerSettings
 
@@ -119,9 +120,7 @@ class Doors:
     async def _watch(self, name: str, files: ListenerTlsFiles) -> None:
         log = self._lifecycle.log
         await files.watch(
-            lambda: log.info(
-                "new certificate in use for new connections", listener=name, cert=str(files.cert)
-            ),
+            lambda: say_renewed(self._lifecycle, str(files.cert), f"listener {name}"),
             lambda fault: log.warning("the certificate's files cannot be used", reason=fault),
         )
 

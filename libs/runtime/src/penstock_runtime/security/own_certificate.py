@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
+from penstock_core.security.audit import CHANGE
 from penstock_core.security.identity import PeerIdentity
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
@@ -43,11 +45,18 @@ def watch_certificate(files: TlsFiles | None, lifecycle: Lifecycle) -> None:
     lifecycle.create_task(_warn(files, lifecycle), "certificate's end")
     lifecycle.create_task(
         files.watch(
-            lambda: lifecycle.log.info("new certificate in use for new connections", cert=str(files.cert)),
+            lambda: say_renewed(lifecycle, str(files.cert), str(files.current.identity)),
             lifecycle.log.warning,
         ),
         "certificates",
     )
+
+
+def say_renewed(lifecycle: Lifecycle, cert: str, name: str) -> None:
+    """A certificate of this process has been replaced: log and audit log say so. `name` is whose it is."""
+    lifecycle.log.info("new certificate in use for new connections", cert=cert, name=name)
+    event = {"event": CHANGE, "outcome": "ok", "type": "certificate", "operation": "use", "resource": name}
+    audit_of(lifecycle).tell_changes(lambda: [{**event, "cert": cert}])
 
 
 def expiry_warning(files: TlsFiles, now_s: float) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from penstock_core.security.audit import REFUSED
 from penstock_core.security.identity import BadIdentity, PeerIdentity, parse_uri
+from penstock_runtime.audit import Audit
 from penstock_runtime.logs import Log, get_log
 from penstock_runtime.security.callers import set_caller
 from penstock_runtime.security.methods import METHOD_ROLES
@@ -36,7 +38,9 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         roles: Mapping[str, frozenset[str]] = METHOD_ROLES,
         log: Log | None = None,
+        audit: Audit | None = None,
     ) -> None:
+        self._audit = audit
         self._trust_domain = trust_domain
         self._roles = roles
         self._log = log or get_log()
@@ -83,6 +87,17 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if not refusal and identity is not None:
             set_caller(identity)
             return
+        if self._audit is not None:
+            self._audit.tell(
+                {
+                    "event": REFUSED,
+                    "outcome": "refused",
+                    "principal": "" if identity is None else str(identity),
+                    "address": context.peer(),
+                    "api": method,
+                    "reason": refusal,
+                }
+            )
         key = (method, str(identity))
         if key not in self._logged and len(self._logged) < _LOGGED_MAX:
             self._logged.add(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock_core.errors import REFRESH_METADATA
+from penstock_frontend.audit import ASKING, Asking
 from penstock_frontend.authorizer import NOBODY, Authorizer, Identity, Operation, ResourceType
 from penstock_kafka.producer_retries import SENT_AGAIN
 
@@ -47,4 +48,6 @@ class RequestContext:
             denied = self._denied = set()
         if (key := (operation, kind, name)) not in denied:
             denied.add(key)
+            if not self.listener:  # relayed: no connection of ours says who asks
+                ASKING.set(Asking(self.identity, self.listener, self.client_id))
             authorizer.denied(self.identity, operation, kind, name)
