@@ -18,6 +18,7 @@ from penstock_frontend.listener.listener import (
     ListenerLimits,
     Response,
 )
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.settings import ListenerSettings
 
@@ -61,6 +62,7 @@ async def listening(
     doorkeeper: FrameHandler | None = None,
     tls: Callable[[], ssl.SSLContext] | None = None,
     certified: Callable[[bytes | None], Principal] | None = None,
+    quotas: QuotaGate | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[KafkaListener, Handler, Endpoint, Lifecycle]]:
     lifecycle = Lifecycle("test")
@@ -76,6 +78,7 @@ async def listening(
         doorkeeper=doorkeeper,
         tls=tls,
         certified=certified,
+        quotas=quotas,
     )
     endpoint = await listener.start()
     try:
