@@ -535,3 +535,17 @@ def test_damaged_requests_are_answered_or_refused() -> None:
                 codec.decode_response(key, version, b"".join(answer))  # type: ignore[arg-type]
 
     asyncio.run(main())
+
+
+async def test_what_may_be_done_with_a_group_that_is_not_there_is_told() -> None:
+    """As long as its not being there is no failure: before version 6 (KafkaApis.handleDescribeGroupsRequest)."""
+    peer = Peer()
+    for version in versions(ApiKey.DESCRIBE_GROUPS):
+        if version < 3:
+            continue
+        found = await peer.call(
+            ApiKey.DESCRIBE_GROUPS, version, groups=("nobody",), include_authorized_operations=True
+        )
+        (group,) = found.groups
+        assert (group.authorized_operations > 0) is (version < 6)
+        assert group.group_state == "Dead"

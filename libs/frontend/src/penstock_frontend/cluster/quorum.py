@@ -169,14 +169,13 @@ class QuorumApis:
         elif response.version:
             await self._calls.metadata.wait_for_version(response.version, _APPLY_TIMEOUT_MS)
         results: tuple[Any, ...] = ()
-        if header.api_version < 2:
+        if header.api_version < 2 and not code:
             item_type = codec.entity_type(header.api_key, header.api_version, "UpdatableFeatureResult")
             results = tuple(
                 codec.build(item_type, feature=u.feature, error_code=r.code, error_message=r.message or None)
                 for u, r in zip(updates, response.results, strict=True)
             )
-            # As Kafka has it: what is wrong with one feature stands with it, not above.
-            return codec.respond(header, error_code=0, error_message=None, results=results)
+            # What is wrong with one of them is the code of the whole, as Kafka has it since 4.0.
         return codec.respond(
             header, error_code=code, error_message=response.error.message or None, results=results
         )

@@ -85,7 +85,7 @@ def _describe_users(header: RequestHeader, frame: Buffer, code: int, message: st
         codec.item(
             header,
             "DescribeUserScramCredentialsResult",
-            user=user.name,
+            user="",  # Kafka names nobody (DescribeUserScramCredentialsRequest.getErrorResponse)
             error_code=code,
             error_message=message,
             credential_infos=(),

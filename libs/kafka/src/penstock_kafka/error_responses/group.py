@@ -110,8 +110,10 @@ def _describe_groups(header: RequestHeader, frame: Buffer, code: int, message: s
     return codec.respond(header, groups=groups)
 
 
-def describe_failure(header: RequestHeader, group_id: str, code: int, message: str | None) -> Any:
-    """One group of a DescribeGroups response that carries an error."""
+def describe_failure(
+    header: RequestHeader, group_id: str, code: int, message: str | None, operations: int = _NO_OPERATIONS
+) -> Any:
+    """One group of a DescribeGroups response that carries an error, or is not there."""
     return codec.item(
         header,
         "DescribedGroup",
@@ -122,7 +124,7 @@ def describe_failure(header: RequestHeader, group_id: str, code: int, message: s
         protocol_type="",
         protocol_data="",
         members=(),
-        authorized_operations=_NO_OPERATIONS,
+        authorized_operations=operations,
     )
 
 

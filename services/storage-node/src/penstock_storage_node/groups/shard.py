@@ -212,7 +212,8 @@ class Shard:
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID, []
         if group is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID, []
+            # Of each member, not of the whole (GroupCoordinatorService.leaveGroup).
+            return ErrorCode.NONE, [ErrorCode.UNKNOWN_MEMBER_ID] * len(members)
         return ErrorCode.NONE, self._requests[type(group)].leave(group, members)
 
     # -- requests of the consumer protocol ------------------------------------------------------

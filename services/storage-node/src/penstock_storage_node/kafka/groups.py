@@ -518,12 +518,14 @@ class GroupHandler:
             except PenstockError as e:
                 groups.append(describe_failure(header, group_id, e.code, e.message))
                 continue
-            if view is None:
-                missing = header.api_version >= 6
-                code = ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE
-                groups.append(describe_failure(header, group_id, code, f"Group {group_id} not found."))
-                continue
             operations = self._operations(caller, group_id) if with_operations else _NO_OPERATIONS
+            if view is None:
+                why = f"Group {group_id} not found."
+                if header.api_version < 6:  # that is no failure yet
+                    groups.append(describe_failure(header, group_id, ErrorCode.NONE, why, operations))
+                else:
+                    groups.append(describe_failure(header, group_id, ErrorCode.GROUP_ID_NOT_FOUND, why))
+                continue
             groups.append(encode_group(header, view, operations))
         return [codec.respond(header, groups=tuple(groups))]
 

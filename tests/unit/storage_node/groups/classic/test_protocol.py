@@ -184,7 +184,8 @@ def test_leaving_and_emptying() -> None:
     assert group_of(rig).state is GroupState.EMPTY
     rig.fail_over()
     assert (group_of(rig).state, group_of(rig).generation) == (GroupState.EMPTY, generation + 2)
-    assert rig.shard.leave("nobody", [("x", None)]) == (E.UNKNOWN_MEMBER_ID, [])
+    assert rig.shard.leave("nobody", [("x", None)]) == (E.NONE, [E.UNKNOWN_MEMBER_ID])
+    assert rig.shard.leave("nobody", []) == (E.NONE, [])
     assert rig.shard.leave("", [("x", None)])[0] is E.INVALID_GROUP_ID
 
 
