@@ -22,5 +22,6 @@
 `saslprep`           the normal form of passwords
 `scram`              the server's side of SCRAM, and what is stored of a password
 `scram_client`       the client's side
+`session_token`      tokens of the native API
 `subject`            the subject of a certificate, as Kafka writes it
 """

@@ -18,7 +18,7 @@ from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
 from penstock_controller.quorum.events import QuorumEvent
-from penstock_controller.state import cluster, controllers, elections, gateways, nodes
+from penstock_controller.state import cluster, controllers, elections, gateways, nodes, session_keys
 from penstock_controller.state.controllers import Connected, QuorumView
 from penstock_controller.state.generation import Context, Generated
 from penstock_controller.state.mutation_quotas import MutationBudget, MutationQuotas
@@ -31,6 +31,7 @@ from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.bootstrap_users import BootstrapUser
 from penstock_core.security.quota_dealer import QuotaDealer
+from penstock_core.security.session_token import KEY_LIFETIME_MS
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_runtime.grpc_tools import Probe
 from penstock_runtime.lifecycle import Lifecycle
@@ -86,6 +87,7 @@ class Controller:
         self._on_cluster_id = on_cluster_id
         self._next_rebalance_ms = 0
         self._rebalancing: asyncio.Task[None] | None = None
+        self._next_key_ms = 0
         self._suspect_after_ms = max(SUSPECT_MS_MIN, 3 * settings.heartbeat_interval_ms)
         self._suspects: set[tuple[NodeId | str, int]] = set()
         # Node or gateway -> version whose arrival at the others lets it stop.
@@ -159,6 +161,7 @@ class Controller:
         self._still_leads.clear()
         now_ms = self.clock_ms()
         self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
+        self._next_key_ms = now_ms + KEY_LIFETIME_MS
         self.sessions.begin(self.image, now_ms)
         self._mutations = MutationQuotas()
         self._dealer = QuotaDealer()
@@ -352,11 +355,21 @@ class Controller:
         for silent in self.sessions.silent(self.image, self._suspect_after_ms, now_ms):
             self.suspect(silent.name, silent.epoch)
         self._record_controllers()
+        self._renew_key(now_ms)
         interval_ms = self.settings.rebalance_interval_ms
         if interval_ms and now_ms >= self._next_rebalance_ms:
             self._next_rebalance_ms = now_ms + interval_ms
             if self._rebalancing is None or self._rebalancing.done():
                 self._rebalancing = self._lifecycle.create_task(self._rebalance(), "rebalance")
+
+    def _renew_key(self, now_ms: int) -> None:
+        """A new key for tokens of the native API, each hour of this controller's being the active one."""
+        due = now_ms >= self._next_key_ms
+        if due:
+            self._next_key_ms = now_ms + KEY_LIFETIME_MS
+        if self.image.cluster_id and (due or session_keys.lacks_key(self.image)):
+            newest = session_keys.newest_key(self.image)
+            self.once("new token key", "", newest, lambda ctx: session_keys.rotate(ctx, newest))
 
     async def _rebalance(self) -> None:
         """Give leadership back to preferred replicas; the look at all partitions is in slices."""

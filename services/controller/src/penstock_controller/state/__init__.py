@@ -16,6 +16,7 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `placement`        where replicas go: even over nodes, spread over racks
 `quotas`           client quotas (KIP-546)
 `reassignments`    moving replicas (KIP-455), elections by hand (KIP-460), forgetting nodes
+`session_keys`     keys of the native API's tokens
 `sessions`         who is alive
 `topics`           creating, growing and deleting topics, with Kafka's errors
 `users`            what users prove themselves by: SCRAM credentials (KIP-554)

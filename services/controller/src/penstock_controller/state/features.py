@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock_controller.state.generation import Context, Generated, error_pb
+from penstock_controller.state.session_keys import newest_key, next_key
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL, WHOLE_BATCH_BYTES_MAX
 from penstock_core.metadata import MetadataImage
@@ -56,6 +57,8 @@ def level_records(ctx: Context, level: int) -> list[pb.MetadataRecord]:
     if SIGN_IN_KEY not in ctx.image.security.secrets:
         secret = pb.ClusterSecretRecord(name=SIGN_IN_KEY, value=ctx.rng.randbytes(32))
         records.append(pb.MetadataRecord(cluster_secret=secret))
+    if not newest_key(ctx.image):
+        records += next_key(ctx)
     return records
 
 
