@@ -9,21 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from penstock_core.security.acl import AclOperation, ResourceType
 from penstock_core.security.audit import ACCESS, DENIED, LOGIN, REFUSED
-from penstock_core.security.principal import Identity
+from penstock_core.security.principal import Identity, Principal
 from penstock_kafka.wire.apis import SPECS
 from penstock_runtime.audit import Audit
-
-if TYPE_CHECKING:
-    from penstock_frontend.listener.connection import Connection
 
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 _DATA: Final = frozenset({AclOperation.READ, AclOperation.WRITE})
 _DATA_KINDS: Final = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID})
+
+
+class Visitor(Protocol):
+    """What is told of a connection."""
+
+    @property
+    def listener(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def client_id(self) -> str | None: ...
+
+    @property
+    def mechanism(self) -> str: ...
 
 
 class Asking(NamedTuple):
@@ -36,7 +52,7 @@ class Asking(NamedTuple):
     api: str = ""
 
 
-ASKING: Final[ContextVar[Asking | tuple[Connection, int] | None]] = ContextVar("asking", default=None)
+ASKING: Final[ContextVar[Asking | tuple[Visitor, int] | None]] = ContextVar("asking", default=None)
 """The request that is handled now: by a connection and the key of its API, or by what is known of it."""
 
 
@@ -107,7 +123,7 @@ class ListenerAudit:
         self._listener = listener
         self.writes = audit.writes
 
-    def signed_in(self, connection: Connection, mechanism: str, *, again: bool = False) -> None:
+    def signed_in(self, connection: Visitor, mechanism: str, *, again: bool = False) -> None:
         """A client has signed in."""
         self._audit.tell(
             {
@@ -122,7 +138,7 @@ class ListenerAudit:
             }
         )
 
-    def not_signed_in(self, connection: Connection, mechanism: str, user: str, reason: str) -> None:
+    def not_signed_in(self, connection: Visitor, mechanism: str, user: str, reason: str) -> None:
         """A client has tried to. `user` is what it said."""
         self._audit.tell(
             {
@@ -137,7 +153,7 @@ class ListenerAudit:
             }
         )
 
-    def refused(self, address: str, reason: str, connection: Connection | None = None) -> None:
+    def refused(self, address: str, reason: str, connection: Visitor | None = None) -> None:
         """Somebody was turned away at the door, or for what he sent."""
         self._audit.tell(
             {

@@ -51,7 +51,7 @@ def test_the_level_rises_and_the_record_says_with_which_version() -> None:
     cluster = old_cluster()
     error, records = raise_to(cluster.context, wanted(FEATURE_LEVEL))
     assert not error.code
-    assert [r.WhichOneof("record") for r in records] == ["feature", "cluster_secret"]
+    assert [r.WhichOneof("record") for r in records] == ["feature", "cluster_secret", "cluster_secret"]
     assert records[0].feature.version == cluster.context.version
     image = cluster.image.apply(records, cluster.image.version + 1)
     assert level_of(image) == FEATURE_LEVEL
