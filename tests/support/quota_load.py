@@ -129,7 +129,7 @@ class LimitedConsumer(Limited):
             while not self.is_over:
                 for message in consumer.consume(500, 0.2):
                     if message.error() is None:
-                        self.count(len(message.value()))
+                        self.count(len(message.value() or b""))
                     else:
                         self.errors.append(str(message.error()))
         finally:

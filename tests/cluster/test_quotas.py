@@ -1,0 +1,225 @@
+"""Quotas in clusters of real processes, with stock clients: kept by one gateway and by three, told, and nobody else's.
+
+`make quotas` measures for a minute each, and then that nothing of the quota is left unused too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from penstock.cli.main import run
+from penstock.local.cluster import LocalCluster
+from support.cluster import running_cluster
+from support.kafka import client_config, create_topic
+from support.quota_load import Limited, LimitedConsumer, LimitedProducer
+from support.waiting import wait_for
+
+SECONDS = int(os.environ.get("PENSTOCK_QUOTA_SECONDS", "0"))
+IS_LONG = SECONDS > 0
+SETTLE_S = 12.0
+QUOTA = 1_000_000
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    """One gateway, or three; nodes have listeners of their own as well."""
+    directory = tmp_path_factory.mktemp(f"quotas-{request.param}")
+    with running_cluster(directory, controllers=1, nodes=3, gateways=request.param, steady=True) as made:
+        yield made
+
+
+@pytest.fixture
+def name() -> str:
+    return f"limited-{uuid.uuid4().hex[:8]}"
+
+
+def set_quota(cluster: LocalCluster, *words: str) -> None:
+    assert run(["quota", "set", *words, "--bootstrap", cluster.bootstrap.split(",")[0]]) == 0
+
+
+def unset_quota(cluster: LocalCluster, *words: str) -> None:
+    assert run(["quota", "unset", *words, "--bootstrap", cluster.bootstrap.split(",")[0]]) == 0
+
+
+def measured(*clients: Limited) -> float:
+    """Bytes per second of all of them over the time of the measurement, which begins when they have been throttled."""
+    for client in clients:
+        wait_for(lambda told=client.throttle_ms: any(told), "the client's statistics tell of throttling")  # type: ignore[misc]
+    begin_s = time.monotonic() + (SETTLE_S if IS_LONG else 0.0)
+    end_s = begin_s + (SECONDS or 5)
+    # Not over a race: this is how long is measured.
+    time.sleep(end_s - time.monotonic())
+    return sum(client.rate(begin_s, end_s) for client in clients)
+
+
+def check(rate: float) -> None:
+    """Within a tenth; what a busy machine does not reach counts in the long form alone."""
+    slack = 1.1 if IS_LONG else 1.5  # a burst, and requests in flight, over a few seconds
+    assert rate <= QUOTA * slack
+    assert rate >= QUOTA * 0.9 or not IS_LONG
+    print(f"{rate:,.0f} bytes a second of a quota of {QUOTA:,}")
+
+
+def test_producers_keep_to_their_quota_and_others_do_not_wait(cluster: LocalCluster, name: str) -> None:
+    create_topic(cluster.bootstrap, name, partitions=6)
+    set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
+    with (
+        LimitedProducer(cluster.bootstrap, name, name) as limited,
+        LimitedProducer(cluster.bootstrap, name, "unlimited") as other,
+    ):
+        check(measured(limited))
+        begin_s = time.monotonic()
+        wait_for(
+            lambda: other.rate(begin_s, time.monotonic()) > 3 * QUOTA, "others write as much as they like"
+        )
+        assert not any(other.throttle_ms), "they are told nothing of it"
+
+
+def test_consumers_keep_to_their_quota(cluster: LocalCluster, name: str) -> None:
+    create_topic(cluster.bootstrap, name, partitions=6)
+    enough = QUOTA * (SECONDS + SETTLE_S + 60 if IS_LONG else 60)
+    with LimitedProducer(cluster.bootstrap, name, "filler") as filler:
+        wait_for(lambda: sum(size for _, size in filler.amounts) >= enough, "enough to read is there")
+    set_quota(cluster, f"consumer_byte_rate={QUOTA}", "--client-id", name)
+    with LimitedConsumer(cluster.bootstrap, name, name) as limited:
+        check(measured(limited))
+
+
+def test_a_quota_that_is_taken_away_holds_no_more(cluster: LocalCluster, name: str) -> None:
+    create_topic(cluster.bootstrap, name, partitions=3)
+    set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
+    with LimitedProducer(cluster.bootstrap, name, name) as limited:
+        wait_for(lambda: any(limited.throttle_ms), "it is throttled")
+        unset_quota(cluster, "producer_byte_rate", "--client-id", name)
+
+        def fast() -> bool:
+            now_s = time.monotonic()
+            return limited.rate(now_s - 1, now_s) > 3 * QUOTA
+
+        wait_for(fast, "it writes as much as it likes")
+
+
+def test_request_time_is_limited(cluster: LocalCluster, name: str) -> None:
+    """A client that asks all the time, with a tenth of a percent of an event loop."""
+    set_quota(cluster, "request_percentage=0.1", "--client-id", name)
+    host, _, port = cluster.bootstrap.split(",")[0].rpartition(":")
+    throttle_ms = 0
+
+    def is_throttled() -> bool:
+        nonlocal throttle_ms
+        for _ in range(20):
+            throttle_ms = max(throttle_ms, ask_metadata(connection, name))
+            if throttle_ms:
+                return True
+        return False
+
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        wait_for(is_throttled, "answers name a throttle time")
+        assert throttle_ms <= 1_000
+        began_s = time.monotonic()
+        ask_metadata(connection, name)
+        assert time.monotonic() - began_s >= throttle_ms / 1000 * 0.9, "it was not read meanwhile"
+
+
+def ask_metadata(connection: socket.socket, client_id: str) -> int:
+    """The throttle time that the answer to a Metadata request of version 4 names."""
+    body = struct.pack(">hhih", 3, 4, 1, len(client_id)) + client_id.encode() + struct.pack(">i?", -1, False)
+    connection.sendall(struct.pack(">i", len(body)) + body)
+    (size,) = struct.unpack(">i", received(connection, 4))
+    _, throttle_ms = struct.unpack_from(">ii", received(connection, size))
+    return int(throttle_ms)
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        assert more, "the connection ended"
+        data += more
+    return data
+
+
+def test_partitions_are_counted_by_the_active_controller(cluster: LocalCluster, name: str) -> None:
+    """librdkafka asks by versions that are told THROTTLING_QUOTA_EXCEEDED, or older ones that wait."""
+    set_quota(cluster, "controller_mutation_rate=1", "--client-id", name)
+    codes: list[int] = []
+    admin = AdminClient(client_config(cluster.bootstrap, **{"client.id": name}))
+
+    def refused() -> bool:
+        topic = f"{name}-{len(codes)}"
+        futures: Any = admin.create_topics([NewTopic(topic, 20, 1)], request_timeout=TIMEOUT_S)
+        try:
+            futures[topic].result(TIMEOUT_S)
+            codes.append(0)
+        except KafkaException as error:
+            codes.append(error.args[0].code())
+        return 89 in codes or len(codes) > 5
+
+    wait_for(refused, "the quota is at its end")
+    answers = [create_by_version(cluster, name, version) for version in (6, 5)]
+    assert answers[0][0] == 89, "strict from version 6 on"
+    assert answers[1][0] == 0, "older ones are done, and wait"
+    assert all(throttle_ms > 0 for _, throttle_ms in answers)
+    other = AdminClient(client_config(cluster.bootstrap, **{"client.id": "other"}))
+    futures: Any = other.create_topics([NewTopic(f"{name}-other", 20, 1)], request_timeout=TIMEOUT_S)
+    futures[f"{name}-other"].result(TIMEOUT_S)
+
+
+def create_by_version(cluster: LocalCluster, client_id: str, version: int) -> tuple[int, int]:
+    """Error code of the one topic, and throttle time, as CreateTopics of a version tells them."""
+    host, _, port = cluster.bootstrap.split(",")[0].rpartition(":")
+    topic = f"{client_id}-v{version}".encode()
+    head = struct.pack(">hhih", 19, version, 1, len(client_id)) + client_id.encode()
+    # Flexible from version 5 on: a name, counts, no assignments, no configs, tags; timeout, validate only, tags.
+    one = bytes((len(topic) + 1,)) + topic + struct.pack(">ih", 1, 1) + b"\x01\x01\x00"
+    body = head + b"\x00" + b"\x02" + one + struct.pack(">i?", 30_000, False) + b"\x00"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", received(connection, 4))
+        answer = received(connection, size)
+    (throttle_ms,) = struct.unpack_from(">i", answer, 5)
+    pos = 5 + 4 + 1
+    pos += answer[pos]  # the name; its length is one more than it has
+    (code,) = struct.unpack_from(">h", answer, pos)
+    return code, throttle_ms
+
+
+def test_new_connections_of_an_address_are_limited(cluster: LocalCluster) -> None:
+    set_quota(cluster, "connection_creation_rate=2", "--ip", "127.0.0.9")
+    host, _, port = cluster.bootstrap.split(",")[0].rpartition(":")
+
+    def may_ask(source: str) -> bool:
+        try:
+            with socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0)) as one:
+                ask_metadata(one, "c")
+                return True
+        except (ConnectionError, AssertionError):
+            return False
+
+    wait_for(lambda: not may_ask("127.0.0.9"), "connections are refused")
+    assert all(may_ask("127.0.0.1") for _ in range(20)), "those of others are not"
+    wait_for(lambda: may_ask("127.0.0.9"), "half a second later one may come")
+    unset_quota(cluster, "connection_creation_rate", "--ip", "127.0.0.9")
+
+
+def test_direct_listeners_share_the_quota(cluster: LocalCluster, name: str) -> None:
+    create_topic(cluster.bootstrap, name, partitions=6)
+    set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
+    with (
+        LimitedProducer(cluster.direct_bootstrap, name, name) as direct,
+        LimitedProducer(cluster.bootstrap, name, name) as proxied,
+    ):
+        check(measured(direct, proxied))
