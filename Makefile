@@ -115,6 +115,10 @@ fuzz: setup ## every parser against a coverage-guided fuzzer: EXECUTIONS=1000000
 security: setup ## attacks from outside on a real cluster, and what each costs everybody else (SECURITY="--help")
 	@PYTHONPATH=tests $(BIN)/python -m security $(SECURITY)
 
+.PHONY: quotas
+quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth
+	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py -k "keep_to or share" -s
+
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
 	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py
