@@ -11,7 +11,12 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from penstock_core.metadata.image import Endpoint
+from penstock_core.metadata.image import Endpoint, MetadataImage
+from penstock_core.metadata.security import SecurityImage
+from penstock_core.security.quota_book import QuotaBook
+from penstock_core.security.quota_entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaEntity
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_gateway.rpc.describe import peer_host
 from penstock_gateway.rpc.service import DIALLED_KEY, GatewayService
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
@@ -140,6 +145,41 @@ async def test_a_range_passes_by_as_bytes(rig: Rig, stub: Stub) -> None:
     got = await read(stub.FetchRange(data_pb2.FetchRangeRequest(topic="t", from_offset=0, to_offset=-1)))
     assert got == sent
     assert rig.nodes[1].ranges[0].topic_id == b"t" * 16
+
+
+def limited(key: str, limit: float) -> tuple[QuotaGate, KafkaMetrics]:
+    """A gate for the native API's users, with the loop's clock."""
+    metrics = KafkaMetrics()
+    clock = asyncio.get_running_loop().time
+    gate = QuotaGate(QuotaBook(), lambda: int(clock() * 1000), metrics)
+    security = SecurityImage(quotas={QuotaEntity("ANONYMOUS"): {key: limit}})
+    gate.metadata_changed(MetadataImage(), MetadataImage(security=security))
+    return gate, metrics
+
+
+async def test_who_produces_more_than_its_quota_is_read_no_further_for_a_while(rig: Rig, stub: Stub) -> None:
+    rig.relay.quotas, metrics = limited(PRODUCER_BYTE_RATE, 10_000)
+
+    async def requests() -> AsyncIterator[pb.ProduceRequest]:
+        for i in range(5):
+            yield pb.ProduceRequest(request_id=i, topic="t", partition=1, records=bytes(8_000), acks=-1)
+
+    began_s = asyncio.get_running_loop().time()
+    got = await read(stub.Produce(requests()))
+    assert [r.error.code for r in got] == [0] * 5
+    assert asyncio.get_running_loop().time() - began_s >= 0.15, "the fourth was 200 ms too early"
+    assert metrics.throttled[PRODUCER_BYTE_RATE] >= 1
+
+
+async def test_a_range_is_given_no_faster_than_its_readers_quota(rig: Rig, stub: Stub) -> None:
+    rig.relay.quotas, metrics = limited(CONSUMER_BYTE_RATE, 100)
+    sent = [batch(5, bytes(320)), batch(10, b"two", done=True)]
+    rig.nodes[1].range_script = [sent]
+    assert (
+        await read(stub.FetchRange(data_pb2.FetchRangeRequest(topic="t", from_offset=0, to_offset=-1)))
+        == sent
+    )
+    assert metrics.throttled[CONSUMER_BYTE_RATE] >= 1
 
 
 async def test_a_range_goes_on_at_the_new_leader(rig: Rig, stub: Stub) -> None:

@@ -181,6 +181,7 @@ class Gateway:
             clock_ms,
             ports.tick_ms,
         )
+        self._relay.quotas = quotas
         suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._relay.on_stream_lost = suspected_leaders.suspect
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}

@@ -179,6 +179,16 @@ class QuotaGate:
             self._metrics.count_throttle(CONTROLLER_MUTATION_RATE, throttle_ms)
             connection.mute(throttle_ms)
 
+    def use_bytes(self, key: str, who: Principal, size: int) -> int:
+        """What a client of another API wrote or was given (key: that of its quota); for how long (ms) it waits now."""
+        now_ms = self._clock_ms()
+        account = self._book.account(who.name, "", now_ms)
+        bucket = account.produce if key == PRODUCER_BYTE_RATE else account.fetch
+        throttle_ms = 0 if bucket is None else bucket.use(size, now_ms)
+        if throttle_ms:
+            self._metrics.count_throttle(key, throttle_ms)
+        return throttle_ms
+
     # Connections
 
     def may_connect(self, host: str) -> bool | None:

@@ -12,6 +12,7 @@ from typing import Final
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Authorizer
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_runtime.grpc_tools import ChannelPool
@@ -41,6 +42,8 @@ class Relay:
         self.channels = channels
         self.metrics = metrics
         self.authorizer = authorizer
+        self.quotas = QuotaGate.idle()
+        """Those of native clients too; set by the role."""
         self.log = lifecycle.log
         self.on_bug: Callable[[BaseException], None] = lifecycle.fail_with
         self.clock_ms = clock_ms

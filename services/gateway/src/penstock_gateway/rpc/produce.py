@@ -2,14 +2,14 @@
 
 A batch too large for one message comes in several, and takes memory as they come. Unacknowledged
 batches are bounded by count and bytes; then the stream is read no
-further, and gRPC's flow control holds the client.
+further, and gRPC's flow control holds the client. The same holds who is above its quota.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -40,7 +40,10 @@ class ProduceStream:
         self,
         client: ClientRelay,
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+        use_quota_ms: Callable[[int], int] = lambda _: 0,
     ) -> None:
+        """`use_quota_ms` takes the bytes of a batch and says for how long nothing more is read."""
+        self._use_quota_ms = use_quota_ms
         self._batch_bytes_max = batch_bytes_max
         self._begun: tuple[pb.ProduceRequest, bytearray] | None = None
         """A request whose batch is not whole yet, and what came of it."""
@@ -71,6 +74,8 @@ class ProduceStream:
                 if len(self._waiting) >= INFLIGHT_REQUESTS_MAX or self._bytes >= INFLIGHT_BYTES_MAX:
                     self._room.clear()
                 self._came.set()
+                if wait_ms := self._use_quota_ms(waiting.size_bytes):
+                    await asyncio.sleep(wait_ms / 1000)
             if self._begun is not None:
                 raise PenstockError(
                     ErrorCode.INVALID_REQUEST, f"the end of request {self._begun[0].request_id} did not come"

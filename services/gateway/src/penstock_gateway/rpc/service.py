@@ -24,6 +24,7 @@ from penstock_core.errors import CHECK_PARTITION, FIND_LEADER, ErrorCode, Pensto
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.quota_entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.relay import Relay
@@ -128,7 +129,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Appends batches; answers in the order of the requests."""
         await self._check_ready("Produce", context)
         client = self._open(context)
-        stream = ProduceStream(client, self._batch_bytes_max)
+        stream = ProduceStream(client, self._batch_bytes_max, self._quota_of(PRODUCER_BYTE_RATE, context))
         reader = asyncio.create_task(stream.read(requests), name="native produce requests")
         try:
             async for response in stream.responses():
@@ -150,11 +151,14 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         try:
             who = _identity(context)
             key = self._range_key(request, who)
+            use_quota_ms = self._quota_of(CONSUMER_BYTE_RATE, context)
             ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms, who)
             async with aclosing(ranged.responses()) as responses:
                 async for data in responses:
                     relay.metrics.to_clients_bytes += len(data)
                     yield data
+                    if wait_ms := use_quota_ms(len(data)):
+                        await asyncio.sleep(wait_ms / 1000)
             self._count("FetchRange", "OK")
         except RangeFailed as e:
             await self._abort("FetchRange", context, e.status, e.message)
@@ -225,6 +229,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 "from_offset is 0 or more, to_offset -1 (now) or more",
             )
         return TopicPartition(TopicId(topic.topic_id), partition)
+
+    def _quota_of(self, key: str, context: Context) -> Callable[[int], int]:
+        """What takes the bytes of a call and says for how long (ms) its client waits then."""
+        quotas, who = self._relay.quotas, _identity(context).principal
+        return lambda size: quotas.use_bytes(key, who, size) if quotas.is_active else 0
 
     def _open(self, context: Context) -> ClientRelay:
         return self._relay.open(ClientInfo(_identity(context), LISTENER))
