@@ -33,6 +33,7 @@ def running_cluster(
     traces_allowed: bool = False,
     steady: bool = False,
     port: int | None = None,
+    secure: bool = False,
 ) -> Iterator[LocalCluster]:
     """A cluster that is ready, stopped at the end; no process may be left and no log may hold a stack trace.
 
@@ -52,6 +53,7 @@ def running_cluster(
         racks=racks,
         port=ports.choose_base() if port is None else port,
         single=single,
+        secure=secure,
         settings=chosen,
     )
     try:

@@ -99,8 +99,20 @@ class CertificateAuthority:
 
     def issue(self, leaf: Leaf) -> dict[str, Path]:
         """Write a new key and certificate; those of before are replaced. Raises CommandError."""
-        check(leaf)
-        key, authority = self._signing()
+        self.issue_all([leaf])
+        return self.paths(leaf)
+
+    def issue_all(self, leaves: Sequence[Leaf]) -> None:
+        """The same for several."""
+        for leaf in leaves:
+            check(leaf)
+        if leaves:
+            key, authority = self._signing()
+            for leaf in leaves:
+                self._issue(leaf, key, authority)
+            self._save()
+
+    def _issue(self, leaf: Leaf, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
         own = ec.generate_private_key(ec.SECP256R1())
         cert = sign(leaf, self.domain, own.public_key(), key, authority)
         paths = self.paths(leaf)
@@ -115,8 +127,6 @@ class CertificateAuthority:
             "sans": list(leaf.sans),
             "days": leaf.days,
         }
-        self._save()
-        return paths
 
     def add_authority(self) -> x509.Certificate:
         """First step of a rotation: a new CA that signs from now on, beside the old ones, which stay trusted.

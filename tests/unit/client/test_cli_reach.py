@@ -79,7 +79,9 @@ def test_another_server_is_told_by_its_first_bytes(answer: bytes, speaks: reach.
     assert f"{address}: " in told.value.message
     assert "\n" not in told.value.message
     wrong_address = "give --bootstrap the cluster's Kafka address" in told.value.message
-    assert wrong_address == (speaks is not reach.Speaks.NOTHING)
+    assert wrong_address == (speaks not in (reach.Speaks.NOTHING, reach.Speaks.TLS))
+    wants_file = "--client-config FILE" in told.value.message
+    assert wants_file == (speaks in (reach.Speaks.NOTHING, reach.Speaks.TLS))
 
 
 def test_an_address_of_another_port_does_not_hide_the_broker_beside_it() -> None:

@@ -13,6 +13,7 @@ from penstock.errors import CommandError
 from penstock.local import plan
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE, ClusterSpec, ClusterState
 
+LISTENER_FIELDS = [f"listeners.{key}" for key in ("bind", "tls", "max_reauth_ms", "sasl_mechanisms")]
 FIELDS = {
     CONTROLLER: {"log_level", "data_dir", "node_session_timeout_ms", "controllers"},
     NODE: {
@@ -20,10 +21,11 @@ FIELDS = {
         "data_dir",
         "disk_threads",
         "listeners",
+        *LISTENER_FIELDS,
         "replica_lag_time_max_ms",
         "auto_create_topics",
     },
-    GATEWAY: {"log_level", "data_dir", "listeners", "auto_create_topics"},
+    GATEWAY: {"log_level", "data_dir", "listeners", "auto_create_topics", *LISTENER_FIELDS},
 }
 
 
@@ -84,6 +86,28 @@ def test_settings_files_are_toml_that_says_who_is_who(tmp_path: Path) -> None:
     assert "disk_threads" not in gateway
 
 
+def test_secure_members_have_certificates_users_and_an_admin(tmp_path: Path) -> None:
+    state = planned(secure=True, gateways=2, settings={GATEWAY: {"listeners.max_reauth_ms": "5000"}})
+    assert ClusterState.from_json(state.to_json(), tmp_path) == state
+    found = {
+        member.name: tomllib.loads(plan.to_toml(plan.member_settings(state, member, tmp_path)))
+        for member in state.members
+    }
+    made = tmp_path / "secure"
+    controller, node, gateway = found["controller-2"], found["node-3"], found["gateway-2"]
+    assert controller["tls"]["key"] == str(made / "controller-2" / "key.pem")
+    assert controller["bootstrap_users"] == str(made / "first-users.json")
+    assert node["tls"]["ca"] == str(made / "storage-node-node-3" / "ca.pem")
+    for settings in (node, gateway):
+        assert (settings["authorizer"], settings["super_users"]) == ("acl", ["User:admin"])
+        for listener in settings["listeners"]:
+            port = listener["bind"].partition(":")[2]
+            assert (listener["security"], listener["advertised"]) == ("SASL_SSL", f"localhost:{port}")
+    assert [each["max_reauth_ms"] for each in gateway["listeners"]] == [5000, 5000]
+    assert "max_reauth_ms" not in node["listeners"][0]
+    assert plan.addresses(state)["bootstrap"] == "localhost:9092,localhost:9102"
+
+
 def test_single_is_one_process_with_every_member() -> None:
     state = planned(controllers=1, nodes=1, gateways=1, single=True)
     assert [(p.name, p.members) for p in state.processes] == [
@@ -134,6 +158,14 @@ def test_set_goes_to_each_role_that_has_it_or_to_the_one_named() -> None:
     }
 
 
+def test_set_reaches_into_each_listener() -> None:
+    words = ["listeners.max_reauth_ms=5000", 'gateway.listeners.sasl-mechanisms=["PLAIN"]']
+    assert plan.parse_assignments(words, lambda: FIELDS) == {
+        NODE: {"listeners.max_reauth_ms": "5000"},
+        GATEWAY: {"listeners.max_reauth_ms": "5000", "listeners.sasl_mechanisms": '["PLAIN"]'},
+    }
+
+
 def test_no_words_ask_no_role() -> None:
     def fields() -> dict[str, set[str]]:
         raise AssertionError
@@ -157,7 +189,11 @@ def test_no_words_ask_no_role() -> None:
         ("disc_threads=1", "did you mean disk_threads"),
         ("pump.log_level=DEBUG", "'pump' is no role"),
         ("gateway.disk_threads=1", "no such setting"),
-        ("listeners=[]", "listeners: the local cluster chooses it"),
+        ("listeners=[]", "chooses its listeners itself; --set listeners.KEY=VALUE .* --secure makes them"),
+        ("listeners.bind=[]", "chooses it itself; see --port and --secure"),
+        ("node.listeners.tls={}", "chooses it itself; see --port and --secure"),
+        ("listeners.max_reauth=1", "did you mean listeners.max_reauth_ms"),
+        ("controller.listeners.max_reauth_ms=1", "no such setting"),
         ("node_id=1", "node_id: the local cluster chooses it"),
     ],
 )

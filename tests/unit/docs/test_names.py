@@ -21,7 +21,9 @@ from penstock_controller.settings import ControllerSettings
 from penstock_core.config import catalog
 from penstock_core.failpoints import FAILPOINTS
 from penstock_core.metadata.levels import METADATA_LEVEL
+from penstock_core.security.client_file import KEYS
 from penstock_gateway.settings import GatewaySettings
+from penstock_runtime.listener_settings import ListenerSettings
 from penstock_storage_node.settings import StorageNodeSettings
 from unit.docs.repository import DOCS, ROOT, TESTS, headings, module_exists, pages, texts
 
@@ -30,7 +32,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 SETTINGS = {
     name
-    for settings in (ControllerSettings, StorageNodeSettings, GatewaySettings)
+    for settings in (ControllerSettings, StorageNodeSettings, GatewaySettings, ListenerSettings)
     for name in settings.model_fields
 }
 CONFIGS = (
@@ -59,6 +61,7 @@ CLIENT_CONFIGS = frozenset(
 """Configs of Kafka's clients."""
 OTHERS = frozenset(
     [
+        "admin.properties",
         "flexibleVersions",
         "kafka.bootstrap.servers",
         "meta.properties",
@@ -305,7 +308,7 @@ def test_what_a_command_line_gets_wrong_is_seen() -> None:
 
 @each_page
 def test_configs_failpoints_and_fuzz_targets(page: Path) -> None:
-    known = CONFIGS | CLIENT_CONFIGS | OTHERS | FAILPOINTS.keys() | TARGETS.keys()
+    known = CONFIGS | KEYS | CLIENT_CONFIGS | OTHERS | FAILPOINTS.keys() | TARGETS.keys()
     missing = []
     for word in words(page):
         name = word.partition("=")[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.local.cluster import role_fields
 from penstock.local.plan import OWN_SETTINGS, SHORT_NAMES, parse_assignments
+from penstock.local.roles import role_fields
 from penstock_core.config.catalog import CLUSTER, NODE_DYNAMIC, NODE_STATIC, TOPIC_NAMES, TOPIC_SETTINGS
 from penstock_runtime.kafka_names import KAFKA_NAMES, OTHER_UNITS, dotted_names, hint
 from penstock_storage_node.settings import StorageNodeSettings

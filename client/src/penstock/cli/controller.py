@@ -54,7 +54,7 @@ certificate_option = click.option(
     envvar="PENSTOCK_CERTIFICATE",
     metavar="DIR",
     help="Directory with cert.pem, key.pem and ca.pem of an admin (`penstock cert issue --role admin`), for "
-    "controllers with [tls]. Also PENSTOCK_CERTIFICATE.",
+    "controllers with [tls]. Also PENSTOCK_CERTIFICATE. By default that of the secure local cluster in --dir.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
@@ -296,6 +296,8 @@ def with_client(
             "`penstock controller` needs penstock-runtime; install it with `pip install 'penstock[local]'`"
         ) from None
     addresses = _addresses(controllers, directory)
+    if certificate is None and not controllers:
+        certificate = _own_certificate(directory)
     tls = None if certificate is None else _admin(certificate)
 
     async def run() -> R:
@@ -321,6 +323,15 @@ def _admin(directory: Path) -> TlsFiles:
         return TlsFiles(RoleTls(**files), "admin")
     except StartupError as error:
         raise CommandError(f"--certificate {directory}: {error.message}") from None
+
+
+def _own_certificate(directory: Path) -> Path | None:
+    """The admin's of the local cluster, if that is secure."""
+    from penstock.local.secure import admin_certificate
+    from penstock.local.store import Store
+
+    store = Store(directory)
+    return admin_certificate(store.directory) if store.exists() and store.load().secure else None
 
 
 def _addresses(controllers: str | None, directory: Path) -> list[str]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli import reach
+from penstock.cli.client_files import client_config_option, client_file_of, own_connector
 from penstock.cli.local_gateways import directory_of, directory_option, local_gateways
+from penstock.connector import PLAINTEXT, Connector
 from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -27,29 +30,69 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 BOOTSTRAP_DEFAULT: Final = "127.0.0.1:9092"
 CALL_TIMEOUT_S: Final = 15.0
+_OF_CONNECTIONS: Final = (
+    "security.",
+    "sasl.",
+    "ssl.",
+    "oauth_cb",
+    "socket.",
+    "broker.address.",
+    "client.dns.",
+)
+"""What counts of a client file here; how a command produces and consumes it knows itself."""
 
 
-class FoundBootstrap(str):
-    """Addresses that nobody named; `mend` says what to do if nobody answers there."""
+class Bootstrap(str):
+    """Kafka addresses, and how to come in there.
+
+    `mend` says what to do if nobody answers at addresses that nobody named; it is empty for those of a user.
+    """
 
     mend: str
+    connector: Connector
 
-    def __new__(cls, addresses: str, mend: str) -> FoundBootstrap:
+    def __new__(cls, addresses: str, mend: str = "", connector: Connector = PLAINTEXT) -> Bootstrap:
         found = super().__new__(cls, addresses)
         found.mend = mend
+        found.connector = connector
         return found
 
 
-def _named_or_found(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    return value if value is not None or ctx.resilient_parsing else find_bootstrap(directory_of(ctx))
+def connector_of(bootstrap: str) -> Connector:
+    """How to come in at these addresses."""
+    return bootstrap.connector if isinstance(bootstrap, Bootstrap) else PLAINTEXT
 
 
-def find_bootstrap(directory: Path) -> FoundBootstrap:
-    """Kafka addresses of the running local cluster in `directory`, or the default."""
+def _named_or_found(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if ctx.resilient_parsing:
+        return value
+    chosen = client_file_of(ctx)
+    file = chosen.connector.file if chosen is not None else None
+    # A file that was named on this line knows better than the environment where its cluster is.
+    from_environment = ctx.get_parameter_source(parameter.name or "") is ParameterSource.ENVIRONMENT
+    weak = value is None or (from_environment and chosen is not None and chosen.is_on_command_line)
+    if chosen is not None and file is not None and file.bootstrap and weak:
+        return Bootstrap(
+            file.bootstrap, f"{file.path} names it, --bootstrap HOST:PORT another", chosen.connector
+        )
+    return find_bootstrap(directory_of(ctx), value, chosen.connector if chosen is not None else None)
+
+
+def find_bootstrap(
+    directory: Path, named: str | None = None, connector: Connector | None = None
+) -> Bootstrap:
+    """The Kafka addresses that were named, or those of the running local cluster in `directory`, or the default.
+
+    Without a connector that of the local cluster is taken for addresses of its own.
+    """
+    if named is not None:
+        return Bootstrap(named, "", connector or own_connector(directory, named) or PLAINTEXT)
     local = local_gateways(directory, "kafka")
     if local.addresses:
-        return FoundBootstrap(",".join(local.addresses), local.mend)
-    return FoundBootstrap(BOOTSTRAP_DEFAULT, f"{local.mend}, --bootstrap HOST:PORT names another")
+        found = ",".join(local.addresses)
+        return Bootstrap(found, local.mend, connector or own_connector(directory, found) or PLAINTEXT)
+    mend = f"{local.mend}, --bootstrap HOST:PORT names another"
+    return Bootstrap(BOOTSTRAP_DEFAULT, mend, connector or PLAINTEXT)
 
 
 _bootstrap_alone = click.option(
@@ -64,8 +107,8 @@ _bootstrap_alone = click.option(
 
 
 def bootstrap_option(command: Command) -> Command:
-    """`--bootstrap`, and `--dir` of the local cluster that stands in for it."""
-    return _bootstrap_alone(directory_option(command))
+    """`--bootstrap`, `--client-config`, and `--dir` of the local cluster that stands in for both."""
+    return _bootstrap_alone(client_config_option(directory_option(command)))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -81,6 +124,7 @@ def client_config(bootstrap: str, **more: Any) -> dict[str, Any]:
         "error_cb": lambda _error: None,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
+        **{k: v for k, v in connector_of(bootstrap).librdkafka().items() if k.startswith(_OF_CONNECTIONS)},
         **more,
     }
 
@@ -91,20 +135,36 @@ def kafka_connection(bootstrap: str) -> socket.socket:
     Raises UNREACHABLE, in a line that says of each address what is wrong with it.
     """
     problems = []
+    connector = connector_of(bootstrap)
     for address in reach.addresses_of(bootstrap, "--bootstrap"):
-        found = reach.kafka_connection(address)
+        found = reach.kafka_connection(address, connector)
         if not isinstance(found, reach.Problem):
             return found
         problems.append(found)
-    if isinstance(bootstrap, FoundBootstrap):
+    refused = [problem for problem in problems if problem.is_refusal]
+    if refused:
+        raise _signed_out(connector, refused)
+    if any(problem.speaks is reach.Speaks.TLS for problem in problems) and connector.file is None:
+        mend = "give --client-config FILE, which says how to come in (see `penstock --help`)"
+    elif isinstance(bootstrap, Bootstrap) and bootstrap.mend:
         mend = bootstrap.mend
     elif any(problem.is_another_port for problem in problems):
         mend = "give --bootstrap the cluster's Kafka address; `penstock local status` shows a local cluster's"
     else:
-        mend = "is the cluster up (`penstock local status`), and is --bootstrap right?"
+        # A port that wants TLS says nothing to who speaks none.
+        silent = connector.file is None and any(p.speaks is reach.Speaks.NOTHING for p in problems)
+        mend = "does it want TLS (--client-config FILE)? " if silent else ""
+        mend += "is the cluster up (`penstock local status`), and is --bootstrap right?"
     raise CommandError(
         f"no broker can be reached ({'; '.join(map(str, problems))}); {mend}", ExitCode.UNREACHABLE
     )
+
+
+def _signed_out(connector: Connector, problems: Sequence[reach.Problem]) -> CommandError:
+    file = connector.file
+    who = f"user {file.username!r}" if file is not None and file.username else "this client"
+    where = f" of {file.path}" if file is not None else ""
+    return CommandError(f"{who}{where} cannot sign in ({'; '.join(map(str, problems))}); look at the file")
 
 
 def check_reachable(bootstrap: str) -> None:

@@ -13,7 +13,9 @@ import click
 from penstock.cli.output import note, print_facts, print_json, print_table, spinner
 from penstock.errors import CommandError, ExitCode
 from penstock.local import plan
-from penstock.local.cluster import ClusterStatus, LocalCluster, role_fields
+from penstock.local.cluster import LocalCluster
+from penstock.local.roles import role_fields
+from penstock.local.status import ClusterStatus
 
 DIRECTORY_DEFAULT = ".penstock"
 SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "STOP", "CONT")}
@@ -58,10 +60,17 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
     "words",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting, for each role that has it; ROLE.KEY=VALUE for one role (controller, node, gateway).",
+    help="A setting, for each role that has it; ROLE.KEY=VALUE for one role (controller, node, gateway); "
+    "listeners.KEY=VALUE for each Kafka listener.",
 )
 @click.option(
     "--single", is_flag=True, default=None, help="All roles in one process, one of each: for development."
+)
+@click.option(
+    "--secure",
+    is_flag=True,
+    default=None,
+    help="TLS on every port, clients sign in, ACLs that allow nothing: made whole, with an admin.",
 )
 @directory_option
 @json_option
@@ -82,6 +91,13 @@ def up(directory: Path, as_json: bool, words: tuple[str, ...], **given: Any) -> 
       penstock local up --port 19092 --dir /tmp/second      beside the first
       penstock local up --set log_level=DEBUG --set controller.node_session_timeout_ms=1000
       penstock local up --single --json
+      penstock local up --secure
+      penstock local up --secure --set listeners.max_reauth_ms=3600000
+
+    
+    With --secure DIR/secure/admin.properties has what a client of librdkafka needs to come in as the admin
+    (kcat -F FILE), admin-java.properties what Java's need. Commands in this directory find it by themselves,
+    elsewhere they take --client-config FILE. DIR/secure is a CA of `penstock cert`.
     """
     if given["racks"] is not None:
         given["racks"] = tuple(rack.strip() for rack in given["racks"].split(",") if rack.strip())
@@ -106,6 +122,8 @@ def up(directory: Path, as_json: bool, words: tuple[str, ...], **given: Any) -> 
         print_json(status.to_json())
         return
     _show(status)
+    if cluster.client_file is not None:
+        note(f"clients come in as the admin with {cluster.client_file}")
     dead = [row.name for row in status.processes if row.pid is None]
     if started:
         note(f"ready in {took_s:.1f} s")

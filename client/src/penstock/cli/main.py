@@ -80,6 +80,17 @@ def cli() -> None:
     environment; without either they take the running local cluster in --dir (.penstock), or
     127.0.0.1:9092. An address has 3 s to take a connection and 10 s for its first answer;
     PENSTOCK_TIMEOUT_S sets both.
+
+    Where clients sign in, --client-config FILE (or PENSTOCK_CLIENT_CONFIG) is a Kafka client's
+    properties; in the directory of `penstock local up --secure` its admin's is found.
+
+    \b
+      bootstrap.servers=kafka.example.com:9092
+      security.protocol=SASL_SSL
+      sasl.mechanism=SCRAM-SHA-512
+      sasl.username=alice
+      sasl.password=...
+      ssl.ca.location=/etc/penstock/ca.pem
     """
 
 

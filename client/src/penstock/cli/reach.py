@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from penstock.connector import PLAINTEXT, Connector, NoTls, Refused
 from penstock.errors import CommandError, ExitCode
 
 CONNECT_TIMEOUT_S: Final = 3.0
@@ -49,6 +50,8 @@ class Problem:
     address: str
     reason: str
     speaks: Speaks | None = None
+    is_refusal: bool = False
+    """A broker is there and does not take the user."""
 
     @property
     def is_another_port(self) -> bool:
@@ -92,23 +95,32 @@ def addresses_of(words: str, option: str) -> list[str]:
     return found
 
 
-def kafka_connection(address: str) -> socket.socket | Problem:
-    """A connection to the Kafka broker there, which has answered on it, or why there is none."""
+def kafka_connection(address: str, connector: Connector = PLAINTEXT) -> socket.socket | Problem:
+    """A connection to the Kafka broker there, on which it has answered and taken the user, or why there is none."""
     connect_s, answer_s = timeouts_s()
+    host, port = split_address(address)
     try:
-        connection = socket.create_connection(split_address(address), timeout=connect_s)
+        connection = connector.open(host, port, connect_s)
+    except NoTls as error:
+        return Problem(address, str(error))
     except OSError as error:
         return Problem(address, _why(error, connect_s))
     try:
         connection.settimeout(answer_s)
         speaks = _introduce(connection)
         if speaks is Speaks.KAFKA:
+            connector.sign_in(connection)
             return connection
         problem = Problem(address, f"this is {speaks}", speaks)
+    except Refused as error:
+        problem = Problem(address, str(error), is_refusal=True)
     except TimeoutError:
         problem = Problem(address, f"takes connections but gives no answer within {answer_s:g} s")
-    except OSError:
-        problem = Problem(address, "closes connections at once", Speaks.NOTHING)
+    except OSError as error:
+        problem = Problem(address, _why_closed(error), Speaks.NOTHING)
+    except BaseException:
+        connection.close()
+        raise
     connection.close()
     return problem
 
@@ -153,6 +165,14 @@ def _read(connection: socket.socket, count: int) -> bytes:
     while len(data) < count and (part := connection.recv(count - len(data))):
         data += part
     return bytes(data)
+
+
+def _why_closed(error: OSError) -> str:
+    reason = getattr(error, "reason", None)
+    # With TLS 1.3 a client hears only now that its certificate is not taken.
+    if isinstance(reason, str) and "CERTIFICATE" in reason:
+        return f"it refuses this client's certificate, or that there is none ({reason.lower().replace('_', ' ')})"
+    return "closes connections at once"
 
 
 def _why(error: OSError, timeout_s: float) -> str:

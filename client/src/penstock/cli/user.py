@@ -55,7 +55,7 @@ def add(
 ) -> None:
     """Add a user, whose password is asked for twice. Without --mechanism it may sign in with both.
 
-    The password itself is not sent, but what is sent is as good: let nobody listen.
+    The password itself is not sent, but what is sent is as good: let --client-config have TLS in it.
 
     \b
     Examples:

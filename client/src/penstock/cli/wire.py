@@ -1,6 +1,6 @@
 """A Kafka connection for the few requests that librdkafka does not know: reassignments, the cluster's settings.
 
-One plaintext connection to the first address that answers, one request at a time. Those about users, ACLs and
+One connection to the first address that answers, one request at a time. Those about users, ACLs and
 quotas are in `security_wire`; here are DescribeConfigs 3, IncrementalAlterConfigs 0, and version 0 of
 UnregisterBroker and the two requests of KIP-455, whose messages are flexible (compact lengths, tagged fields)
 in every version.
@@ -8,12 +8,12 @@ in every version.
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock import connector
 from penstock.cli.kafka import CALL_TIMEOUT_S, kafka_connection
 from penstock.errors import CommandError, ExitCode
 
@@ -35,9 +35,6 @@ SOURCES: Final = {
     8: "group",
 }
 """Where a setting's value comes from."""
-
-_CLIENT_ID: Final = b"penstock-cli"
-_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -161,34 +158,16 @@ def unregister_node(bootstrap: str, node_id: int) -> None:
 
 def ask(bootstrap: str, key: int, body: bytes, *, version: int = 0, flexible: bool = False) -> bytes:
     """One request; the response without its header."""
-    head = (
-        struct.pack(">hhih", key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID + (b"\x00" if flexible else b"")
-    )
-    frame = head + body
     with kafka_connection(bootstrap) as connection:
         connection.settimeout(CALL_TIMEOUT_S)
         try:
-            connection.sendall(struct.pack(">i", len(frame)) + frame)
-            (length,) = struct.unpack(">i", _exactly(connection, 4))
-            if not 4 <= length <= _FRAME_BYTES_MAX:
-                raise CommandError(f"{bootstrap}: not an answer of a Kafka broker", ExitCode.UNREACHABLE)
-            response = _exactly(connection, length)
+            return connector.call(connection, key, version, body, flexible=flexible)
         except OSError as error:
             raise CommandError(
-                f"{bootstrap}: no answer ({error or 'timed out'}); look at `penstock local status`",
+                f"{bootstrap}: no answer ({error or 'timed out'}): is it a gateway of this version, and does it ask "
+                "to sign in (--client-config FILE)? Look at `penstock local status`",
                 ExitCode.UNREACHABLE,
             ) from error
-    return response[5 if flexible else 4 :]
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        chunk = connection.recv(min(count - len(data), 65_536))
-        if not chunk:
-            raise ConnectionError("the connection was closed: is this a gateway of this version?")
-        data += chunk
-    return bytes(data)
 
 
 def text_of(text: str | None) -> bytes:

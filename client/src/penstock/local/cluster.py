@@ -14,10 +14,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import CommandError, ExitCode
+from penstock.connector import PLAINTEXT, Connector, load
+from penstock.errors import CommandError
 from penstock.local import launch, plan, ports, probe
 from penstock.local.plan import (
     CONTROLLER,
@@ -31,6 +31,7 @@ from penstock.local.plan import (
     ProcessRecord,
 )
 from penstock.local.processes import ProcessState, identity, last_lines, process_state, send_signal
+from penstock.local.status import ClusterStatus, ProcessStatus
 from penstock.local.store import Store
 
 POLL_INTERVAL_S = 0.02
@@ -53,34 +54,6 @@ Progress = Callable[[str], None]
 
 def silent(_message: str) -> None:
     """The progress callback of callers that show none."""
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """One row of `status`: `pid` is None when dead; `detail` is for people."""
-
-    name: str
-    role: str
-    id: int
-    pid: int | None
-    state: ProcessState
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class ClusterStatus:
-    """What `up` and `status` tell; `to_json` is the documented form."""
-
-    directory: Path
-    addresses: dict[str, str]
-    processes: list[ProcessStatus]
-
-    def to_json(self) -> dict[str, object]:
-        rows = [
-            {"name": row.name, "role": row.role, "id": row.id, "pid": row.pid, "state": str(row.state)}
-            for row in self.processes
-        ]
-        return {**self.addresses, "processes": rows}
 
 
 class LocalCluster:
@@ -121,6 +94,13 @@ class LocalCluster:
     def http(self) -> str:
         return plan.addresses(self.state)["http"]
 
+    @property
+    def client_file(self) -> Path | None:
+        """The admin's client file of a secure cluster."""
+        from penstock.local import secure
+
+        return secure.admin_file(self.directory) if self.state.secure else None
+
     def log_file(self, name: str) -> Path:
         """The log of a process, dead or alive."""
         self.state.process(name)
@@ -133,6 +113,7 @@ class LocalCluster:
             self.directory,
             plan.addresses(state),
             [self._status_of(state, record) for record in state.processes],
+            self.client_file,
         )
 
     def alive(self) -> list[str]:
@@ -148,7 +129,8 @@ class LocalCluster:
             if _state_of(record) is not ProcessState.DEAD
             for name in record.members
         ]
-        return [f"{HOST}:{member.ports[use]}" for member in members if member.role == GATEWAY]
+        host = plan.SECURE_HOST if state.secure else HOST
+        return [f"{host}:{member.ports[use]}" for member in members if member.role == GATEWAY]
 
     # --- changes -----------------------------------------------------------------
 
@@ -174,6 +156,7 @@ class LocalCluster:
                     state.settings.setdefault(role, {}).update(settings)
             try:
                 self._check_ports(state, state.members)
+                self._prepare(state)
                 self._launch(state, state.processes)
                 notes = self._await_ready(state, state.processes, timeout_s)
                 if notes:
@@ -259,6 +242,7 @@ class LocalCluster:
             member = plan.plan_member(state, role, lambda count: ports.choose_free(count, avoid))
             self._check_ports(state, [member])
             record = state.process(member.name)
+            self._prepare(state)
             self._launch(state, [record])
             notes = self._await_ready(state, [record], timeout_s)
             if notes:
@@ -303,6 +287,7 @@ class LocalCluster:
             "racks": tuple(state.racks),
             "port": state.port,
             "single": state.single,
+            "secure": state.secure,
         }
         return [f"{name} is {_shown(have[name])}" for name, value in asked.items() if have[name] != value]
 
@@ -322,6 +307,7 @@ class LocalCluster:
             else:
                 notes.append(f"{record.name} is running already (process {record.pid})")
         self._check_ports(state, [state.member(name) for record in dead for name in record.members])
+        self._prepare(state)
         self._launch(state, dead)
         return notes + self._await_ready(state, dead, timeout_s, patience_s=PATIENCE_S)
 
@@ -342,6 +328,21 @@ class LocalCluster:
                 raise CommandError(
                     f"port {port} is taken {ports.holder(port)}; {member.name} needs it for {use}: {mend}"
                 )
+
+    def _prepare(self, state: ClusterState) -> None:
+        """Certificates and users of a secure cluster."""
+        if state.secure:
+            from penstock.local import secure
+
+            secure.prepare(self.directory, state)
+
+    def _connector(self, state: ClusterState) -> Connector:
+        """How to come in at the cluster's listeners."""
+        if not state.secure:
+            return PLAINTEXT
+        from penstock.local import secure
+
+        return load(secure.admin_file(self.directory))
 
     def _launch(self, state: ClusterState, records: Sequence[ProcessRecord]) -> None:
         """Write the settings files, then spawn all of the processes."""
@@ -374,6 +375,7 @@ class LocalCluster:
         """
         begun = unchanged_since = time.monotonic()
         told: dict[str, str] = {}
+        connector, host = self._connector(state), plan.SECURE_HOST if state.secure else HOST
         gateways = [m for record in records for m in map(state.member, record.members) if m.role == GATEWAY]
         nodes_expected = sum(
             _state_of(record) is ProcessState.RUNNING and state.member(name).role == NODE
@@ -389,7 +391,7 @@ class LocalCluster:
                 if not answer.ready:
                     missing[record.name] = answer
             for member in gateways if not missing else ():
-                answer = probe.kafka_ready(HOST, member.ports["kafka"], nodes_expected)
+                answer = probe.kafka_ready(host, member.ports["kafka"], nodes_expected, connector=connector)
                 if not answer.ready:
                     missing[member.name] = answer
             if not missing:
@@ -458,22 +460,6 @@ class LocalCluster:
         return _wait_until(all_dead, timeout_s)
 
 
-def role_fields() -> dict[str, set[str]]:
-    """Names of the settings of each role, from the roles that are installed."""
-    from importlib.metadata import entry_points
-
-    found: dict[str, set[str]] = {}
-    for entry in entry_points(group="penstock.roles"):
-        if entry.name in plan.ROLES:
-            found[entry.name] = set(entry.load().settings.model_fields)
-    missing = [role for role in plan.ROLES if role not in found]
-    if missing:
-        raise CommandError(
-            f"{', '.join(missing)} is not installed: pip install 'penstock[local]'", ExitCode.FAILED
-        )
-    return found
-
-
 def _state_of(record: ProcessRecord) -> ProcessState:
     return process_state(record.pid, record.identity)
 
@@ -534,4 +520,4 @@ def _shown(value: object) -> str:
     return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-__all__ = ["ClusterSpec", "ClusterStatus", "LocalCluster", "ProcessStatus", "role_fields"]
+__all__ = ["ClusterSpec", "LocalCluster"]

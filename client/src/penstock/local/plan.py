@@ -51,6 +51,17 @@ CONTROLLER = "controller"
 NODE = "storage-node"
 GATEWAY = "gateway"
 ROLES = (CONTROLLER, NODE, GATEWAY)
+LISTENERS = "listeners"
+OWN_LISTENER_SETTINGS = frozenset({"name", "bind", "mode", "advertised", "security", "tls"})
+"""Settings of each listener that follow from the layout and from `--secure`."""
+
+SECURE_DIRECTORY = "secure"
+"""Of a cluster's directory: what `penstock.local.secure` makes."""
+SECURE_HOST = "localhost"
+"""Under which listeners with TLS are advertised: librdkafka before 2.4 needs a name there (decision 0007)."""
+ADMIN = "admin"
+FIRST_USERS_FILE = "first-users.json"
+
 SHORT_NAMES = {CONTROLLER: "controller", NODE: "node", GATEWAY: "gateway"}
 MODULES = {CONTROLLER: "penstock_controller", NODE: "penstock_storage_node", GATEWAY: "penstock_gateway"}
 SINGLE = "single"
@@ -68,6 +79,7 @@ class ClusterSpec:
     racks: tuple[str, ...] = ()
     port: int = PORT_DEFAULT
     single: bool = False
+    secure: bool = False
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -118,9 +130,14 @@ class ClusterState:
     settings: dict[str, dict[str, str]]
     members: list[Member]
     processes: list[ProcessRecord]
+    secure: bool = False
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+        told = {"format": FORMAT, **asdict(self)}
+        if not self.secure:
+            # Builds of before do not know the word.
+            del told["secure"]
+        return json.dumps(told, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: Path) -> ClusterState:
@@ -171,7 +188,7 @@ def gateway_ports(base: int, gateway_id: int) -> dict[str, int]:
 def plan_cluster(spec: ClusterSpec, choose_ports: Callable[[int], list[int]]) -> ClusterState:
     """Lay out a new cluster. `choose_ports(count)` gives that many free ports."""
     spec.check()
-    state = ClusterState(spec.port, spec.single, list(spec.racks), dict(spec.settings), [], [])
+    state = ClusterState(spec.port, spec.single, list(spec.racks), dict(spec.settings), [], [], spec.secure)
     counts = {CONTROLLER: spec.controllers, NODE: spec.nodes, GATEWAY: spec.gateways}
     needed = sum(len(INTERNAL_PORTS[role]) * count for role, count in counts.items())
     free = iter(choose_ports(needed))
@@ -231,8 +248,41 @@ def member_settings(state: ClusterState, member: Member, directory: Path) -> dic
             _listener("PROXY", ports["kafka"], "proxy"),
             _listener("DIRECT", ports["direct"], "direct"),
         ]
-    settings.update({key: _parsed(value) for key, value in state.settings.get(member.role, {}).items()})
+    if state.secure:
+        _secure(settings, member, directory)
+    for key, value in state.settings.get(member.role, {}).items():
+        _set(settings, key, _parsed(value))
     return settings
+
+
+def certificate_name(member: Member) -> str:
+    """The name in a member's certificate."""
+    return {CONTROLLER: str(member.id), NODE: f"node-{member.id}"}.get(member.role, member.name)
+
+
+def _secure(settings: dict[str, Any], member: Member, directory: Path) -> None:
+    """TLS on the member's ports, users at its listeners, and the admin who may do everything."""
+    made = directory / SECURE_DIRECTORY
+    own = made / f"{member.role}-{certificate_name(member)}"
+    files = {"cert": str(own / "cert.pem"), "key": str(own / "key.pem")}
+    settings["tls"] = {**files, "ca": str(own / "ca.pem")}
+    if member.role == CONTROLLER:
+        settings["bootstrap_users"] = str(made / FIRST_USERS_FILE)
+        return
+    settings |= {"authorizer": "acl", "super_users": [f"User:{ADMIN}"]}
+    for listener in settings["listeners"]:
+        port = listener["bind"].rpartition(":")[2]
+        listener.update(advertised=f"{SECURE_HOST}:{port}", security="SASL_SSL", tls=files)
+
+
+def _set(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Set a setting; `listeners.KEY` sets KEY of each listener."""
+    table, _, of_listeners = key.partition(".")
+    if of_listeners:
+        for listener in settings[table]:
+            listener[of_listeners] = value
+    else:
+        settings[key] = value
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
@@ -245,7 +295,7 @@ def to_toml(settings: Mapping[str, Any]) -> str:
                 tables += ["", f"[[{key}]]"]
                 tables += [f"{name} = {_toml_value(entry)}" for name, entry in table.items()]
         else:
-            lines.append(f"{key} = {json.dumps(value)}")
+            lines.append(f"{key} = {_toml_value(value)}")
     return "\n".join(lines + tables) + "\n"
 
 
@@ -270,8 +320,10 @@ def addresses(state: ClusterState) -> dict[str, str]:
     """The addresses that clients are given; several gateways make comma-separated lists."""
     gateways = state.of_role(GATEWAY)
 
+    host = SECURE_HOST if state.secure else HOST
+
     def listed(use: str, scheme: str = "") -> str:
-        return ",".join(f"{scheme}{HOST}:{gateway.ports[use]}" for gateway in gateways)
+        return ",".join(f"{scheme}{host}:{gateway.ports[use]}" for gateway in gateways)
 
     return {
         "bootstrap": listed("kafka"),
@@ -286,7 +338,8 @@ def parse_assignments(
 ) -> dict[str, dict[str, str]]:
     """Turn `--set` words into role -> key -> value.
 
-    `key=value` goes to each role that has such a setting, `node.key=value` to one role.
+    `key=value` goes to each role that has such a setting, `node.key=value` to one role. `listeners.key=value`
+    sets key of each Kafka listener.
     `fields_of` tells which role has which settings (asked only when there are words).
     """
     settings: dict[str, dict[str, str]] = {}
@@ -294,8 +347,7 @@ def parse_assignments(
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise _usage(f"--set {shlex.quote(word)}: write it as key=value or role.key=value")
-        prefix, _, key = name.rpartition(".")
-        key = key.replace("-", "_")
+        prefix, key = _split(name)
         known = fields_of()
         kafka = _kafka_hint(name, known)
         if kafka is not None:
@@ -303,6 +355,13 @@ def parse_assignments(
         roles = [role for role in known if prefix in ("", role, SHORT_NAMES[role])]
         if not roles:
             raise _usage(f"--set {name}: {prefix!r} is no role; there are controller, node and gateway")
+        if key == LISTENERS:
+            raise _usage(
+                f"--set {name}: the local cluster chooses its listeners itself; --set {LISTENERS}.KEY=VALUE sets "
+                "KEY of each of them, --secure makes them SASL_SSL"
+            )
+        if key.rpartition(".")[0] == LISTENERS and key.rpartition(".")[2] in OWN_LISTENER_SETTINGS:
+            raise _usage(f"--set {name}: the local cluster chooses it itself; see --port and --secure")
         if key in OWN_SETTINGS:
             raise _usage(f"--set {name}: the local cluster chooses it itself; see --port and --dir")
         takers = [role for role in roles if key in known[role]]
@@ -313,6 +372,14 @@ def parse_assignments(
         for role in takers:
             settings.setdefault(role, {})[key] = value
     return settings
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A role or "", and the key, which for settings of listeners has `listeners.` before it."""
+    prefix, _, key = name.rpartition(".")
+    key = key.replace("-", "_")
+    role, _, table = f".{prefix}".rpartition(".")
+    return (role[1:], f"{LISTENERS}.{key}") if table == LISTENERS else (prefix, key)
 
 
 def _kafka_hint(name: str, known: Mapping[str, set[str]]) -> str | None:
@@ -340,7 +407,7 @@ def _kafka_hint(name: str, known: Mapping[str, set[str]]) -> str | None:
     return None
 
 
-def _listener(name: str, port: int, mode: str) -> dict[str, str]:
+def _listener(name: str, port: int, mode: str) -> dict[str, Any]:
     return {"name": name, "bind": f"{HOST}:{port}", "mode": mode}
 
 

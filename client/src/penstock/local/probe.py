@@ -13,9 +13,10 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from penstock.connector import PLAINTEXT, Connector, Refused, call
+
 ANSWER_BYTES_MAX = 1 << 20
 CLUSTER_AUTHORIZATION_FAILED = 31
-_CLIENT_ID = b"penstock-local"
 
 
 @dataclass(frozen=True)
@@ -43,43 +44,32 @@ def http_ready(host: str, port: int, timeout_s: float = 0.5) -> Readiness:
     return Readiness(status == [b"200"], bool(status), body.decode("utf-8", "replace").strip())
 
 
-def kafka_ready(host: str, port: int, nodes_expected: int, timeout_s: float = 2.0) -> Readiness:
+def kafka_ready(
+    host: str,
+    port: int,
+    nodes_expected: int,
+    timeout_s: float = 2.0,
+    connector: Connector = PLAINTEXT,
+) -> Readiness:
     """Whether the gateway there shows `nodes_expected` live nodes and the quorum commits.
 
     A gateway that decides by ACLs has them from the controllers when it refuses: more is not asked of it.
     """
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
-            nodes = _metadata_node_count(_call(connection, 3, 4, struct.pack(">i?", 0, False)))
+        with connector.open(host, port, timeout_s) as connection:
+            connector.sign_in(connection)
+            nodes = _metadata_node_count(call(connection, 3, 4, struct.pack(">i?", 0, False)))
             if nodes < nodes_expected:
                 return Readiness(False, True, f"{nodes} of {nodes_expected} storage nodes are registered")
-            answer = _call(connection, 22, 0, struct.pack(">hi", -1, 60_000))
+            answer = call(connection, 22, 0, struct.pack(">hi", -1, 60_000))
             error = struct.unpack_from(">h", answer, 4)[0]
             if error not in (0, CLUSTER_AUTHORIZATION_FAILED):
                 return Readiness(False, True, f"the controllers give no producer id (Kafka error {error})")
+    except Refused as error:
+        return Readiness(False, True, f"the gateway at {host}:{port} does not take the admin ({error})")
     except (OSError, struct.error, ValueError) as error:
         return Readiness(False, False, f"the gateway at {host}:{port} does not answer Kafka calls ({error})")
     return Readiness(True, True, "")
-
-
-def _call(connection: socket.socket, api_key: int, version: int, body: bytes) -> bytes:
-    """One Kafka request with header v1; returns the response's body (header v0)."""
-    header = struct.pack(">hhih", api_key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID
-    connection.sendall(struct.pack(">i", len(header) + len(body)) + header + body)
-    (length,) = struct.unpack(">i", _exactly(connection, 4))
-    if not 4 <= length <= ANSWER_BYTES_MAX:
-        raise ValueError(f"an answer of {length} bytes")
-    return _exactly(connection, length)[4:]
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise ValueError("the connection was closed")
-        data += part
-    return data
 
 
 def _metadata_node_count(answer: bytes) -> int:

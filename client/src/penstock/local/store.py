@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import CommandError, ExitCode
-from penstock.local.plan import ClusterState
+from penstock.local.plan import SECURE_DIRECTORY, ClusterState
 
 STATE_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
@@ -52,7 +52,7 @@ class Store:
         """Hold the directory's lock: one changing command at a time; others wait their turn."""
         try:
             if create:
-                self.directory.mkdir(parents=True, exist_ok=True)
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not self.exists():
                 self.load()
             descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -85,6 +85,7 @@ class Store:
                     entry.unlink()
             with suppress(OSError):
                 place.rmdir()
+        shutil.rmtree(self.directory / SECURE_DIRECTORY, ignore_errors=True)
         for file in (self.state_file, self.directory / LOCK_FILE):
             file.unlink(missing_ok=True)
         with suppress(OSError):

@@ -35,6 +35,15 @@ def read_token(path: Path) -> str:
     return token
 
 
+def check_private(path: Path) -> None:
+    """Raise ClientFileError unless `path` is a file that nobody else may read: a key, say."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ClientFileError(f"{path}: {error.strerror or error}; give the path of a key") from None
+    _check_mode(path, stat.S_IMODE(mode))
+
+
 def _check_mode(path: Path, mode: int) -> None:
     if mode & 0o077:
         raise ClientFileError(

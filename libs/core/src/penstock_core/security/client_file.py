@@ -33,12 +33,20 @@ SECRETS: Final = frozenset(
 )
 """Keys whose values nobody else may read."""
 
+KEYS: Final = SECRETS | {
+    *("bootstrap.servers", "security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username"),
+    *("sasl.oauthbearer.token.file", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
+    *("ssl.truststore.location", "ssl.truststore.type", "ssl.keystore.location", "ssl.keystore.type"),
+    *("penstock.gateway", "penstock.http"),
+}
+"""Keys that mean something here; others are passed on."""
+
 _OURS: Final = "penstock."
 _OURS_KNOWN: Final = ("penstock.gateway", "penstock.http")
 _TOKEN_FILE: Final = "sasl.oauthbearer.token.file"  # noqa: S105 (the name of a setting)
 _JAVA_ONLY: Final = frozenset(
     {
-        *("sasl.jaas.config", "sasl.login.callback.handler.class", "sasl.client.callback.handler.class"),
+        *("sasl.jaas.config", "sasl.client.callback.handler.class"),
         *("ssl.truststore.location", "ssl.truststore.type", "ssl.truststore.password"),
         *("ssl.truststore.certificates", "ssl.keystore.type", "ssl.keystore.key"),
         *("ssl.keystore.certificate.chain", "ssl.enabled.protocols", "ssl.protocol", "ssl.provider"),
@@ -111,7 +119,10 @@ class ClientFile:
         settings = {
             key: value
             for key, value in self.properties.items()
-            if not key.startswith(_OURS) and key not in _JAVA_ONLY and key != _TOKEN_FILE
+            if not key.startswith(_OURS)
+            and key not in _JAVA_ONLY
+            and not key.startswith("sasl.login.")
+            and key != _TOKEN_FILE
         }
         settings.pop("sasl.mechanisms", None)
         if settings.get("ssl.keystore.location") and self.properties.get("ssl.keystore.type"):

@@ -1,0 +1,145 @@
+"""`penstock local up --secure`: commands come in by the file that it wrote, and nobody comes in without."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+from penstock.connector import Connector, NoTls, Refused, call, load
+from penstock.errors import ExitCode
+from penstock.local.cluster import LocalCluster
+from penstock.local.plan import CONTROLLER, GATEWAY
+from penstock_core.security.client_file import ClientFile
+from support.cluster import running_cluster, start_ready
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+METADATA = 3
+COMMAND_TIMEOUT_S = 120.0
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("secure") / "c"
+    with running_cluster(directory, controllers=1, nodes=2, secure=True, steady=True) as running:
+        yield running
+
+
+def penstock(
+    cluster: LocalCluster, *words: str, expect: int = 0, typed: str = "", here: bool = True
+) -> tuple[str, str]:
+    """What a command prints that finds the cluster by `--dir`, or that does not."""
+    more = ["--dir", str(cluster.directory)] if here else []
+    done = run(
+        [sys.executable, "-m", "penstock.cli.main", *words, *more],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+        cwd=cluster.directory.parent,
+    )
+    assert done.returncode == expect, (words, done)
+    return done.stdout, done.stderr
+
+
+def properties(cluster: LocalCluster, **changes: str | None) -> ClientFile:
+    """The admin's file with other values."""
+    assert cluster.client_file is not None
+    lines = dict(
+        line.split("=", 1) for line in cluster.client_file.read_text().splitlines() if line[0] != "#"
+    )
+    changed = lines | {key.replace("_", "."): value for key, value in changes.items()}
+    text = "".join(f"{key}={value}\n" for key, value in changed.items() if value is not None)
+    return ClientFile.parse(text, "changed.properties")
+
+
+def ask(cluster: LocalCluster, file: ClientFile, use: str = "kafka") -> bytes:
+    """Metadata of nothing, as that client."""
+    port = cluster.state.of_role(GATEWAY)[0].ports[use]
+    connector = Connector(file)
+    with connector.open("localhost", port, TIMEOUT_S) as connection:
+        connector.sign_in(connection)
+        return call(connection, METADATA, 4, b"\x00\x00\x00\x00\x00")
+
+
+def test_every_kind_of_command_finds_the_cluster_and_comes_in(cluster: LocalCluster) -> None:
+    penstock(cluster, "topic", "create", "flights", "--partitions", "2")
+    penstock(cluster, "produce", "flights", typed="".join(f"{n}\n" for n in range(100)))
+    read, _ = penstock(cluster, "consume", "flights", "--from", "earliest", "--until-end")
+    assert sorted(map(int, read.split())) == list(range(100))
+    assert json.loads(penstock(cluster, "user", "list", "--json")[0])[0]["user"] == "admin"
+    penstock(cluster, "acl", "add", "User:alice", "read", "topic:flights")
+    assert "User:alice" in penstock(cluster, "acl", "list")[0]
+    penstock(cluster, "config", "set", "topic", "flights", "retention.ms=100000")
+    assert "active" in penstock(cluster, "controller", "list")[0]
+    assert "flights" in penstock(cluster, "topic", "list", "--bootstrap", cluster.direct_bootstrap)[0]
+
+
+def test_another_place_needs_the_file_and_says_so(cluster: LocalCluster, tmp_path: Path) -> None:
+    _, said = penstock(
+        cluster, "topic", "list", "-b", cluster.bootstrap, here=False, expect=ExitCode.UNREACHABLE
+    )
+    assert "does it want TLS (--client-config FILE)?" in said
+    assert cluster.client_file is not None
+    for file in (cluster.client_file, cluster.client_file.with_name("admin-java.properties")):
+        penstock(cluster, "topic", "list", "--client-config", str(file), here=False)
+    wrong = tmp_path / "wrong.properties"
+    wrong.touch(mode=0o600)
+    wrong.write_text(cluster.client_file.read_text().replace("sasl.password=", "sasl.password=x"))
+    _, said = penstock(cluster, "topic", "list", "--client-config", str(wrong), here=False, expect=1)
+    assert f"user 'admin' of {wrong} cannot sign in" in said and said.count("\n") == 1
+    wrong.chmod(0o640)
+    _, said = penstock(cluster, "topic", "list", "--client-config", str(wrong), here=False, expect=2)
+    assert f"run `chmod 600 {wrong}`" in said
+
+
+@pytest.mark.parametrize("use", ["kafka", "direct"])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
+def test_the_admin_has_every_mechanism_of_passwords(cluster: LocalCluster, mechanism: str, use: str) -> None:
+    assert len(ask(cluster, properties(cluster, sasl_mechanism=mechanism), use)) > 20
+
+
+def test_who_is_not_known_or_is_somebody_else_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="invalid credentials"):
+        ask(cluster, properties(cluster, sasl_username="nobody"))
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("a.b.c")
+    oauth = properties(cluster, sasl_mechanism="OAUTHBEARER", **{"sasl.oauthbearer.token.file": str(token)})
+    with pytest.raises(Refused, match="it takes no OAUTHBEARER, but SCRAM-SHA-256, SCRAM-SHA-512, PLAIN"):
+        ask(cluster, oauth)
+    with pytest.raises(NoTls, match=r"its certificate is refused: .*local issuer"):
+        ask(cluster, properties(cluster, ssl_ca_location=None))
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        connector = load(cluster.client_file or Path())
+        with pytest.raises(OSError, match="timed out"):
+            connector.open("localhost", plain.getsockname()[1], 0.2)
+    controller = cluster.state.of_role(CONTROLLER)[0].ports["http"]
+    with pytest.raises(NoTls, match=r"speaks no TLS|closed"):
+        connector.open("localhost", controller, TIMEOUT_S)
+
+
+def test_processes_are_killed_started_and_added_and_up_again_changes_nothing(cluster: LocalCluster) -> None:
+    assert cluster.client_file is not None
+    before = cluster.client_file.read_text()
+    for name in ("node-1", "gateway-1", "controller-1"):
+        cluster.kill(name)
+        start_ready(cluster, name)
+    penstock(cluster, "topic", "list")
+    _, said = penstock(cluster, "local", "up", "--secure")
+    assert "it was running already" in said and str(cluster.client_file) in said
+    cluster.down()
+    penstock(cluster, "local", "up")
+    assert cluster.client_file.read_text() == before
+    assert cluster.add(GATEWAY) == "gateway-2"
+    penstock(cluster, "topic", "list", "--bootstrap", cluster.bootstrap.rpartition(",")[2])
+    _, said = penstock(cluster, "local", "status")
+    assert "password" not in said
