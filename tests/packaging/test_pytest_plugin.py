@@ -42,7 +42,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def examples(tmp_path: Path) -> Path:
     """The documented examples, each in a file of its own."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytest.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
     return tmp_path
@@ -77,7 +77,7 @@ def check_nothing_left(folder: Path) -> None:
 def test_documented_examples(interpreter: Path, examples: Path, scope: str) -> None:
     done = run(interpreter, examples, "--penstock-scope", scope)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert "4 passed" in done.stdout
     ready = re.search(r"penstock: (\d) started, ready in .*; seed \d+", done.stdout)
     assert ready, done.stdout
     print(ready[0])

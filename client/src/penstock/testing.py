@@ -27,6 +27,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.janitor import Janitor
 from penstock.local.plan import ClusterSpec
 from penstock.local.processes import last_lines
+from penstock_core.credentials import load_client_file
 
 FAULTS_FILE = "faults"
 """In a process's directory: what its failpoints do now (`penstock_runtime.failpoints`)."""
@@ -60,6 +61,12 @@ class Broker:
         self.gateway = local.gateway
         """gRPC address, which the Spark data source wants."""
         self.http = local.http
+        self.client_file = local.client_file
+        """The admin's client file of a secure broker (docs/security.md); None of one that lets everybody in."""
+        self.client_config: dict[str, str] = {"bootstrap.servers": self.bootstrap}
+        """Settings of confluent-kafka's clients that come in here, as the admin if it is a secure one."""
+        if self.client_file is not None:
+            self.client_config |= load_client_file(self.client_file).librdkafka()
         self._client: AdminClient | None = None
 
     def create_topic(
@@ -93,7 +100,7 @@ class Broker:
 
     def _admin(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient({"bootstrap.servers": self.bootstrap})
+            self._client = AdminClient(dict(self.client_config))
         return self._client
 
     def _leader_id(self, topic: str, partition: int) -> int | None:
@@ -212,12 +219,13 @@ class Cluster(Broker):
 
 
 @contextmanager
-def broker(*, settings: Settings | None = None) -> Iterator[Broker]:
+def broker(*, settings: Settings | None = None, secure: bool = False) -> Iterator[Broker]:
     """All roles in one child process.
 
-    `settings` by role (`controller`, `storage-node`, `gateway`), as in their settings files.
+    `settings` by role (`controller`, `storage-node`, `gateway`), as in their settings files. `secure`: as
+    `penstock local up --secure`; its `client_config` comes in as the admin.
     """
-    with _running(ClusterSpec(1, 1, 1, single=True), settings) as (local, ready_in_s):
+    with _running(ClusterSpec(1, 1, 1, single=True, secure=secure), settings) as (local, ready_in_s):
         yield Broker(local, ready_in_s)
 
 
@@ -229,9 +237,10 @@ def cluster(
     gateways: int = 1,
     settings: Settings | None = None,
     seed: int | None = None,
+    secure: bool = False,
 ) -> Iterator[Cluster]:
-    """A process per role, with fault calls."""
-    spec = ClusterSpec(controllers, nodes, gateways)
+    """A process per role, with fault calls; `secure` as of `broker`."""
+    spec = ClusterSpec(controllers, nodes, gateways, secure=secure)
     with _running(spec, settings) as (local, ready_in_s):
         chosen = random.SystemRandom().randrange(1, 2**31) if seed is None else seed
         yield Cluster(local, ready_in_s, chosen)
@@ -288,6 +297,7 @@ def _placed(spec: ClusterSpec, settings: Settings | None) -> ClusterSpec:
         spec.gateways,
         port=ports.choose_base(),
         single=spec.single,
+        secure=spec.secure,
         settings=merged,
     )
 
