@@ -449,6 +449,8 @@ async def test_garbage_on_the_raft_port_is_closed_and_counted(process: Process) 
     async with asyncio.timeout(60):
         while process.life.registry.get_sample_value(name) != 4:  # noqa: ASYNC110 - counted on another thread
             await asyncio.sleep(0.01)
+    told = {"event": "refused", "outcome": "refused"}
+    assert process.life.registry.get_sample_value("penstock_audit_events_total", told) == 4
     await process.register()
 
 

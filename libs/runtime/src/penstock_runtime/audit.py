@@ -56,16 +56,19 @@ class Audit(Collector):
         self.counts: Counter[tuple[str, str]] = Counter()
         """By event and outcome."""
         self.lost = 0
+        self._counting = threading.Lock()
 
     def tell(self, event: Event, more: More | None = None) -> None:
         """Something that anybody may cause as often as he likes: it may be summed up. `more` is asked for
         what else belongs into its line, if it gets one."""
-        self.counts[str(event["event"]), str(event.get("outcome", ""))] += 1
+        with self._counting:
+            self.counts[str(event["event"]), str(event.get("outcome", ""))] += 1
 
     def tell_changes(self, expand: Expand) -> None:
         """Changes by one call; each is a line. `expand` makes them in the audit log's thread."""
         del expand
-        self.counts[CHANGE, ""] += 1
+        with self._counting:
+            self.counts[CHANGE, ""] += 1
 
     def collect(self) -> Iterable[Metric]:
         """Samples for Prometheus."""

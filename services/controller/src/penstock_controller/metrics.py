@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from penstock_controller.quorum import Applied, QuorumMeters
@@ -41,9 +43,14 @@ class ControllerMetrics:
         )
         self.commit_s = seconds("commit", "Time from a command's proposal to its application here.")
 
-    def meters(self) -> QuorumMeters:
-        """For the quorum's threads; prometheus metrics are thread-safe."""
-        return QuorumMeters(self.journal_sync_s.observe, self.snapshot_s.observe, self.bad_frames.inc)
+    def meters(self, on_bad_frame: Callable[[str], None] = lambda _: None) -> QuorumMeters:
+        """For the quorum's threads; prometheus metrics are thread-safe, and `on_bad_frame` has to be."""
+
+        def bad_frame(reason: str) -> None:
+            self.bad_frames.inc()
+            on_bad_frame(reason)
+
+        return QuorumMeters(self.journal_sync_s.observe, self.snapshot_s.observe, bad_frame)
 
     def applied(self, _old: MetadataImage, event: Applied) -> None:
         """A command was applied to `_old`."""

@@ -23,6 +23,7 @@ from penstock_controller.state.generation import Defaults
 from penstock_core.credentials import read_secret
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.security.audit import REFUSED
 from penstock_core.security.bootstrap_users import BootstrapUser, from_text
 from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.identity import PeerIdentity
@@ -207,7 +208,11 @@ def _open_quorum(
             deliver,
             lambda error: on_loop(_fail, lifecycle, error),
             lambda line: on_loop(lifecycle.log.warning, line),
-            metrics.meters(),
+            metrics.meters(
+                lambda reason: audit_of(lifecycle).tell(
+                    {"event": REFUSED, "outcome": "refused", "api": "raft", "reason": reason}
+                )
+            ),
             ports,
         )
     except (DamagedFile, WrongLibrary) as error:

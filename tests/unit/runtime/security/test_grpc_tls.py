@@ -16,9 +16,12 @@ import pytest_asyncio
 import structlog
 
 import penstock_proto.v1
+from penstock_core.security.audit import Event
 from penstock_proto.v1 import common_pb2, controller_pb2, controller_pb2_grpc, gateway_pb2, storage_pb2
 from penstock_runtime import grpc_tools
+from penstock_runtime.audit import Audit
 from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.security.callers import caller, gateway_fault, node_fault
 from penstock_runtime.security.diagnosis import find_fault
 from penstock_runtime.security.methods import CLIENT_SERVICES, METHOD_ROLES
@@ -40,6 +43,12 @@ def files_of(ca: ClusterCa, directory: Path, role: str, name: str = "*") -> TlsF
 
 class Echo(controller_pb2_grpc.ControllerServicer):
     """Says who called, by each kind of method."""
+
+    async def RegisterNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, node_fault(request.node_id))
+
+    async def CreateTopics(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what is no refusal")
 
     async def DescribeQuorum(self, request: Any, context: Any) -> Any:  # noqa: N802
         return controller_pb2.DescribeQuorumResponse(active_address=str(caller()))
@@ -135,6 +144,32 @@ async def test_what_is_not_for_its_role_is_refused_by_name(port: Port, tmp_path:
         )
         error = await refusal(gateway.ReplaceController(controller_pb2.ReplaceControllerRequest()))
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_refusals_reach_the_audit_log(port: Port, tmp_path: Path, ca: ClusterCa) -> None:
+    life = Lifecycle("controller")
+    life.make_current()
+    audit = Told()
+    life.shared["penstock_audit"] = audit
+    address = await port(files_of(ca, tmp_path / "c", "controller", "1"))
+    async with stub(address, files_of(ca, tmp_path / "n", "storage-node", "node-7")) as node:
+        await refusal(node.RegisterGateway(controller_pb2.RegisterGatewayRequest()))
+        await refusal(node.RegisterNode(controller_pb2.RegisterNodeRequest(node_id=8)))
+        await refusal(node.CreateTopics(controller_pb2.CreateTopicsRequest()))
+    first, second = audit.events
+    assert (first["event"], first["api"]) == ("refused", "RegisterGateway")
+    assert first["principal"] == second["principal"] == f"spiffe://{DOMAIN}/storage-node/node-7"
+    assert str(first["reason"]).startswith("RegisterGateway is for gateway")
+    assert (second["api"], "not of node 8" in str(second["reason"])) == ("RegisterNode", True)
+
+
+class Told(Audit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def tell(self, event: Event, more: object = None) -> None:
+        self.events.append(event)
 
 
 async def test_a_method_without_a_row_is_for_nobody(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ from penstock_core.security.audit import REFUSED
 from penstock_core.security.identity import BadIdentity, PeerIdentity, parse_uri
 from penstock_runtime.audit import Audit
 from penstock_runtime.logs import Log, get_log
-from penstock_runtime.security.callers import set_caller
+from penstock_runtime.security.callers import caller, set_caller
 from penstock_runtime.security.methods import METHOD_ROLES
 
 _LOGGED_MAX = 100
 """Different refusals that are logged, each once: others could fill the disk with them."""
+
+_PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED.value[0]
+"""What a context gives after its call was aborted."""
 
 Handler = Any
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -87,25 +90,34 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if not refusal and identity is not None:
             set_caller(identity)
             return
-        if self._audit is not None:
-            self._audit.tell(
-                {
-                    "event": REFUSED,
-                    "outcome": "refused",
-                    "principal": "" if identity is None else str(identity),
-                    "address": context.peer(),
-                    "api": method,
-                    "reason": refusal,
-                }
-            )
+        self._tell(method, context, identity, refusal)
         key = (method, str(identity))
         if key not in self._logged and len(self._logged) < _LOGGED_MAX:
             self._logged.add(key)
             self._log.warning("call refused", method=method, peer=context.peer(), reason=refusal)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
+    def _tell(self, method: str, context: Context, identity: PeerIdentity | None, reason: str) -> None:
+        if self._audit is None:
+            return
+        self._audit.tell(
+            {
+                "event": REFUSED,
+                "outcome": "refused",
+                "principal": "" if identity is None else str(identity),
+                "address": context.peer(),
+                "api": method.rpartition("/")[2],
+                "reason": reason,
+            }
+        )
+
+    def _ended(self, method: str, context: Context) -> None:
+        """A call that was let in has failed: it may have said to be somebody else (`node_fault`, `gateway_fault`)."""
+        if context.code() in (grpc.StatusCode.PERMISSION_DENIED, _PERMISSION_DENIED):
+            self._tell(method, context, caller(), context.details())
+
     def _guard(self, method: str, handler: Handler) -> Handler:
-        admit = self._admit
+        admit, ended = self._admit, self._ended
         behaviour = (
             (handler.stream_stream or handler.stream_unary)
             if handler.request_streaming
@@ -120,6 +132,9 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 try:
                     async for response in responses:
                         yield response
+                except Exception:
+                    ended(method, context)
+                    raise
                 finally:
                     await responses.aclose()
 
@@ -128,7 +143,11 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def answers(request: Any, context: Context) -> Any:
                 await admit(method, context)
-                return await behaviour(request, context)
+                try:
+                    return await behaviour(request, context)
+                except Exception:
+                    ended(method, context)
+                    raise
 
             guarded = answers
         make: Any = {

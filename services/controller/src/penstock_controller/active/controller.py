@@ -29,10 +29,12 @@ from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.image import Endpoint
+from penstock_core.security.audit import CHANGE
 from penstock_core.security.bootstrap_users import BootstrapUser
 from penstock_core.security.quota_dealer import QuotaDealer
 from penstock_core.security.session_token import KEY_LIFETIME_MS
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_runtime.audit import audit_of
 from penstock_runtime.grpc_tools import Probe
 from penstock_runtime.lifecycle import Lifecycle
 
@@ -178,6 +180,22 @@ class Controller:
         if founded:
             names = sorted({each.user for each in first_users})
             self._lifecycle.log.info("new cluster", cluster_id=self.image.cluster_id.hex(), users=names)
+            version = self.image.version
+            audit_of(self._lifecycle).tell_changes(
+                lambda: (
+                    {
+                        "event": CHANGE,
+                        "outcome": "ok",
+                        "principal": "bootstrap_users",
+                        "api": "found the cluster",
+                        "type": "user",
+                        "operation": "set",
+                        "resource": name,
+                        "version": version,
+                    }
+                    for name in names
+                )
+            )
         self._lifecycle.set_ready()
 
     # --- the controllers themselves ---------------------------------------------------------

@@ -31,7 +31,8 @@ class QuorumMeters:
 
     journal_sync_s: Callable[[float], None] | None = None
     snapshot_s: Callable[[float], None] | None = None
-    bad_frame: Callable[[], None] | None = None
+    bad_frame: Callable[[str], None] | None = None
+    """Told why a connection was closed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         machine: Machine,
         memory: PeerMemory,
         deliver: Callable[[list[QuorumEvent]], None],
-        on_bad_frame: Callable[[], None] | None = None,
+        on_bad_frame: Callable[[str], None] | None = None,
         *,
         clock_s: Callable[[], float] | None = None,
         rng: random.Random | None = None,

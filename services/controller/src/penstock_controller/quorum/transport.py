@@ -72,7 +72,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         raft: RaftPort,
         config: QuorumConfig,
         nodes: Mapping[int, PeerNode],
-        on_bad_frame: Callable[[], None] | None,
+        on_bad_frame: Callable[[str], None] | None,
         network: PeerNetwork = REAL_NETWORK,
     ) -> None:
         super().__init__(raft, None, [])
@@ -343,7 +343,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if self._log_budget.take(self._clock_s()):
             _log.warning("%s", line)
         if self._on_bad_frame is not None:
-            self._on_bad_frame()
+            self._on_bad_frame(line)
 
     # --- messages ------------------------------------------------------------------------
 
