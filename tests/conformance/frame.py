@@ -34,7 +34,8 @@ The Java client (`conformance.java.driver`) has a JVM for the whole run, and one
 nodes of Apache Kafka 4.3.1, the oracle), `penstock-proxy` and `penstock-direct` (one cluster of 3 controllers,
 3 nodes and a gateway, by its two listeners). Both have the same settings (`KAFKA_SETTINGS`,
 `PENSTOCK_SETTINGS`): topics are not created by themselves, replication factor 3, group delays short. Scenarios
-with `world="auto-create"` run on a pair of small clusters that do create topics. Scenarios run side by side on
+with `world="auto-create"` run on a pair of small clusters that do create topics, those with `world="secure"` on a pair
+that decides by ACLs and where clients sign in (`conformance.secure_world`). Scenarios run side by side on
 a shared cluster: they only touch what they named.
 
 **Outcome.** `conformance.runner` runs scenario x client x target, each with a deadline (`seconds`), replaces
@@ -42,7 +43,7 @@ names, shortens long strings, and compares with Kafka's outcome for equality. Ce
 
 * `green`: equal.
 * `red`: different (the diff is printed), a hang (the deadline passed) or an exception.
-* `known`: different, for a reason that stands in `conformance.known`.
+* `known`: different, for a reason that stands in `conformance.known`: of the scenario, or of every entry that differs.
 * `n/a`: the client cannot do it, with the reason.
 * `none`: the scenario itself did not come to an end on Kafka, so there is nothing to compare with; counts as
   red.
@@ -62,6 +63,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from conformance.client import Client, ClientError
+from conformance.secure_world import Doors
 
 Outcome = Any
 """What a user saw: JSON."""
@@ -75,6 +77,10 @@ class Case(Protocol):
     target: str
     """Name of the target; only for the scenario's own notes, an outcome must not depend on it."""
     bootstrap: str
+
+    @property
+    def doors(self) -> Doors:
+        """Where to sign in; of scenarios with `world="secure"`."""
 
     def name(self, suffix: str = "x") -> str:
         """A name that nobody else uses: of a topic that is not made yet, of a client."""
@@ -108,7 +114,7 @@ class Scenario:
     clients: tuple[str, ...]
     """Only these; empty for all."""
     world: str
-    """Which clusters: "plain" or "auto-create"."""
+    """Which clusters: "plain", "auto-create" or "secure"."""
     alone: bool
     """Runs when nothing else does: what it makes slows down its neighbours."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from conformance.secure_world import Doors
 from conformance.wire import Closed, leaders_known, leaders_lead, node_addresses
 from support.kafka import client_config
 from support.waiting import wait_for
@@ -21,8 +22,10 @@ FILL_TIMEOUT_S = 60.0
 class Harness:
     """One cluster, as scenarios prepare it. Thread-safe."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, doors: Doors | None = None) -> None:
+        """`doors` of a target at which clients sign in."""
         self.bootstrap = bootstrap
+        self.doors = doors
         self._admin = AdminClient(client_config(bootstrap))
         self._lock = threading.Lock()
         self._producer: Producer | None = None
@@ -102,6 +105,11 @@ class PreparedCase:
         self._prefix = prefix
         self.target = target
         self.bootstrap = harness.bootstrap
+
+    @property
+    def doors(self) -> Doors:
+        assert self._harness.doors is not None, 'only of scenarios with world="secure"'
+        return self._harness.doors
 
     def name(self, suffix: str = "x") -> str:
         return f"{self._prefix}.{suffix}"

@@ -25,7 +25,7 @@ from conformance.client import OPERATIONS, Client, ClientError, Unsupported
 from conformance.clients import registry
 from conformance.frame import SCENARIOS, Cell, Outcome, Scenario
 from conformance.harness import Harness
-from conformance.known import KNOWN
+from conformance.known import KNOWN, explanation
 from conformance.remote import Remote
 from conformance.targets import KAFKA, NotThere, Worlds
 
@@ -165,7 +165,10 @@ class Runner:
 
     def _play(self, scenario: Scenario, cell: Cell, bootstrap: str) -> Cell:
         with self._lock:
-            harness = self._harnesses.setdefault(bootstrap, Harness(bootstrap))
+            harness = self._harnesses.get(bootstrap)
+            if harness is None:
+                harness = Harness(bootstrap, self._worlds.doors.get(bootstrap))
+                self._harnesses[bootstrap] = harness
         prefix = f"{scenario.name}.{cell.client}.{cell.target}.{next(_COUNTER)}"
         client = self._clients.take(cell.client, bootstrap)
         tracked = Tracked(client)
@@ -243,12 +246,32 @@ def _judged(cell: Cell, wanted: Outcome) -> Cell:
     if cell.outcome == wanted:
         return replace(cell, status="green")
     before, after = (json.dumps(o, indent=1, sort_keys=True).splitlines() for o in (wanted, cell.outcome))
-    if why := _why_known(cell):
+    if why := _why_known(cell) or _pages(cell, wanted):
         return replace(cell, status="known", reason=why)
+    if isinstance(cell.outcome, dict) and isinstance(wanted, dict):  # what a page explains is no news
+        kept = {name for name in {*wanted, *cell.outcome} if not _page(cell, name, wanted)}
+        both = ({k: v for k, v in o.items() if k in kept} for o in (wanted, cell.outcome))
+        before, after = (json.dumps(o, indent=1, sort_keys=True).splitlines() for o in both)
     lines = list(difflib.unified_diff(before, after, KAFKA, cell.target, lineterm="", n=4))
     return replace(
         cell, status="red", reason=cell.reason or "differs from Kafka", diff=lines[:DIFF_LINES_MAX]
     )
+
+
+def _page(cell: Cell, name: str, wanted: Outcome) -> str:
+    kafkas, ours = wanted.get(name), cell.outcome.get(name)
+    return "" if kafkas == ours else explanation(f"{cell.scenario}/{name}", cell.target, kafkas, ours)
+
+
+def _pages(cell: Cell, wanted: Outcome) -> str:
+    """The pages that explain every entry that differs; "" if one is not explained."""
+    if not isinstance(cell.outcome, dict) or not isinstance(wanted, dict):
+        return ""
+    differ = [name for name in {*wanted, *cell.outcome} if wanted.get(name) != cell.outcome.get(name)]
+    pages = [_page(cell, name, wanted) for name in differ]
+    if not all(pages):
+        return ""
+    return f"{len(differ)} of {len(wanted)} entries differ as {', '.join(sorted(set(pages)))} say(s)"
 
 
 def _neutral(outcome: Outcome, prefix: str) -> Outcome:

@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.peer import KafkaCluster
 from pydantic import BaseModel
 
+from conformance.secure_world import Doors, secure_kafka, secure_penstock
 from conformance.wire import Closed, brokers_known, coordinator_known
 from penstock.local import ports
 from penstock_controller.settings import ControllerSettings
@@ -30,7 +31,8 @@ DIRECT = "penstock-direct"
 TARGETS = (PROXY, DIRECT, KAFKA)
 PLAIN = "plain"
 AUTO_CREATE = "auto-create"
-NODES = {PLAIN: 3, AUTO_CREATE: 1}
+SECURE = "secure"
+NODES = {PLAIN: 3, AUTO_CREATE: 1, SECURE: 1}
 READY_TIMEOUT_S = 240.0
 
 KAFKA_SETTINGS = {
@@ -64,6 +66,8 @@ class Worlds:
 
     def __init__(self, folder: Path, running: Mapping[str, str] | None = None) -> None:
         """`running` has addresses of clusters that others have started and will end."""
+        self.doors: dict[str, Doors] = {}
+        """Of the targets of world SECURE, by their addresses."""
         self._folder = folder
         self._stack = ExitStack()
         self._lock = threading.Lock()
@@ -86,6 +90,8 @@ class Worlds:
         with lock:
             if (target, world) not in self._addresses:
                 starter: Callable[[str], dict[str, str]] = self._kafka if kind == KAFKA else self._penstock
+                if world == SECURE:
+                    starter = self._secure_kafka if kind == KAFKA else self._secure_penstock
                 try:
                     found: dict[str, str | NotThere] = dict(starter(world))
                 except NotThere as error:
@@ -147,6 +153,25 @@ class Worlds:
         )
         _wait_until_ready(cluster.bootstrap, count)
         return {PROXY: cluster.bootstrap, DIRECT: cluster.direct_bootstrap}
+
+    def _secure_kafka(self, world: str) -> dict[str, str]:
+        cluster, doors = self._stack.enter_context(secure_kafka(self._folder / f"kafka-{world}"))
+        try:
+            _wait_until_ready(doors.plain, NODES[world])
+        except NotThere as error:
+            raise NotThere(f"{error}; {cluster.last_words()}") from None
+        return self._found({KAFKA: doors})
+
+    def _secure_penstock(self, world: str) -> dict[str, str]:
+        started = self._stack.enter_context(secure_penstock(self._folder / f"penstock-{world}"))
+        _, proxy, direct = started
+        for doors in (proxy, direct):
+            _wait_until_ready(doors.plain, NODES[world])
+        return self._found({PROXY: proxy, DIRECT: direct})
+
+    def _found(self, doors: dict[str, Doors]) -> dict[str, str]:
+        self.doors |= {each.plain: each for each in doors.values()}
+        return {target: each.plain for target, each in doors.items()}
 
 
 def _wait_until_ready(bootstrap: str, count: int) -> None:

@@ -24,9 +24,11 @@ class Closed(Exception):
 class Wire:
     """One connection."""
 
-    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str, timeout_s: float = TIMEOUT_S, source: str = "") -> None:
+        """`source`: the address of loopback that the connection comes from."""
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        from_where = (source, 0) if source else None
+        self._socket = socket.create_connection((host, int(port)), timeout_s, from_where)
         self._correlation = 100
 
     def __enter__(self) -> Wire:

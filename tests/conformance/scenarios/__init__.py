@@ -15,6 +15,8 @@ MODULES = (
     "versions",
     "large",
     "auto_create",
+    "rights",
+    "sign_in",
 )
 
 
