@@ -193,6 +193,8 @@ _PUT_BACK: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r",?min\.insync\.replicas=2,?"), ""),
     (re.compile(r"\(\d\)"), "(~)"),
     (re.compile(r"Cluster ID: \S+"), "Cluster ID: ~"),
+    # Settings in the order of some map.
+    (re.compile(r" are (\S+=.+)$", re.MULTILINE), lambda m: f" are {', '.join(sorted(m[1].split(', ')))}"),
 ]
 
 
@@ -211,6 +213,7 @@ def play(
     """Run the steps; `folder` is for the files that tools read."""
     names = {"topic": f"tools-{uuid.uuid4().hex[:8]}", "folder": str(folder)}
     names["group"] = f"group-of-{names['topic']}"
+    names["user"] = f"user-of-{names['topic']}"
     _write_files(folder, names["topic"])
     for step in steps:
         if not (proxy and step.direct_only):
@@ -218,9 +221,9 @@ def play(
             yield Line(step.name, run.exit, _neutral(step, run, names)), run
 
 
-def recorded() -> dict[str, Line]:
+def recorded(file: Path = ORACLE) -> dict[str, Line]:
     """Kafka's transcript by step."""
-    rows: list[dict[str, Any]] = json.loads(ORACLE.read_text())
+    rows: list[dict[str, Any]] = json.loads(file.read_text())
     return {row["step"]: Line(**row) for row in rows}
 
 
