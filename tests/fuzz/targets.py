@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuzz import (
+    door_targets,
     file_targets,
     group_targets,
     kafka_targets,
@@ -25,6 +26,7 @@ TARGETS: Final[dict[str, Target]] = {
         file_targets,
         word_targets,
         security_targets,
+        door_targets,
     )
     for target in module.TARGETS
 }
