@@ -60,8 +60,8 @@ clean: ## remove what make made, the environment included
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
 
 .PHONY: bench
-bench: setup ## Penstock beside Apache Kafka (needs java, mvn and kcat)
-	$(BIN)/python -m bench.compare
+bench: setup ## Penstock beside Apache Kafka, SECURE=1 with TLS and users on both (java, mvn, kcat; BENCH="--help")
+	$(BIN)/python -m bench.compare $(if $(SECURE),--secure) $(BENCH)
 
 .PHONY: bench-versions
 bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--before DIR" (kcat)

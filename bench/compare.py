@@ -8,31 +8,37 @@ Each round runs every system one after another (never two at once), so noise of 
 machine falls on all of them; read the ratios. Records of 1 KiB go to one partition with
 RF 3 and acks=all from kcat (librdkafka, C); then they are read back. Penstock runs with
 its default, every ack flushed to disk, and again with `penstock.durability=replicated`,
-which is what Kafka's default means.
+which is what Kafka's default means. With `--secure` both have TLS everywhere, users and ACLs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
+import confluent_kafka
 import psutil
 from bench.peer import KafkaCluster
+from bench.secure import make_door
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
+
+from penstock_core.credentials import load_client_file
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD_BYTES = 1024
@@ -40,6 +46,8 @@ START_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 300
 LATENCY_RECORDS = 2000
 LATENCY_RATE_PER_S = 1000
+NOBODY: Mapping[str, str] = MappingProxyType({})
+"""A client that does not sign in."""
 
 
 @dataclass
@@ -47,6 +55,8 @@ class Running:
     """A started system: where to reach it and what it uses."""
 
     bootstrap: str
+    client: dict[str, str]
+    """librdkafka's settings to come in, without the bootstrap address."""
     rss_bytes: Callable[[], list[int]]
     cpu_seconds: Callable[[], float]
 
@@ -67,22 +77,24 @@ class Row:
 
 
 @contextmanager
-def kafka(folder: Path) -> Iterator[Running]:
-    cluster = KafkaCluster(folder, 3)
+def kafka(folder: Path, *, secure: bool) -> Iterator[Running]:
+    door = make_door(folder / "door") if secure else None
+    cluster = KafkaCluster(folder, 3, door=door)
     try:
         cluster.start()
-        yield Running(cluster.bootstrap, cluster.rss_bytes, cluster.cpu_seconds)
+        client = door.client() if door else {}
+        yield Running(cluster.bootstrap, client, cluster.rss_bytes, cluster.cpu_seconds)
     finally:
         cluster.stop()
 
 
 @contextmanager
-def penstock(folder: Path, address: str) -> Iterator[Running]:
+def penstock(folder: Path, address: str, *, secure: bool) -> Iterator[Running]:
     command = [str(ROOT / ".venv/bin/penstock"), "local"]
     directory = ["--dir", str(folder / "penstock")]
     try:
         done = subprocess.run(
-            [*command, "up", *directory, "--port", "29092", "--json"],
+            [*command, "up", *directory, "--port", "29092", "--json", *(["--secure"] if secure else [])],
             capture_output=True,
             text=True,
             check=False,
@@ -98,22 +110,36 @@ def penstock(folder: Path, address: str) -> Iterator[Running]:
         def cpu() -> float:
             return sum(sum(process.cpu_times()[:2]) for process in processes)
 
-        yield Running(told[address], lambda: [node.memory_info().rss for node in nodes], cpu)
+        client = load_client_file(Path(told["client_config"])).librdkafka() if secure else {}
+        client.pop("bootstrap.servers", None)
+        yield Running(told[address], client, lambda: [node.memory_info().rss for node in nodes], cpu)
     finally:
         subprocess.run([*command, "down", "--wipe", *directory], capture_output=True, check=False)
 
 
-SYSTEMS: dict[str, tuple[Callable[[Path], AbstractContextManager[Running]], str]] = {
-    "kafka": (kafka, "replicated"),
-    "penstock-direct": (lambda folder: penstock(folder, "direct_bootstrap"), "fsync"),
-    "penstock-direct-replicated": (lambda folder: penstock(folder, "direct_bootstrap"), "replicated"),
-    "penstock-gateway": (lambda folder: penstock(folder, "bootstrap"), "fsync"),
+SYSTEMS: dict[str, tuple[Callable[[Path, bool], AbstractContextManager[Running]], str]] = {
+    "kafka": (lambda folder, secure: kafka(folder, secure=secure), "replicated"),
+    "penstock-direct": (
+        lambda folder, secure: penstock(folder, "direct_bootstrap", secure=secure),
+        "fsync",
+    ),
+    "penstock-direct-replicated": (
+        lambda folder, secure: penstock(folder, "direct_bootstrap", secure=secure),
+        "replicated",
+    ),
+    "penstock-gateway": (lambda folder, secure: penstock(folder, "bootstrap", secure=secure), "fsync"),
 }
 
 
-def create_topic(bootstrap: str, name: str, config: dict[str, str], partitions: int = 1) -> None:
+def create_topic(
+    bootstrap: str,
+    name: str,
+    config: dict[str, str],
+    partitions: int = 1,
+    client: Mapping[str, str] = NOBODY,
+) -> None:
     """Create, trying again while a cluster that has just been started is not ready."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, **client})
     deadline = time.monotonic() + START_TIMEOUT_S
     topic = NewTopic(name, num_partitions=partitions, replication_factor=3, config=config)
     while True:
@@ -135,12 +161,14 @@ def note_ack(took: list[float], sent: float, error: object, _message: object) ->
     took.append((time.perf_counter() - sent) * 1000)
 
 
-def ack_latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
+def ack_latencies_ms(
+    bootstrap: str, topic: str, count: int, client: Mapping[str, str] = NOBODY
+) -> list[float]:
     """Acks at a fixed rate, at most 5 requests in flight, no lingering."""
     took: list[float] = []
     producer = Producer(
         {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0,
-         "max.in.flight.requests.per.connection": 5, "log_level": 0}
+         "max.in.flight.requests.per.connection": 5, "log_level": 0, **client}
     )  # fmt: skip
     value = b"x" * RECORD_BYTES
     begin = time.perf_counter()
@@ -158,33 +186,51 @@ def ack_latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
 
 def kcat_seconds(*arguments: str) -> float:
     begin = time.perf_counter()
-    done = subprocess.run(["kcat", *arguments], capture_output=True, timeout=RUN_TIMEOUT_S, check=False)
+    # Debian's librdkafka 2.0.2 is refused as "invalid credentials" by Kafka and by us with SCRAM; that of the
+    # Python package is newer, and kcat takes it.
+    newer = next(Path(confluent_kafka.__file__).parent.parent.glob("confluent_kafka.libs/librdkafka-*"), None)
+    environment = os.environ | ({"LD_PRELOAD": str(newer)} if newer and "-F" in arguments else {})
+    done = subprocess.run(
+        ["kcat", *arguments], capture_output=True, timeout=RUN_TIMEOUT_S, check=False, env=environment
+    )
     if done.returncode != 0:
         raise SystemExit("kcat failed: " + done.stderr.decode(errors="replace")[-500:])
     return time.perf_counter() - begin
 
 
-def measure(name: str, folder: Path, records: Path, megabytes: int) -> Row:
+def kcat_settings(folder: Path, client: Mapping[str, str]) -> list[str]:
+    """kcat's flags to come in: by a file, which no list of processes shows."""
+    if not client:
+        return []
+    path = folder / "kcat.properties"
+    path.touch(0o600)
+    path.write_text("".join(f"{name}={value}\n" for name, value in client.items()))
+    return ["-F", str(path)]
+
+
+def measure(name: str, folder: Path, records: Path, megabytes: int, *, secure: bool) -> Row:
     opener, durability = SYSTEMS[name]
     config = {"min.insync.replicas": "2"}
     if name.endswith("replicated"):
         config["penstock.durability"] = "replicated"
     begin = time.perf_counter()
-    with opener(folder) as running:
-        create_topic(running.bootstrap, "bench", config)
-        ack_latencies_ms(running.bootstrap, "bench", 1)
+    with opener(folder, secure) as running:
+        client = running.client
+        create_topic(running.bootstrap, "bench", config, client=client)
+        ack_latencies_ms(running.bootstrap, "bench", 1, client)
         start_to_ack_s = time.perf_counter() - begin
-        ack_latencies_ms(running.bootstrap, "bench", LATENCY_RECORDS)  # warms the peer's JVM
-        took = ack_latencies_ms(running.bootstrap, "bench", LATENCY_RECORDS)
+        ack_latencies_ms(running.bootstrap, "bench", LATENCY_RECORDS, client)  # warms the peer's JVM
+        took = ack_latencies_ms(running.bootstrap, "bench", LATENCY_RECORDS, client)
+        way_in = kcat_settings(folder, client)
         # linger and batch size are librdkafka's throughput settings; equal for all.
-        produce = ["-P", "-b", running.bootstrap, "-t", "bench", "-p", "0", "-X", "acks=all",
+        produce = [*way_in, "-P", "-b", running.bootstrap, "-t", "bench", "-p", "0", "-X", "acks=all",
                    "-X", "linger.ms=5", "-X", "batch.size=1000000",
                    "-X", "queue.buffering.max.kbytes=262144", "-l", str(records)]  # fmt: skip
         cpu_before = running.cpu_seconds()
         produce_s = kcat_seconds(*produce)
         cpu_s = running.cpu_seconds() - cpu_before
         count = str(megabytes * 1024 + 2 * LATENCY_RECORDS + 1)
-        consume_s = kcat_seconds("-C", "-b", running.bootstrap, "-t", "bench", "-p", "0", "-o", "beginning",
+        consume_s = kcat_seconds(*way_in, "-C", "-b", running.bootstrap, "-t", "bench", "-p", "0", "-o", "beginning",
                                  "-c", count, "-f", "", "-q")  # fmt: skip
         rss = max(running.rss_bytes()) / 1e6
     megabytes_sent = megabytes * 1024 * RECORD_BYTES / 1e6
@@ -194,8 +240,9 @@ def measure(name: str, folder: Path, records: Path, megabytes: int) -> Row:
     )  # fmt: skip
 
 
-def show(rows: list[Row]) -> None:
-    table = Table(title="1 KiB records, one partition, RF 3, acks=all, median of the rounds")
+def show(rows: list[Row], *, secure: bool) -> None:
+    doors = "SASL_SSL with SCRAM-SHA-512, TLS between processes" if secure else "plaintext"
+    table = Table(title=f"1 KiB records, one partition, RF 3, acks=all, {doors}, median of the rounds")
     columns = list(asdict(rows[0]))
     for column in columns:
         table.add_column(column, justify="left" if column in ("system", "durability") else "right")
@@ -214,6 +261,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=500, help="MiB of records a run, below 1000")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated: " + ", ".join(SYSTEMS))
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="TLS, SCRAM-SHA-512 and ACLs on all of them (make bench SECURE=1)",
+    )
     parser.add_argument("--json", type=Path, help="write every row here")
     options = parser.parse_args()
     if shutil.which("kcat") is None:
@@ -233,10 +285,10 @@ def main() -> int:
                 subprocess.run(["sync"], check=True)
                 folder = Path(scratch) / f"{number}-{name}"
                 folder.mkdir()
-                rows.append(measure(name, folder, records, options.megabytes))
+                rows.append(measure(name, folder, records, options.megabytes, secure=options.secure))
                 print(json.dumps(asdict(rows[-1])), flush=True)
                 shutil.rmtree(folder, ignore_errors=True)
-    show(rows)
+    show(rows, secure=options.secure)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return 0

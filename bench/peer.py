@@ -15,6 +15,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -53,6 +54,36 @@ def fetch_jars() -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class SecureDoor:
+    """What a secure peer has: certificates as PEM files, and its one user."""
+
+    server_pem: Path
+    """Key and chain of every broker."""
+    ca_pem: Path
+    broker_name: str
+    """The common name in the brokers' certificate."""
+    user: str
+    password: str
+    salt: str
+    """In base64."""
+
+    @property
+    def scram(self) -> str:
+        """The user as `kafka-storage format --add-scram` takes it."""
+        return f"SCRAM-SHA-512=[name={self.user},salt={self.salt},password={self.password}]"
+
+    def client(self) -> dict[str, str]:
+        """librdkafka's settings to come in."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": self.user,
+            "sasl.password": self.password,
+            "ssl.ca.location": str(self.ca_pem),
+        }
+
+
 class KafkaCluster:
     """Combined KRaft brokers on loopback, ports from `first_port` on, three per node."""
 
@@ -64,9 +95,12 @@ class KafkaCluster:
         *,
         heap: str = "1G",
         settings: Mapping[str, str] | None = None,
+        door: SecureDoor | None = None,
     ) -> None:
-        """`settings` come last in server.properties, where the last word counts."""
+        """`settings` come last in server.properties, where the last word counts. `door`: clients sign in over TLS,
+        brokers and controllers talk TLS with certificates on both sides, and StandardAuthorizer is asked."""
         self._heap = heap
+        self._door = door
         self._settings = "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
         self.folder = folder
         self.node_count = node_count
@@ -89,16 +123,38 @@ class KafkaCluster:
             settings.write_text(
                 f"process.roles=broker,controller\nnode.id={index + 1}\n"
                 f"controller.quorum.voters={voters}\ncontroller.listener.names=CONTROLLER\n"
-                f"listeners=PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}\n"
+                f"{self._listeners(client_port, controller_port)}"
                 f"log.dirs={folder}/data\noffsets.topic.replication.factor={self.node_count}\n"
                 f"auto.create.topics.enable=false\n{self._settings}"
             )
+            # A password on a command line: a throw-away one, of a cluster on loopback that ends with the run.
+            user = [] if self._door is None else ["--add-scram", self._door.scram]
             self._java(
-                folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings)
+                folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), *user
             ).wait(60)
         for index in range(self.node_count):
             folder = self.folder / f"kafka-{index + 1}"
             self.processes.append(self._java(folder, "kafka.Kafka", str(folder / "server.properties")))
+
+    def _listeners(self, client_port: int, controller_port: int) -> str:
+        if self._door is None:
+            return f"listeners=PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}\n"
+        return (
+            f"listeners=CLIENTS://127.0.0.1:{client_port},BROKERS://127.0.0.1:{controller_port + 1},"
+            f"CONTROLLER://127.0.0.1:{controller_port}\n"
+            "listener.security.protocol.map=CLIENTS:SASL_SSL,BROKERS:SSL,CONTROLLER:SSL\n"
+            "inter.broker.listener.name=BROKERS\n"
+            "sasl.enabled.mechanisms=SCRAM-SHA-512\n"
+            "listener.name.clients.scram-sha-512.sasl.jaas.config="
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;\n"
+            f"ssl.keystore.type=PEM\nssl.keystore.location={self._door.server_pem}\n"
+            f"ssl.truststore.type=PEM\nssl.truststore.location={self._door.ca_pem}\n"
+            "ssl.client.auth=none\nlistener.name.brokers.ssl.client.auth=required\n"
+            "listener.name.controller.ssl.client.auth=required\n"
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            "ssl.principal.mapping.rules=RULE:.*CN=([^,]*).*/$1/,DEFAULT\n"
+            f"super.users=User:{self._door.user};User:{self._door.broker_name}\n"
+        )
 
     def rss_bytes(self) -> list[int]:
         return [process.memory_info().rss for process in self.processes]
