@@ -129,15 +129,14 @@ class PlainServer:
         """
         login = parse(token)
         self.user = login.user
-        for mechanism in (ScramMechanism.SHA_512, ScramMechanism.SHA_256):
-            if (stored := self._find(login.user, mechanism)) is not None:
-                if self._memo.knows(login, stored, now_ms):
-                    self._complete(login)
-                    return None
-                return Derivation(login, stored, known=True)
-        return Derivation(
-            login, false_credential(ScramMechanism.SHA_512, self._secret, login.user), known=False
-        )
+        # Made for known users too, and remembered for none: what the two cost must not differ.
+        false = false_credential(ScramMechanism.SHA_512, self._secret, login.user)
+        by_sha_256 = self._find(login.user, ScramMechanism.SHA_256)
+        stored = self._find(login.user, ScramMechanism.SHA_512) or by_sha_256
+        if self._memo.knows(login, stored or false, now_ms) and stored is not None:
+            self._complete(login)
+            return None
+        return Derivation(login, stored or false, known=stored is not None)
 
     def finish(self, derivation: Derivation, salted_password: bytes, now_ms: int) -> None:
         """Decide, with what was derived; the client is then answered with an empty token."""
