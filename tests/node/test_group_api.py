@@ -549,3 +549,25 @@ async def test_what_may_be_done_with_a_group_that_is_not_there_is_told() -> None
         (group,) = found.groups
         assert (group.authorized_operations > 0) is (version < 6)
         assert group.group_state == "Dead"
+
+
+async def test_a_regular_expression_stands_for_what_its_member_may_describe() -> None:
+    peer = Peer(without_rights())
+    values = {
+        "group_id": "g",
+        "member_id": "m",
+        "member_epoch": 0,
+        "instance_id": None,
+        "rack_id": None,
+        "rebalance_timeout": 10_000,
+        "subscribed_topic_names": None,
+        "subscribed_topic_regex": ".*",
+        "server_assignor": None,
+        "topic_partitions": (),
+    }
+    answer = await peer.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, **values)
+    assert answer.error_code == 0
+    assigned = [(topic.topic_id.bytes, topic.partitions) for topic in answer.assignment.topic_partitions]
+    assert assigned == [(FakeTopics.id_of("t"), (0, 1, 2))]
+    authorizer = peer.handler._rights._authorizer
+    assert not authorizer.told  # type: ignore[attr-defined] # what is left out is no denial

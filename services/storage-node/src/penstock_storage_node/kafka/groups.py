@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
+from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.groups.records import OffsetValue
@@ -233,6 +236,11 @@ class GroupHandler:
                 raise PenstockError(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to describe {', '.join(hidden[:10])}"
                 )
+        if self._rights.is_enabled:
+            may_describe = partial(
+                self._rights.permitted, caller.identity, Operation.DESCRIBE, ResourceType.TOPIC
+            )
+            request = replace(request, rights=RegexRights(may_describe, self._rights.version))
         later = DeferredReply()
         interval_ms = shard.heartbeat_ms(request.group_id)
         shard.consumer_heartbeat(

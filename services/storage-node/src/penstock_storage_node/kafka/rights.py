@@ -35,6 +35,11 @@ class Rights:
         self.permitted = authorizer.permitted
         self.authorized_operations = authorizer.authorized_operations
 
+    @property
+    def version(self) -> object:
+        """Another object whenever answers may be others than before."""
+        return self._authorizer.version
+
     def may(self, caller: RequestContext, operation: Operation, kind: ResourceType, name: str) -> bool:
         """Whether the caller may; who may not is noted."""
         if self._authorizer.allows(caller.identity, operation, kind, name):

@@ -10,6 +10,7 @@ import pytest
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.consumer.group import NOTHING, ConsumerGroup, Parts
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
+from penstock_storage_node.groups.consumer.subscribed_regexes import RIGHTS_AGAIN_MS, RegexRights
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.settings import GroupSettings
@@ -188,6 +189,68 @@ def test_a_regex_matches_internal_topics_as_any_other() -> None:
     assert one(rig, "a", 1, regex=".*", owned=parts("__consumer_offsets", 0, 1)).assignment == everything
     rig = rig_with(t=1, __consumer_offsets=2)
     assert one(rig, "b", 0, topics=None, regex="[^_].*").assignment == parts("t", 0)
+
+
+class Describes:
+    """Rights to describe topics; `but` hides some."""
+
+    def __init__(self, *but: str) -> None:
+        self.hide(*but)
+
+    def hide(self, *but: str) -> None:
+        hidden = set(but)
+        self.now = RegexRights(lambda names: [n for n in names if n not in hidden], object())
+
+
+def test_a_regex_sees_only_what_may_be_described() -> None:
+    rig, rights = rig_with(a=1, b=1, secret=2), Describes("secret")
+    first = one(rig, "m", 0, topics=None, regex=".*", rights=rights.now)
+    assert first.assignment == parts("a", 0) | parts("b", 0)
+    assert one(rig, "m", 1, rights=rights.now).assignment is None
+    # A new topic is seen with the next heartbeat, a hidden one is not.
+    rig.topics.set(a=1, b=1, c=1, secret=2, secret2=1)
+    rights.hide("secret", "secret2")
+    found = one(rig, "m", 1, rights=rights.now)
+    assert (found.epoch, found.assignment) == (2, parts("a", 0) | parts("b", 0) | parts("c", 0))
+
+
+def test_rights_that_change_are_seen_after_a_while() -> None:
+    rig, rights = rig_with(a=1, b=1), Describes("b")
+    one(rig, "m", 0, topics=None, regex=".*", rights=rights.now)
+    rights.hide()
+    assert one(rig, "m", 1, rights=rights.now).assignment is None
+    rig.pass_ms(RIGHTS_AGAIN_MS, step_ms=1_000)
+    assert one(rig, "m", 1, rights=rights.now).assignment == parts("a", 0) | parts("b", 0)
+    rights.hide("a")
+    rig.pass_ms(RIGHTS_AGAIN_MS, step_ms=1_000)
+    assert one(rig, "m", 2, rights=rights.now).assignment == parts("b", 0)
+    assert one(rig, "m", 2, rights=rights.now, owned=parts("b", 0)).epoch == 3
+    # Another version of the same rights makes no rebalance.
+    rights.hide("a")
+    rig.pass_ms(RIGHTS_AGAIN_MS, step_ms=1_000)
+    assert one(rig, "m", 3, rights=rights.now).assignment is None
+    assert group_of(rig).epoch == 3
+
+
+def test_what_another_member_may_read_is_not_given_to_one_that_may_not() -> None:
+    rig, rights = rig_with(a=1, secret=1), Describes("secret")
+    one(rig, "m", 0, topics=None, regex=".*", rights=rights.now)
+    one(rig, "n", 0, topics=("secret",), rights=Describes().now)
+    rig.pass_ms(1_000, step_ms=1_000)
+    one(rig, "m", 1, rights=rights.now)
+    assert group_of(rig).targets == {"m": parts("a", 0), "n": parts("secret", 0)}
+
+
+def test_a_new_coordinator_gives_nothing_away_before_it_hears_who_asks() -> None:
+    rig, rights = rig_with(a=1, secret=1, x=1), Describes("secret")
+    one(rig, "m", 0, topics=None, regex="[as].*", rights=rights.now)
+    one(rig, "n", 0, topics=("x",), rights=rights.now)
+    one(rig, "m", 1, rights=rights.now)
+    rig.fail_over()
+    one(rig, "n", 2, rights=rights.now)
+    assert group_of(rig).targets == {"m": parts("a", 0), "n": parts("x", 0)}
+    one(rig, "m", 2, rights=rights.now)
+    assert group_of(rig).targets == {"m": parts("a", 0), "n": parts("x", 0)}
 
 
 def test_a_static_member_comes_back_to_its_partitions() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
@@ -102,6 +102,17 @@ class ConsumerMember:
         )
 
 
+class Resolved(NamedTuple):
+    """Which topics a regular expression stands for, by somebody's rights."""
+
+    names: frozenset[str]
+    seen: object
+    """Metadata of the topics that were looked at."""
+    rights: object
+    """Version of the rights."""
+    at_ms: int
+
+
 @dataclass(slots=True, eq=False)
 class ConsumerGroup:
     """One group."""
@@ -119,6 +130,8 @@ class ConsumerGroup:
     """Id and partition count of every topic that a member subscribes to, as of the last epoch."""
     seen: object = None
     """Metadata that `topics` was last compared with."""
+    resolved: dict[str, Resolved] = field(default_factory=dict)
+    """By regular expression, where rights are looked at; never changed in place."""
 
     def draft(self) -> ConsumerGroup:
         """A copy to change."""
@@ -132,6 +145,7 @@ class ConsumerGroup:
             dict(self.static),
             self.topics,
             self.seen,
+            self.resolved,
         )
 
     @property

@@ -33,14 +33,13 @@ from penstock_storage_node.groups.consumer.group import (
     to_assignment,
     to_parts,
 )
-from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
+from penstock_storage_node.groups.consumer.regex import BadRegex
+from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights, SubscribedRegexes
 from penstock_storage_node.groups.consumer.subscription import read_assignment, read_subscription
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error, must
 from penstock_storage_node.groups.timers import Timer
 
-REGEXES_KEPT_MAX = 256
-_NO_TOPIC = TopicRegex(r"[^\s\S]")
 _OTHER_TOPICS: Final = {"": (TopicId(b""), -1)}
 """Whatever a group's topics are found to be, they differ from this: a new target is made."""
 
@@ -64,6 +63,8 @@ class ConsumerHeartbeat:
     version: int = 1
     classic: tuple[int, tuple[tuple[str, bytes], ...]] | None = None
     """Of a member that speaks the classic protocol: session timeout in ms, protocols."""
+    rights: RegexRights | None = None
+    """What its sender may describe; None where nobody's rights are looked at."""
 
     @property
     def is_full(self) -> bool:
@@ -118,7 +119,7 @@ class ConsumerProtocol:
         self._sessions: dict[tuple[str, str], tuple[Timer, Timer]] = {}
         """Of each member, by group id and member id: until it has to be heard, and until it has to have given
         up what it is to lose (a classic member: to have joined again)."""
-        self._regexes: dict[str, TopicRegex] = {}
+        self._regexes = SubscribedRegexes(store.topics, store.clock_ms)
 
     def session_ms(self, group_id: str) -> int:
         """Session timeout of a group's members of the consumer protocol."""
@@ -134,6 +135,7 @@ class ConsumerProtocol:
 
     def consumer_heartbeat(self, request: ConsumerHeartbeat, reply: BeatReply) -> None:
         """A ConsumerGroupHeartbeat."""
+        self._regexes.narrows |= request.rights is not None
         try:
             self._check(request)
             records: list[Record] = []
@@ -179,7 +181,7 @@ class ConsumerProtocol:
             )
         if request.regex:
             try:
-                self._regex(request.regex)
+                self._regexes.check(request.regex)
             except BadRegex as e:
                 raise Refused(
                     ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex {request.regex!r}: {e}"
@@ -264,7 +266,8 @@ class ConsumerProtocol:
         self, group: ConsumerGroup, request: ConsumerHeartbeat, records: list[Record], reply: BeatReply
     ) -> None:
         resting = group.at_rest(request.member_id, request.epoch, self._topics.token())
-        if resting is not None and request.is_bare and request.client == resting.client:
+        rested = resting is not None and not self._regexes.is_due(group, resting.regex, request.rights)
+        if resting is not None and rested and request.is_bare and request.client == resting.client:
             reply(ConsumerHeartbeatResult(member_id=resting.member_id, epoch=resting.epoch))
             self.watch(group, resting)
             return
@@ -280,6 +283,13 @@ class ConsumerProtocol:
         if subscribed or member.member_id not in group.members:
             draft.seen = None
             draft.topics = _OTHER_TOPICS
+        if (
+            member.regex
+            and request.rights is not None
+            and self._regexes.is_due(draft, member.regex, request.rights)
+            and self._regexes.resolve(draft, member.regex, request.rights)
+        ):
+            draft.seen = None
         self._retarget(draft, records)
         after = draft.reconcile(member, request.owned)
         if after != before or member.member_id not in group.members:
@@ -313,7 +323,7 @@ class ConsumerProtocol:
             )
 
         if not records:
-            group.seen = draft.seen
+            group.seen, group.resolved = draft.seen, draft.resolved
             # What it says may rest on records of an earlier request.
             self.store.when_settled(written)
             return
@@ -428,7 +438,7 @@ class ConsumerProtocol:
             Subscriber(
                 m.member_id,
                 m.instance_id,
-                frozenset(draft.topics[t][0] for t in self._topics_of(m, draft.topics)),
+                frozenset(draft.topics[t][0] for t in self._topics_of(m, draft)),
                 draft.targets.get(m.member_id, NOTHING),
             )
             for m in draft.members.values()
@@ -446,11 +456,9 @@ class ConsumerProtocol:
         """Topics that exist and that some member reads. A regular expression matches internal topics as it
         matches any other (Kafka: GroupMetadataManager.refreshRegularExpressions asks for no more than a name)."""
         found: dict[str, tuple[TopicId, int]] = {}
-        names = self._topics.names() if any(m.regex for m in group.members.values()) else ()
         for regex in {m.regex for m in group.members.values() if m.regex}:
-            compiled = self._stored_regex(regex)
-            for name in names:
-                if name not in found and compiled.matches(name):
+            for name in self._regexes.names(group, regex):
+                if name not in found:
                     self._note_topic(found, name)
         for topic in {t for m in group.members.values() for t in m.topics}:
             self._note_topic(found, topic)
@@ -461,26 +469,11 @@ class ConsumerProtocol:
         if topic_id is not None and count:
             found[name] = (topic_id, count)
 
-    def _topics_of(self, member: ConsumerMember, known: dict[str, tuple[TopicId, int]]) -> list[str]:
+    def _topics_of(self, member: ConsumerMember, group: ConsumerGroup) -> list[str]:
         wanted = set(member.topics)
-        compiled = self._stored_regex(member.regex) if member.regex else None
-        return [name for name in known if name in wanted or (compiled is not None and compiled.matches(name))]
-
-    def _stored_regex(self, pattern: str) -> TopicRegex:
-        """As `_regex`, of a member that is there: a pattern in the log that cannot be read here (another
-        build's, Kafka's) subscribes to nothing, and keeps no shard from being loaded."""
-        try:
-            return self._regex(pattern)
-        except BadRegex:
-            return _NO_TOPIC
-
-    def _regex(self, pattern: str) -> TopicRegex:
-        known = self._regexes.get(pattern)
-        if known is None:
-            if len(self._regexes) >= REGEXES_KEPT_MAX:
-                self._regexes.clear()
-            known = self._regexes[pattern] = TopicRegex(pattern)
-        return known
+        if member.regex:
+            wanted |= self._regexes.select(group, member.regex, group.topics)
+        return [name for name in group.topics if name in wanted]
 
     # -- leaving ----------------------------------------------------------------------------
 
