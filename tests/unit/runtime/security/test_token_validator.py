@@ -355,6 +355,45 @@ def test_keys_come_by_https_from_whom_the_ca_knows_and_from_nobody_else(
         UrlSource(url, tmp_path / "none.pem", 60).read()
 
 
+def test_keys_are_fetched_in_the_background_and_again(
+    server: http.server.ThreadingHTTPServer, authority: tuple[trustme.CA, Path]
+) -> None:
+    issuer, answers = Issuer("first"), server
+    answers.answer = (503, b"", {})  # type: ignore[attr-defined]
+    url = f"https://127.0.0.1:{server.server_port}/jwks"
+
+    async def scenario() -> None:
+        life = Lifecycle("test")
+        validator = open_token_validator(
+            settings(jwks=url, jwks_ca=authority[1], jwks_refresh_ms=1_000), life
+        )
+        assert validator is not None
+        validator.start(life)
+        validator.start(life)
+        with pytest.raises(TokenRefused, match="no keys of the issuer: the server answers 503"):
+            await validator.verify(issuer.token())
+        answers.answer = (200, issuer.jwks(), {})  # type: ignore[attr-defined]
+        await _eventually(lambda: validator.keys is not None)
+        assert (await validator.verify(issuer.token())).name == "alice"
+        issuer.rotate("second")
+        answers.answer = (200, issuer.jwks(), {})  # type: ignore[attr-defined]
+        await _eventually(lambda: b"second" in _kids(validator))
+        assert (await validator.verify(issuer.token())).name == "alice"
+        await life.end_all()
+
+    asyncio.run(scenario())
+
+
+def _kids(validator: TokenValidator) -> set[bytes]:
+    return set() if validator.keys is None else {str(k.kid).encode() for k in validator.keys._keys}
+
+
+async def _eventually(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not met():  # noqa: ASYNC110 - the validator tells nobody
+            await asyncio.sleep(0.05)
+
+
 def test_a_server_that_is_not_there_is_said_in_a_line() -> None:
     with pytest.raises(NotRead, match="refused"):
         UrlSource("https://127.0.0.1:1/jwks", None, 60).read()
