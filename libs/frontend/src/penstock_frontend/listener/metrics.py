@@ -137,14 +137,14 @@ class KafkaMetrics(Collector):
         throttled = CounterMetricFamily(
             "penstock_kafka_throttled", "Times that a client was throttled for a quota.", labels=["quota"]
         )
-        seconds_throttled = CounterMetricFamily(
+        throttle_seconds = CounterMetricFamily(
             "penstock_kafka_throttle_seconds", "For how long clients were throttled.", labels=["quota"]
         )
         for quota, count in self.throttled.items():
             throttled.add_metric([quota], count)
-            seconds_throttled.add_metric([quota], self.throttled_ms[quota] / 1000)
+            throttle_seconds.add_metric([quota], self.throttled_ms[quota] / 1000)
         yield throttled
-        yield seconds_throttled
+        yield throttle_seconds
         buckets_followed = GaugeMetricFamily(
             "penstock_kafka_quota_buckets",
             "Users, client ids and addresses whose use of a quota is followed.",
