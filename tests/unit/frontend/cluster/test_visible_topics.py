@@ -32,7 +32,7 @@ NO_ID = UUID(int=0)
 
 def asks(name: str, host: str = "10.0.0.1") -> Any:
     who = Identity(user(name), host)
-    return SimpleNamespace(identity=who, principal=who.principal, listener="PROXY", state={})
+    return SimpleNamespace(client_id=None, identity=who, principal=who.principal, listener="PROXY", state={})
 
 
 def id_of(name: str) -> UUID:

@@ -127,8 +127,9 @@ class ClusterApis:
         )
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         calls = ControllerCalls(metadata, controllers)
-        self._auto_create = AutoCreate(calls, authorizer) if auto_create else None
-        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics, quotas or QuotaGate.idle())
+        quotas = quotas or QuotaGate.idle()
+        self._auto_create = AutoCreate(calls, authorizer, quotas) if auto_create else None
+        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics, quotas)
         self._turns = turns or LoopTurns()
         configs = Configs(calls, authorizer, metrics, own_node, self._turns)
         moves = Reassignments(calls, authorizer, metrics)

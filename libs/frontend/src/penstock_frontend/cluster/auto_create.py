@@ -2,7 +2,8 @@
 
 Rules (Kafka: AutoTopicCreationManager, KafkaApis.getTopicMetadata): only a Metadata request that allows it makes
 topics, only by name, and only those that the principal may create. The request waits for them, so that its answer
-shows them already. A topic that cannot be made is answered as one that is not there; the client asks again.
+shows them already. A topic that cannot be made is answered as one that is not there; the client asks again. So is one
+that is above the client's quota of partitions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from penstock_core.topics import check_topic_name
 from penstock_frontend.authorizer import Authorizer, Operation, ResourceType, may_create_topic
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS, MetadataRequest
 from penstock_proto.v1 import controller_pb2 as pb
 
@@ -27,8 +29,9 @@ CREATE_TIMEOUT_MS: Final = 10_000
 class AutoCreate:
     """Makes what a Metadata request names and nobody has made."""
 
-    def __init__(self, calls: ControllerCalls, authorizer: Authorizer) -> None:
+    def __init__(self, calls: ControllerCalls, authorizer: Authorizer, quotas: QuotaGate) -> None:
         self._calls = calls
+        self._quotas = quotas
         self._authorizer = authorizer
 
     def missing(
@@ -56,11 +59,16 @@ class AutoCreate:
     async def create(self, connection: Connection, names: list[str]) -> None:
         """Make them, and wait until this process knows them. What fails is left as it was."""
         topics = [pb.NewTopic(name=name, partition_count=-1, replication_factor=-1) for name in names]
-        call = pb.CreateTopicsRequest(topics=topics, principal=str(connection.principal))
+        call = pb.CreateTopicsRequest(
+            topics=topics,
+            principal=str(connection.principal),
+            quota=self._quotas.mutation_quota(connection, connection.client_id, strict=True),
+        )
         try:
-            await self._calls.call("CreateTopics", call, CREATE_TIMEOUT_MS)
+            response = await self._calls.call("CreateTopics", call, CREATE_TIMEOUT_MS)
         except PenstockError:
             return  # no controller now: the answer says that there is no such topic, and the client asks again
+        self._quotas.throttle_mutations(connection, response.throttle_ms)
 
 
 def _can_be_made(name: str) -> bool:

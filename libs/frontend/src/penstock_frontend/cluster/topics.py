@@ -55,14 +55,8 @@ class Admin:
         self._quotas = quotas
 
     def _quota(self, connection: Connection, header: RequestHeader) -> pb.MutationQuota | None:
-        """Whose quota the partitions of a request count for; None where nobody has any."""
-        if not self._quotas.is_active:
-            return None
-        return pb.MutationQuota(
-            user=connection.principal.name,
-            client_id=header.client_id or "",
-            strict=header.api_version >= _STRICT_SINCE[ApiKey(header.api_key)],
-        )
+        strict = header.api_version >= _STRICT_SINCE[ApiKey(header.api_key)]
+        return self._quotas.mutation_quota(connection, header.client_id, strict=strict)
 
     # CreateTopics
 

@@ -173,6 +173,14 @@ class QuotaGate:
             self._metrics.count_throttle(PRODUCER_BYTE_RATE, throttle_ms)
             connection.mute(throttle_ms)
 
+    def mutation_quota(
+        self, connection: Metered, client_id: str | None, *, strict: bool
+    ) -> pb.MutationQuota | None:
+        """Whose quota the partitions of a request count for; None where nobody has any."""
+        if not self.is_active:
+            return None
+        return pb.MutationQuota(user=connection.principal.name, client_id=client_id or "", strict=strict)
+
     def throttle_mutations(self, connection: Metered, throttle_ms: int) -> None:
         """The active controller throttles a client for the partitions that it makes or deletes."""
         if throttle_ms > 0:
