@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -19,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster
+from support.java import needs_java, run_tool_process
 from support.kafka import client_config, create_topic
 from support.quota_load import Limited, LimitedConsumer, LimitedProducer
 from support.waiting import wait_for
@@ -220,3 +222,21 @@ def test_direct_listeners_share_the_quota(cluster: LocalCluster, name: str) -> N
         LimitedProducer(cluster.bootstrap, name, name) as proxied,
     ):
         check(measured(direct, proxied))
+
+
+@needs_java
+@pytest.mark.slow
+def test_kafkas_own_producer_is_throttled(cluster: LocalCluster, name: str) -> None:
+    """ProducerPerformance writes as fast as it can: it takes as long as it must, and its metrics say why."""
+    create_topic(cluster.bootstrap, name, partitions=3)
+    set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
+    began_s = time.monotonic()
+    said = run_tool_process(
+        "ProducerPerformance",
+        *("--bootstrap-server", cluster.bootstrap, "--command-property", f"client.id={name}"),
+        *("--topic", name, "--num-records", "6000", "--record-size", "1000", "--throughput", "-1"),
+        "--print-metrics",
+    ).text
+    assert time.monotonic() - began_s > 2, "six megabytes, of which three may come at once"
+    longest_ms = re.findall(r"produce-throttle-time-max[^\n]*?:\s*([0-9.]+)\s*$", said, re.MULTILINE)
+    assert any(float(each) > 0 for each in longest_ms), said[-2_000:]
