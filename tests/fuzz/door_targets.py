@@ -21,10 +21,12 @@ from penstock_controller.state.users import alter_user_credentials
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.login_limits import LoginLimits
+from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
 from penstock_core.security.plain import Derivation, PlainMemo
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal
 from penstock_core.security.scram import ScramMechanism, credential
 from penstock_frontend.acl_authorizer import binding_of
+from penstock_frontend.audit import ListenerAudit
 from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.acls import Acls
 from penstock_frontend.cluster.quotas import Quotas
@@ -39,9 +41,10 @@ from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX, Malformed
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_runtime.audit import Audit
 from penstock_runtime.turns import LoopTurns
 
-MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER")
 _ITERATIONS: Final = 4
 _CALL_MS: Final = 150
 """A look at the clock passes so much time: nobody waits for an answer that has to come late."""
@@ -78,6 +81,15 @@ class _Clock:
         return self.now_ms
 
 
+class _Tokens:
+    """One token is good."""
+
+    async def verify(self, token: str) -> TokenIdentity:
+        if token != "good":
+            raise TokenRefused("not good")
+        return TokenIdentity("user", 60_000)
+
+
 class _Inline:
     """Passwords without threads."""
 
@@ -98,6 +110,9 @@ class _Connection:
         self.client_id: str | None = None
         self.deadline_s: float | None = 10.0
         self.principal: Principal | None = None
+        self.mechanism = ""
+        self.audit = ListenerAudit(Audit(), self.listener)
+        self.identity = Identity(ANONYMOUS, self.address)
         self.watched = False
         self.closed = False
         self.passed = 0
@@ -113,8 +128,8 @@ class _Connection:
     def detain(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
-    def admit(self, principal: Principal, *, watched: bool) -> None:
-        self.principal, self.watched = principal, watched
+    def admit(self, principal: Principal, mechanism: str, *, watched: bool) -> None:
+        self.principal, self.mechanism, self.watched = principal, mechanism, watched
 
     def pass_on(self, _frame: bytearray) -> bytes:
         expect(self.admitted, "nobody's frame is passed on who has not signed in")
@@ -158,7 +173,7 @@ def _versions(_connection: Any, header: RequestHeader, frame: bytearray) -> byte
 @cache
 def _desk() -> SignInDesk:
     log = structlog.wrap_logger(None, processors=[_drop])
-    desk = SignInDesk(_image, KafkaMetrics(), log, _Clock())
+    desk = SignInDesk(_image, KafkaMetrics(), log, _Clock(), tokens=_Tokens(), wall_ms=lambda: 1_000)
     desk.passwords = _Inline()  # type: ignore[assignment]
     return desk
 
@@ -214,6 +229,10 @@ def _door_seeds() -> Iterator[bytes]:
             yield ends + _framed(hello, shake, token, hello, shake, token)
         shake = put(ApiKey.SASL_HANDSHAKE, 0, mechanism="PLAIN")
         yield ends + _framed(shake, plain, hello)
+        shake = put(ApiKey.SASL_HANDSHAKE, 1, mechanism="OAUTHBEARER")
+        for word in (b"good", b"bad"):
+            token = put(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=b"n,,\x01auth=Bearer " + word + b"\x01\x01")
+            yield ends + _framed(shake, token, put(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=b"\x01"))
         for name in MECHANISMS[:2]:
             shake = put(ApiKey.SASL_HANDSHAKE, 1, mechanism=name)
             token = put(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=first)
