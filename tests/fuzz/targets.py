@@ -12,6 +12,7 @@ from fuzz import (
     peer_targets,
     record_targets,
     security_targets,
+    token_targets,
     word_targets,
 )
 from fuzz.target import Target
@@ -27,6 +28,7 @@ TARGETS: Final[dict[str, Target]] = {
         word_targets,
         security_targets,
         door_targets,
+        token_targets,
     )
     for target in module.TARGETS
 }
