@@ -17,11 +17,14 @@ from conformance.client import Client, ClientError, Unsupported
 from conformance.clients.kcat import _alike
 from conformance.clients.registry import local, make
 from conformance.frame import SCENARIOS, Cell, attempt, until
-from conformance.known import KNOWN
+from conformance.known import EXPLAINED, KNOWN
+from conformance.oracle import SAME_FROM, _compact, _spread
 from conformance.remote import Remote, serve
+from conformance.rights import ways
 from conformance.runner import _neutral, compare
-from conformance.scenarios import load
+from conformance.scenarios import load, rights
 from conformance.targets import DIRECT, KAFKA, PROXY
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 
 load()
 
@@ -159,3 +162,45 @@ def test_the_document_is_written_between_its_marks(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| `headers` |" in text
     assert "* kcat cannot: `headers`" in text
+
+
+def test_every_api_that_is_advertised_has_a_row_of_rights() -> None:
+    signing_in = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+    assert {row.api for row in rights.ROWS} | signing_in == set(SUPPORTED)
+    for row in rights.ROWS:
+        names = [name for name, _ in ways(row)]
+        assert len(set(names)) == len(names)
+        assert {"none", "allow", "deny over allow", "prefix", "wildcard", "the host", "another host"} <= {
+            *names
+        }
+
+
+def test_a_large_outcome_is_kept_each_value_once_and_read_back() -> None:
+    outcome = {f"there/way {n}": {"error_code": "X"} if n % 2 else {} for n in range(SAME_FROM + 1)}
+    kept = json.loads(_compact(outcome))
+    assert len(kept["same"]) == 2
+    assert _spread(kept) == outcome
+    assert _spread(json.loads(_compact({"a": 1}))) == {"a": 1}
+
+
+def test_entries_that_a_page_explains_are_known_and_others_are_red() -> None:
+    name = "rights-list-config-resources-describe-configs-cluster"
+    kafkas = {"there/allow/1": {"x": [{"resource_type": 8}]}, "there/none/1": {"error_code": "DENIED"}}
+    ours = {"there/allow/1": {"x": []}, "there/none/1": {"error_code": "DENIED"}}
+    judge = Cell(name, "raw", KAFKA, "ran", outcome=kafkas)
+    (_, known) = compare([judge, Cell(name, "raw", PROXY, "ran", outcome=ours)])
+    assert known.status == "known"
+    assert "decisions/0045" in known.reason
+    let_in = ours | {"there/none/1": {"x": []}}
+    (_, red) = compare([judge, Cell(name, "raw", PROXY, "ran", outcome=let_in)])
+    assert red.status == "red"
+    assert not any("resource_type" in line for line in red.diff), "what is explained is not shown"
+
+
+def test_pages_that_explain_are_there() -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs"
+    for one in EXPLAINED:
+        page, _, anchor = one.page.partition("#")
+        (found,) = folder.glob(f"{page}-*.md")
+        heads = [line for line in found.read_text().splitlines() if line.startswith("## ")]
+        assert not anchor or anchor in {head[3:].lower().replace(" ", "-") for head in heads}
