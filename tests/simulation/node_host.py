@@ -32,7 +32,7 @@ NODE_PORT = 9000
 class NoHttp:
     """Nobody scrapes."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         return None
 
     async def start(self) -> Endpoint:

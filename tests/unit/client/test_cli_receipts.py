@@ -58,6 +58,9 @@ class Gateway(gateway_pb2_grpc.GatewayServicer):
     def ListOffsets(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    def Authenticate(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     def FetchRange(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 

@@ -109,6 +109,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
 
     # -- the service ----------------------------------------------------------------------------
 
+    def Authenticate(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     def Describe(self, request: Any, context: Any) -> gateway_pb2.DescribeResponse:  # noqa: N802
         self.calls.append("Describe")
         answer = gateway_pb2.DescribeResponse(cluster_id=b"c" * 16)

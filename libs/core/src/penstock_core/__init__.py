@@ -1,5 +1,5 @@
 """Penstock's pure core: what every process knows. No event loop, no transport, no Kafka bytes, and no files but in
-`credentials`.
+`credentials` and `native_account`.
 
 `addresses`    addresses: reading `host:port`, and what counts as loopback
 `config`       dynamic configuration, as Kafka's clients see it
@@ -9,6 +9,7 @@
 `ids`          the small types that everything speaks in
 `limits`       every bound of the system, named
 `metadata`     the immutable image of the cluster and how records advance it
+`native_account`  how a client of the native API says who it is
 `security`     what decides in sign-in, rights and quotas
 `text`         text of others made harmless
 `topics`       rules for topic names

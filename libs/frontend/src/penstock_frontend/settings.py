@@ -17,6 +17,7 @@ from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
 from penstock_runtime.audit import Audit
+from penstock_runtime.door_settings import GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.settings import ListenerSettings, RoleSettings
 
@@ -80,6 +81,12 @@ class KafkaServerSettings(RoleSettings):
         " jwks_ca, algorithms, principal_claim, jwks_refresh_ms, jwks_stale_ms",
     )
 
+    http_door: HttpDoorSettings | None = Field(
+        None,
+        description="who may come by http_bind: security, tls, mechanisms, principal_mapping_rules,"
+        " metrics_public, names",
+    )
+
     @model_validator(mode="after")
     def _check_oauth(self) -> KafkaServerSettings:
         for listener in getattr(self, "listeners", ()):
@@ -87,7 +94,16 @@ class KafkaServerSettings(RoleSettings):
                 raise ValueError(
                     f"listener {listener.name}: OAUTHBEARER needs the table oauth: issuer, audiences, jwks"
                 )
+        if any(OAUTHBEARER in door.offered for door in self._doors()) and self.oauth is None:
+            raise ValueError(
+                "grpc_door, http_door: OAUTHBEARER needs the table oauth: issuer, audiences, jwks"
+            )
         return self
+
+    def _doors(self) -> list[GrpcDoorSettings | HttpDoorSettings]:
+        """Those beside the listeners."""
+        found = (getattr(self, name, None) for name in ("grpc_door", "http_door"))
+        return [door for door in found if door is not None]
 
     @property
     def knows_callers(self) -> bool:
@@ -97,6 +113,7 @@ class KafkaServerSettings(RoleSettings):
             super().knows_callers
             or self.authorizer != "none"
             or any(each.has_sasl or (each.tls and each.tls.client_auth != "none") for each in listeners)
+            or any(door.has_sasl or door.takes_certificates for door in self._doors())
         )
 
     @field_validator("super_users")

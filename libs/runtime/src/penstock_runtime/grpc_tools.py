@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
@@ -36,9 +36,11 @@ from penstock_runtime.security.diagnosis import find_fault
 from penstock_runtime.security.grpc_tls import (
     TARGET_NAME_OPTION,
     channel_credentials,
+    door_credentials,
     host_name,
     server_credentials,
 )
+from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.role_guard import RoleGuard
 from penstock_runtime.security.role_tls import RoleContexts
 from penstock_runtime.security.tls_files import TlsFiles
@@ -89,28 +91,36 @@ async def serve(
     allow_insecure_bind: Plaintext,
     setting: str = "grpc_bind",
     tls: TlsFiles | None = None,
+    door: ListenerTlsFiles | None = None,
+    interceptors: Sequence[Any] = (),
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """Start a server on `bind` (port 0: a free one) and say where it listens.
 
-    With `tls` only roles of this cluster may call, each what `security.methods` allows it.
+    With `tls` only roles of this cluster may call, each what `security.methods` allows it. `door` is the TLS of a port
+    for clients, and `interceptors` see their calls first.
 
     Raises StartupError, naming the setting, when the port is taken or would be open in plaintext to
     other machines without `allow_insecure_bind`. Stop it with `await server.stop(grace_s)`.
     """
     address = check_bind(bind, setting, allow_insecure_bind=tls is not None or allow_insecure_bind)
+    credentials = server_credentials(tls) if tls else door_credentials(door) if door else None
     # gRPC's own failure has no reason in it; a plain bind first gives one.
     check_free(address, setting)
     life = current_lifecycle()
     audit = None if life is None else audit_of(life)
-    guards = () if tls is None else (RoleGuard(tls.current.identity.trust_domain, audit=audit),)
+    guards = (
+        interceptors
+        if tls is None
+        else (RoleGuard(tls.current.identity.trust_domain, audit=audit), *interceptors)
+    )
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_services(server)
     target = f"[::]:{address.port}" if address.host in ("", "*") else str(address)
     try:
         port = (
             server.add_insecure_port(target)
-            if tls is None
-            else server.add_secure_port(target, server_credentials(tls))
+            if credentials is None
+            else server.add_secure_port(target, credentials)
         )
     except RuntimeError:
         port = 0

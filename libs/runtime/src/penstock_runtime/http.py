@@ -13,7 +13,7 @@ import asyncio
 import logging
 import ssl
 import sys
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -31,7 +31,7 @@ finally:
 
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import Plaintext, bind_sockets
-from penstock_runtime.http_door import HttpDoor
+from penstock_runtime.http_door import HttpDoor, accept_tls
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields
 
@@ -66,13 +66,23 @@ class HttpServer:
         allow_insecure_bind: Plaintext | None = None,
         health_only: bool = False,
         setting: str = "http_bind",
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        look: Callable[[web.Request], Awaitable[web.Response | None]] | None = None,
+        may_face_others: bool = False,
     ) -> None:
+        """`tls` gives the context for the next connection; `look` sees each request first, and may answer it;
+        `may_face_others`: other machines may reach it, for it is encrypted and knows who asks."""
         self._bind = bind
         self._setting = setting
         self._lifecycle = lifecycle
         self._allow_insecure_bind = (
             lifecycle.allow_insecure_bind if allow_insecure_bind is None else allow_insecure_bind
         )
+        if may_face_others:
+            self._allow_insecure_bind = True
+        self._tls = tls
+        self._look = look
+        self._accepting: list[asyncio.Task[None]] = []
         app = web.Application(middlewares=[self._guard], client_max_size=_REQUEST_BYTES_MAX)
         if health_only:
             app.add_routes([web.get("/healthz", self._is_alive), web.get("/readyz", self._is_ready)])
@@ -101,7 +111,10 @@ class HttpServer:
         self._lifecycle.at_end(self.stop)
         door = HttpDoor(self._runner.server)  # type: ignore[arg-type] # aiohttp makes its protocol by a call
         loop = asyncio.get_running_loop()
-        self._servers = [await loop.create_server(door, sock=s) for s in sockets]
+        if self._tls is None:
+            self._servers = [await loop.create_server(door, sock=s) for s in sockets]
+        else:
+            self._accepting = [loop.create_task(accept_tls(s, door, self._tls)) for s in sockets]
         return endpoint
 
     async def stop(self) -> None:
@@ -110,6 +123,9 @@ class HttpServer:
             self._started = False
             for server in self._servers:
                 server.close()
+            for accepting in self._accepting:
+                accepting.cancel()
+            await asyncio.gather(*self._accepting, return_exceptions=True)
             await self._runner.cleanup()
 
     async def _healthz(self, _: web.Request) -> web.Response:
@@ -136,7 +152,8 @@ class HttpServer:
     async def _guard(self, request: web.Request, handler: object) -> web.StreamResponse:
         """An unexpected error is logged once and answered without its text."""
         try:
-            response: web.StreamResponse = await handler(request)  # type: ignore[operator]
+            answer = None if self._look is None else await self._look(request)
+            response: web.StreamResponse = answer or await handler(request)  # type: ignore[operator]
         except web.HTTPException:
             raise
         except Exception as e:

@@ -7,6 +7,8 @@ a body, so whatever comes is header until its empty line. In front of aiohttp, w
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -14,6 +16,8 @@ CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
 """From the connection, or from the first byte of a later request, to the end of the header."""
 HEADER_BYTES_MAX: Final = 8 * 1024
+
+_NO_DESCRIPTORS_PAUSE_S: Final = 0.1
 
 _END: Final = b"\r\n\r\n"
 _TOO_LARGE: Final = (
@@ -31,6 +35,39 @@ class HttpDoor:
     def __call__(self) -> BoundedHttp:
         """A protocol for the next connection."""
         return BoundedHttp(self)
+
+
+async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable[[], ssl.SSLContext]) -> None:
+    """Let in who comes, each by the context of that moment, until cancelled; then the port is closed."""
+    loop = asyncio.get_running_loop()
+    greeted: dict[asyncio.Task[None], socket.socket] = {}
+    try:
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
+                continue
+            if len(greeted) + len(door.open) >= CONNECTIONS_MAX:
+                client.close()
+                continue
+            task = loop.create_task(_greet(client, door, context()))
+            greeted[task] = client
+            task.add_done_callback(greeted.pop)
+    finally:
+        listening.close()
+        for task in list(greeted):
+            task.cancel()
+
+
+async def _greet(client: socket.socket, door: HttpDoor, context: ssl.SSLContext) -> None:
+    """Shake hands with one of them."""
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.connect_accepted_socket(door, client, ssl=context, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
+    except (OSError, ssl.SSLError, asyncio.CancelledError):
+        # No TLS, another CA, or it went away: nobody of whom anything was heard.
+        client.close()
 
 
 class BoundedHttp(asyncio.Protocol):

@@ -26,37 +26,41 @@ from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__p
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/gateway.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"5\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\"\xc1\x01\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10metadata_version\x18\x02 \x01(\x04\x12)\n\x05nodes\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.DescribedNode\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.DescribedTopic\x12\'\n\x08gateways\x18\x05 \x03(\x0b\x32\x15.penstock.v1.Endpoint\"t\n\rDescribedNode\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x03 \x01(\x08\x12#\n\x04grpc\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x88\x01\n\x0e\x44\x65scribedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\npartitions\x18\x04 \x03(\x0b\x32\x1f.penstock.v1.DescribedPartition\"l\n\x12\x44\x65scribedPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\"P\n\x12ListOffsetsRequest\x12)\n\x07queries\x18\x01 \x03(\x0b\x32\x18.penstock.v1.OffsetQuery\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\"[\n\x0bOffsetQuery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cknown_offset\x18\x04 \x01(\x03\"A\n\x13ListOffsetsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.penstock.v1.OffsetResult\"\xa1\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08topic_id\x18\x07 \x01(\x0c\"\x87\x01\n\x0eProduceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x0c\x12\x0c\n\x04\x61\x63ks\x18\x05 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\"\xc1\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12,\n\x07receipt\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.ProduceReceipt\"K\n\x0eProduceReceipt\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x0f\n\x07held_by\x18\x02 \x03(\x05\x12\x12\n\nflushed_by\x18\x03 \x03(\x05\x32\xbf\x02\n\x07Gateway\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12P\n\x0bListOffsets\x12\x1f.penstock.v1.ListOffsetsRequest\x1a .penstock.v1.ListOffsetsResponse\x12H\n\x07Produce\x12\x1b.penstock.v1.ProduceRequest\x1a\x1c.penstock.v1.ProduceResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/gateway.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"9\n\x13\x41uthenticateRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"Q\n\x14\x41uthenticateResponse\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\x12\x19\n\x11token_lifetime_ms\x18\x03 \x01(\x04\"5\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\"\xc1\x01\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10metadata_version\x18\x02 \x01(\x04\x12)\n\x05nodes\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.DescribedNode\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.DescribedTopic\x12\'\n\x08gateways\x18\x05 \x03(\x0b\x32\x15.penstock.v1.Endpoint\"t\n\rDescribedNode\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x03 \x01(\x08\x12#\n\x04grpc\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x88\x01\n\x0e\x44\x65scribedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\npartitions\x18\x04 \x03(\x0b\x32\x1f.penstock.v1.DescribedPartition\"l\n\x12\x44\x65scribedPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\"P\n\x12ListOffsetsRequest\x12)\n\x07queries\x18\x01 \x03(\x0b\x32\x18.penstock.v1.OffsetQuery\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\"[\n\x0bOffsetQuery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cknown_offset\x18\x04 \x01(\x03\"A\n\x13ListOffsetsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.penstock.v1.OffsetResult\"\xa1\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08topic_id\x18\x07 \x01(\x0c\"\x87\x01\n\x0eProduceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x0c\x12\x0c\n\x04\x61\x63ks\x18\x05 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\"\xc1\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12,\n\x07receipt\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.ProduceReceipt\"K\n\x0eProduceReceipt\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x0f\n\x07held_by\x18\x02 \x03(\x05\x12\x12\n\nflushed_by\x18\x03 \x03(\x05\x32\x98\x03\n\x07Gateway\x12W\n\x0c\x41uthenticate\x12 .penstock.v1.AuthenticateRequest\x1a!.penstock.v1.AuthenticateResponse(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12P\n\x0bListOffsets\x12\x1f.penstock.v1.ListOffsetsRequest\x1a .penstock.v1.ListOffsetsResponse\x12H\n\x07Produce\x12\x1b.penstock.v1.ProduceRequest\x1a\x1c.penstock.v1.ProduceResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=110
-  _globals['_DESCRIBEREQUEST']._serialized_end=163
-  _globals['_DESCRIBERESPONSE']._serialized_start=166
-  _globals['_DESCRIBERESPONSE']._serialized_end=359
-  _globals['_DESCRIBEDNODE']._serialized_start=361
-  _globals['_DESCRIBEDNODE']._serialized_end=477
-  _globals['_DESCRIBEDTOPIC']._serialized_start=480
-  _globals['_DESCRIBEDTOPIC']._serialized_end=616
-  _globals['_DESCRIBEDPARTITION']._serialized_start=618
-  _globals['_DESCRIBEDPARTITION']._serialized_end=726
-  _globals['_LISTOFFSETSREQUEST']._serialized_start=728
-  _globals['_LISTOFFSETSREQUEST']._serialized_end=808
-  _globals['_OFFSETQUERY']._serialized_start=810
-  _globals['_OFFSETQUERY']._serialized_end=901
-  _globals['_LISTOFFSETSRESPONSE']._serialized_start=903
-  _globals['_LISTOFFSETSRESPONSE']._serialized_end=968
-  _globals['_OFFSETRESULT']._serialized_start=971
-  _globals['_OFFSETRESULT']._serialized_end=1132
-  _globals['_PRODUCEREQUEST']._serialized_start=1135
-  _globals['_PRODUCEREQUEST']._serialized_end=1270
-  _globals['_PRODUCERESPONSE']._serialized_start=1273
-  _globals['_PRODUCERESPONSE']._serialized_end=1466
-  _globals['_PRODUCERECEIPT']._serialized_start=1468
-  _globals['_PRODUCERECEIPT']._serialized_end=1543
-  _globals['_GATEWAY']._serialized_start=1546
-  _globals['_GATEWAY']._serialized_end=1865
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=110
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=167
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=169
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=250
+  _globals['_DESCRIBEREQUEST']._serialized_start=252
+  _globals['_DESCRIBEREQUEST']._serialized_end=305
+  _globals['_DESCRIBERESPONSE']._serialized_start=308
+  _globals['_DESCRIBERESPONSE']._serialized_end=501
+  _globals['_DESCRIBEDNODE']._serialized_start=503
+  _globals['_DESCRIBEDNODE']._serialized_end=619
+  _globals['_DESCRIBEDTOPIC']._serialized_start=622
+  _globals['_DESCRIBEDTOPIC']._serialized_end=758
+  _globals['_DESCRIBEDPARTITION']._serialized_start=760
+  _globals['_DESCRIBEDPARTITION']._serialized_end=868
+  _globals['_LISTOFFSETSREQUEST']._serialized_start=870
+  _globals['_LISTOFFSETSREQUEST']._serialized_end=950
+  _globals['_OFFSETQUERY']._serialized_start=952
+  _globals['_OFFSETQUERY']._serialized_end=1043
+  _globals['_LISTOFFSETSRESPONSE']._serialized_start=1045
+  _globals['_LISTOFFSETSRESPONSE']._serialized_end=1110
+  _globals['_OFFSETRESULT']._serialized_start=1113
+  _globals['_OFFSETRESULT']._serialized_end=1274
+  _globals['_PRODUCEREQUEST']._serialized_start=1277
+  _globals['_PRODUCEREQUEST']._serialized_end=1412
+  _globals['_PRODUCERESPONSE']._serialized_start=1415
+  _globals['_PRODUCERESPONSE']._serialized_end=1608
+  _globals['_PRODUCERECEIPT']._serialized_start=1610
+  _globals['_PRODUCERECEIPT']._serialized_end=1685
+  _globals['_GATEWAY']._serialized_start=1688
+  _globals['_GATEWAY']._serialized_end=2096
 # @@protoc_insertion_point(module_scope)

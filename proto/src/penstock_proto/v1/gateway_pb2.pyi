@@ -4,8 +4,8 @@ isort:skip_file
 The native client API: what a gateway answers to Penstock's own clients.
 
 Failures are gRPC statuses whose details name the thing and the mend:
-NOT_FOUND (no such topic), OUT_OF_RANGE (offset), INVALID_ARGUMENT, UNAVAILABLE
-(retry). Per-partition failures travel as Error with Kafka's codes.
+NOT_FOUND (no such topic), OUT_OF_RANGE (offset), INVALID_ARGUMENT, PERMISSION_DENIED,
+UNAUTHENTICATED (sign in, again), UNAVAILABLE (retry). Per-partition failures travel as Error with Kafka's codes.
 """
 
 from collections import abc as _abc
@@ -23,6 +23,60 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class AuthenticateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    mechanism: _builtins.str
+    """Of SASL, e.g. SCRAM-SHA-512; in the first message."""
+    message: _builtins.bytes
+    """The client's next message of that mechanism."""
+    def __init__(
+        self,
+        *,
+        mechanism: _builtins.str = ...,
+        message: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mechanism", b"mechanism", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthenticateRequest: _TypeAlias = AuthenticateRequest  # noqa: Y015
+
+@_typing.final
+class AuthenticateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    TOKEN_LIFETIME_MS_FIELD_NUMBER: _builtins.int
+    message: _builtins.bytes
+    """The server's next message of the mechanism."""
+    token: _builtins.str
+    """Once the client has signed in: to be shown with other calls. It ends with the credential
+    that it relies on, too.
+    """
+    token_lifetime_ms: _builtins.int
+    """How long it is good, in ms."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.bytes = ...,
+        token: _builtins.str = ...,
+        token_lifetime_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "token", b"token", "token_lifetime_ms", b"token_lifetime_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthenticateResponse: _TypeAlias = AuthenticateResponse  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):

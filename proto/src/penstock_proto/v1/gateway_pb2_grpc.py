@@ -27,7 +27,11 @@ if _version_not_supported:
 
 
 class GatewayStub:
-    """Missing associated documentation comment in .proto file."""
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,6 +39,11 @@ class GatewayStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Authenticate = channel.stream_stream(
+                '/penstock.v1.Gateway/Authenticate',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/penstock.v1.Gateway/Describe',
                 request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.DescribeRequest.SerializeToString,
@@ -58,7 +67,18 @@ class GatewayStub:
 
 
 class GatewayServicer:
-    """Missing associated documentation comment in .proto file."""
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
+
+    def Authenticate(self, request_iterator, context):
+        """Signs in by SCRAM (or PLAIN, over TLS): the messages of one exchange, in turn.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
         """Cluster, topics and partitions.
@@ -91,6 +111,11 @@ class GatewayServicer:
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Authenticate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Authenticate,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateResponse.SerializeToString,
+            ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.DescribeRequest.FromString,
@@ -120,7 +145,38 @@ def add_GatewayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Gateway:
-    """Missing associated documentation comment in .proto file."""
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
+
+    @staticmethod
+    def Authenticate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.v1.Gateway/Authenticate',
+            penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.AuthenticateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Describe(request,

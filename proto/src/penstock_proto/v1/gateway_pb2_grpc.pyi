@@ -4,8 +4,8 @@ isort:skip_file
 The native client API: what a gateway answers to Penstock's own clients.
 
 Failures are gRPC statuses whose details name the thing and the mend:
-NOT_FOUND (no such topic), OUT_OF_RANGE (offset), INVALID_ARGUMENT, UNAVAILABLE
-(retry). Per-partition failures travel as Error with Kafka's codes.
+NOT_FOUND (no such topic), OUT_OF_RANGE (offset), INVALID_ARGUMENT, PERMISSION_DENIED,
+UNAUTHENTICATED (sign in, again), UNAVAILABLE (retry). Per-partition failures travel as Error with Kafka's codes.
 """
 
 from collections import abc as _abc
@@ -33,10 +33,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GatewayStub:
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GatewayAsyncStub: ...
+    Authenticate: _grpc.StreamStreamMultiCallable[_gateway_pb2.AuthenticateRequest, _gateway_pb2.AuthenticateResponse]
+    """Signs in by SCRAM (or PLAIN, over TLS): the messages of one exchange, in turn."""
     Describe: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DescribeRequest, _gateway_pb2.DescribeResponse]
     """Cluster, topics and partitions."""
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListOffsetsRequest, _gateway_pb2.ListOffsetsResponse]
@@ -48,7 +56,15 @@ class GatewayStub:
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Authenticate: _aio.StreamStreamMultiCallable[_gateway_pb2.AuthenticateRequest, _gateway_pb2.AuthenticateResponse]  # type: ignore[assignment]
+    """Signs in by SCRAM (or PLAIN, over TLS): the messages of one exchange, in turn."""
     Describe: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DescribeRequest, _gateway_pb2.DescribeResponse]  # type: ignore[assignment]
     """Cluster, topics and partitions."""
     ListOffsets: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListOffsetsRequest, _gateway_pb2.ListOffsetsResponse]  # type: ignore[assignment]
@@ -59,6 +75,20 @@ class GatewayAsyncStub(GatewayStub):
     """Raw batches of one partition, resumable by offset."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
+    """
+    Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
+    its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
+    the issuer that the gateways know.
+    """
+
+    @_abc_1.abstractmethod
+    def Authenticate(
+        self,
+        request_iterator: _MaybeAsyncIterator[_gateway_pb2.AuthenticateRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.AuthenticateResponse], _abc.AsyncIterator[_gateway_pb2.AuthenticateResponse]]:
+        """Signs in by SCRAM (or PLAIN, over TLS): the messages of one exchange, in turn."""
+
     @_abc_1.abstractmethod
     def Describe(
         self,

@@ -31,7 +31,8 @@ from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
-from penstock_frontend.sign_in.doors import Doors
+from penstock_frontend.sign_in.doors import GRPC, HTTP, Doors
+from penstock_frontend.sign_in.http import http_desk
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
@@ -42,6 +43,7 @@ from penstock_gateway.relay.relay import Relay
 from penstock_gateway.routing.addresses import AddressBook, AddressView, Arrival, OwnListener
 from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
 from penstock_gateway.routing.node_spread import pick
+from penstock_gateway.rpc.guard import Guard
 from penstock_gateway.rpc.service import GatewayService
 from penstock_gateway.settings import GatewaySettings
 from penstock_kafka.wire import codec
@@ -138,7 +140,9 @@ class Gateway:
         self._lifecycle = lifecycle
         self._ports = ports
         clock_ms = ports.clocks.ms
-        self._doors = Doors(settings.listeners, lifecycle, settings.oauth)
+        self._doors = Doors(
+            settings.listeners, lifecycle, settings.oauth, grpc=settings.grpc_door, http=settings.http_door
+        )
         self._tls = open_certificate(
             settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
         )
@@ -209,6 +213,7 @@ class Gateway:
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
         limits = settings.listener_limits()
         self._doors.connect(self._metadata, cluster.api_versions)
+        self._grpc_door, http_door = self._doors.grpc_door(), self._doors.http_door()
         self._listeners = [
             ports.listener(s, handler, lifecycle, limits, **self._doors.of(s), quotas=quotas)
             for s in settings.listeners
@@ -217,6 +222,7 @@ class Gateway:
             settings.http_bind,
             lifecycle,
             routes(lambda: self._metadata.image, self._metadata.contact_age_ms, authorizer),
+            **http_desk(http_door, self._doors.tls_files(HTTP), authorizer, self._own_names),
         )
         self._bound: dict[str, Endpoint] = {}
         self._grpc_endpoint = Endpoint("", "", 0)
@@ -243,15 +249,23 @@ class Gateway:
                 bound = self._bound[listener.name] = await listener.start()
                 own = self._own[listener.name] = _own_listener(listener.settings, bound.port)
                 hosts = {rule.host or bound.host for rule in own.rules}
-                self._doors.check_names(listener.settings, hosts - WILDCARD_HOSTS)
+                self._doors.check_names(listener.name, hosts - WILDCARD_HOSTS)
             self._doors.start()
             service = GatewayService(
-                self._relay, lambda: self._grpc_endpoint, settings.socket_request_max_bytes
+                self._relay,
+                lambda: self._grpc_endpoint,
+                settings.socket_request_max_bytes,
+                self._grpc_door,
             )
             grpc_server, grpc_bound = await self._ports.serve(
-                settings.grpc_bind, service.add_to, allow_insecure_bind=settings.plaintext
+                settings.grpc_bind,
+                service.add_to,
+                allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
+                door=self._doors.tls_files(GRPC),
+                interceptors=[Guard(self._grpc_door, self._ports.clocks.wall_ms)],
             )
             self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)
+            self._doors.check_names(GRPC, {self._grpc_endpoint.host} - WILDCARD_HOSTS)
             self._relay.start()
             lifecycle.create_task(self._registration.run(), "registration")
             lifecycle.create_task(self._watch_contact(), "readiness")
@@ -271,7 +285,10 @@ class Gateway:
         """Find a taken or forbidden port before the wait for controllers."""
         settings = self._settings
         binds = [(f"listener {s.name}: bind", s.bind, s.may_face_others) for s in settings.listeners]
-        for setting, bind, secure in [*binds, ("grpc_bind", settings.grpc_bind, False)]:
+        for setting, bind, secure in [
+            *binds,
+            ("grpc_bind", settings.grpc_bind, self._grpc_door.settings.may_face_others),
+        ]:
             allowed = secure or settings.plaintext
             check_free(check_bind(bind, setting, allow_insecure_bind=allowed), setting)
 
@@ -321,6 +338,11 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await lifecycle.stopping.wait()
+
+    def _own_names(self) -> set[str]:
+        """Hosts that clients are told of this gateway."""
+        told = {rule.host for own in self._own.values() for rule in own.rules}
+        return told | {self._grpc_endpoint.host, *(each.host for each in self._bound.values())}
 
     def _registration_request(self) -> controller_pb2.RegisterGatewayRequest:
         return controller_pb2.RegisterGatewayRequest(

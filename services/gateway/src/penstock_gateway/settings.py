@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from penstock_frontend.settings import KafkaServerSettings
+from penstock_runtime.door_settings import GrpcDoorSettings
 from penstock_runtime.settings import ListenerSettings
 
 
@@ -38,6 +39,11 @@ class GatewaySettings(KafkaServerSettings):
         default_factory=_default_listeners, description="Kafka listeners, a JSON list"
     )
     grpc_bind: str = Field("127.0.0.1:9094", description="address of the native API; port 0 takes a free one")
+    grpc_door: GrpcDoorSettings | None = Field(
+        None,
+        description="who may come by grpc_bind: security, tls, mechanisms, principal_mapping_rules,"
+        " token_lifetime_ms",
+    )
     http_bind: str = Field(
         "127.0.0.1:8080", description="address of health, metrics and the REST API; empty for none"
     )

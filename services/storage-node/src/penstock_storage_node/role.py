@@ -25,11 +25,13 @@ from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
-from penstock_frontend.sign_in.doors import Doors
+from penstock_frontend.sign_in.doors import HTTP, Doors
+from penstock_frontend.sign_in.http import http_desk
 from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
 from penstock_runtime.audit import audit_of
+from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -85,8 +87,8 @@ class StorageNode:
         self._channels = ports.channels(tls=self._tls)
         self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
         self._metrics = NodeMetrics()
-        self._doors = Doors(settings.listeners, lifecycle, settings.oauth)
-        self._http = ports.http(settings.http_bind, lifecycle)
+        self._doors = Doors(settings.listeners, lifecycle, settings.oauth, http=settings.http_door)
+        self._http: HttpServer
         self._listeners: list[KafkaListener] = []
         self._server: grpc.aio.Server | None = None
         self._directory: LogDirectory
@@ -285,6 +287,8 @@ class StorageNode:
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)
         self._doors.connect(self._metadata, cluster.api_versions)
+        door, files = self._doors.http_door(), self._doors.tls_files(HTTP)
+        self._http = ports.http(settings.http_bind, lifecycle, **http_desk(door, files, authorizer))
         self._listeners = [
             ports.listener(each, handler, lifecycle, caps, **self._doors.of(each), quotas=self._quotas)
             for each in settings.listeners
@@ -316,7 +320,7 @@ class StorageNode:
         ]
         self._doors.start()
         for each, endpoint in zip(settings.listeners, endpoints, strict=True):
-            self._doors.check_names(each, [endpoint.host])
+            self._doors.check_names(each.name, [endpoint.host])
         announcement = Announcement(
             settings.node_id,
             settings.rack,

@@ -62,6 +62,18 @@ class SignInDesk:
         """Count one who has not, and say why; a line a second is enough for that."""
         self._metrics.sign_ins[connection.listener, mechanism, "failure"] += 1
         connection.audit.not_signed_in(connection, mechanism, user, reason)
+        self._say(connection.listener, connection.peer, mechanism, user, reason)
+
+    def caller_came(self, door: str, mechanism: str) -> None:
+        """Count one who has signed in at a door beside the listeners."""
+        self._metrics.sign_ins[door, mechanism, "success"] += 1
+
+    def caller_refused(self, door: str, peer: str, mechanism: str, user: str, reason: str) -> None:
+        """Count one who has not, and say why."""
+        self._metrics.sign_ins[door, mechanism, "failure"] += 1
+        self._say(door, peer, mechanism, user, reason)
+
+    def _say(self, listener: str, peer: str, mechanism: str, user: str, reason: str) -> None:
         now_ms = self.now_ms()
         if now_ms - self._said_ms < _LOG_INTERVAL_MS:
             self._unsaid += 1
@@ -69,8 +81,8 @@ class SignInDesk:
         unsaid, self._unsaid, self._said_ms = self._unsaid, 0, now_ms
         self._log.warning(
             "sign-in failed",
-            listener=connection.listener,
-            peer=connection.peer,
+            listener=listener,
+            peer=peer,
             mechanism=mechanism,
             user=user,
             reason=reason,

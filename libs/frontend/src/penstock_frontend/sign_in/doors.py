@@ -11,9 +11,11 @@ from penstock_core.security.principal import Principal
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN
 from penstock_frontend.listener.connection import FrameHandler
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_frontend.sign_in.certified import Certified
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
+from penstock_runtime.door_settings import DoorSettings, GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.oauth_settings import OauthSettings
@@ -23,6 +25,9 @@ from penstock_runtime.security.own_certificate import say_renewed
 from penstock_runtime.security.token_validator import open_token_validator
 from penstock_runtime.settings import ListenerSettings
 
+GRPC: Final = "grpc"
+HTTP: Final = "http"
+"""Doors beside the listeners, which have names in capitals."""
 WARN_BEFORE_S: Final = 14 * 24 * 3600
 _LOOK_S: Final = 3600.0
 _WARN_EVERY_S: Final = 24 * 3600
@@ -40,9 +45,16 @@ class Doors:
     """Those of one role."""
 
     def __init__(
-        self, listeners: Iterable[ListenerSettings], lifecycle: Lifecycle, oauth: OauthSettings | None = None
+        self,
+        listeners: Iterable[ListenerSettings],
+        lifecycle: Lifecycle,
+        oauth: OauthSettings | None = None,
+        *,
+        grpc: GrpcDoorSettings | None = None,
+        http: HttpDoorSettings | None = None,
     ) -> None:
         """Load certificates, rules and, for `oauth`, keys of tokens. Raises StartupError."""
+        self._grpc, self._http = grpc or GrpcDoorSettings(), http or HttpDoorSettings()
         self._lifecycle = lifecycle
         self._tokens = open_token_validator(oauth, lifecycle)
         self._listeners = list(listeners)
@@ -54,11 +66,16 @@ class Doors:
                 self._files[each.name] = ListenerTlsFiles(each.name, each.tls)
                 if not each.has_sasl and each.tls.client_auth != "none":
                     self._certified[each.name] = Certified(each.name, each.principal_mapping_rules)
+        for name, door in ((GRPC, self._grpc), (HTTP, self._http)):
+            if door.tls is not None:
+                self._files[name] = ListenerTlsFiles(name, door.tls, with_pem=name == GRPC)
 
     def connect(self, metadata: MetadataClient, answer_versions: AnswerVersions) -> None:
         """Have users from the metadata. To be called before `of`."""
         self._answer_versions = answer_versions
-        if not any(each.has_sasl for each in self._listeners):
+        self._metadata = metadata
+        doors = (self._grpc, self._http)
+        if not any(each.has_sasl for each in self._listeners) and not any(each.has_sasl for each in doors):
             return
         lifecycle = self._lifecycle
         self._desk = desk = SignInDesk(
@@ -84,16 +101,42 @@ class Doors:
             door["certified"] = self._certified[settings.name]
         return door
 
+    def grpc_door(self) -> CallerDoor:
+        """The native API's. Raises StartupError."""
+        settings = self._grpc
+        return self._caller_door(GRPC, settings, settings.offered, settings.token_lifetime_ms)
+
+    def http_door(self) -> CallerDoor:
+        """That of the HTTP port. Raises StartupError."""
+        return self._caller_door(HTTP, self._http, self._http.offered, 0)
+
+    def tls_files(self, name: str) -> ListenerTlsFiles | None:
+        """Those of a listener or of another door; None where it has no TLS."""
+        return self._files.get(name)
+
+    def _caller_door(
+        self, name: str, settings: DoorSettings, mechanisms: tuple[str, ...], token_lifetime_ms: int
+    ) -> CallerDoor:
+        metadata = self._metadata
+        door = CallerDoor(
+            name,
+            settings,
+            self._desk if settings.has_sasl else None,
+            lambda: metadata.image,
+            mechanisms,
+            token_lifetime_ms=token_lifetime_ms,
+        )
+        metadata.on_change(lambda old, new, _: door.present.on_metadata(old, new))
+        return door
+
     def start(self) -> None:
         """Watch over the files from now on; say what an operator should know."""
         lifecycle = self._lifecycle
         metrics = KafkaMetrics.of(lifecycle)
         for each in self._listeners:
-            for mechanism, secrets in ((PLAIN, "passwords"), (OAUTHBEARER, "tokens")):
-                if mechanism in each.mechanisms and not each.has_tls:
-                    lifecycle.log.warning(
-                        f"{secrets} of {mechanism} are readable on the way; use SASL_SSL", listener=each.name
-                    )
+            self._warn_of_secrets(each.name, each.mechanisms, each.has_tls)
+        for name, port in ((GRPC, self._grpc), (HTTP, self._http)):
+            self._warn_of_secrets(name, port.offered, port.has_tls)
         if self._tokens is not None:
             self._tokens.start(lifecycle)
         for name, files in self._files.items():
@@ -102,19 +145,26 @@ class Doors:
         if self._files:
             lifecycle.create_task(self._warn(), "ends of certificates")
 
-    def check_names(self, settings: ListenerSettings, hosts: Iterable[str]) -> None:
+    def check_names(self, name: str, hosts: Iterable[str]) -> None:
         """Warn of advertised hosts that the listener's certificate does not have: clients refuse it there."""
-        files = self._files.get(settings.name)
+        files = self._files.get(name)
         if files is None:
             return
         names = files.current.names
         for host in hosts:
-            if host and not any(_covers(name, host) for name in names):
+            if host and not any(covers(name, host) for name in names):
                 self._lifecycle.log.warning(
                     "the certificate does not have an advertised name: clients will refuse it",
-                    listener=settings.name,
+                    listener=name,
                     host=host,
                     names=",".join(names),
+                )
+
+    def _warn_of_secrets(self, name: str, mechanisms: Iterable[str], has_tls: bool) -> None:
+        for mechanism, secrets in ((PLAIN, "passwords"), (OAUTHBEARER, "tokens")):
+            if mechanism in mechanisms and not has_tls:
+                self._lifecycle.log.warning(
+                    f"{secrets} of {mechanism} are readable on the way; use SASL_SSL", listener=name
                 )
 
     async def _watch(self, name: str, files: ListenerTlsFiles) -> None:
@@ -142,7 +192,8 @@ class Doors:
             await asyncio.sleep(_LOOK_S)
 
 
-def _covers(name: str, host: str) -> bool:
+def covers(name: str, host: str) -> bool:
+    """Whether a name of a certificate, which may begin with `*.`, is that of the host."""
     name, host = name.lower(), host.lower()
     if name.startswith("*."):
         return host.partition(".")[2] == name[2:]

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from penstock_core.security.identity import PeerIdentity
+from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.role_tls import RoleContexts
 from penstock_runtime.security.tls_files import TlsFiles
 
@@ -41,6 +42,27 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     # grpc's stubs know nothing of the None that its documentation tells of.
     fetch: Any = newer
     return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, True)
+
+
+def door_credentials(files: ListenerTlsFiles) -> grpc.ServerCredentials:
+    """For clients: they see our certificate, and show one if `client_auth` is required. `files` have their PEM."""
+    given = files.current
+    required = files.tls.client_auth == "required"
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        pem = given.pem
+        assert pem is not None
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca if required else None)
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        if files.current is given:
+            return None
+        given = files.current
+        return configuration()
+
+    fetch: Any = newer
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, required)
 
 
 def channel_credentials(contexts: RoleContexts) -> grpc.ChannelCredentials:

@@ -1,4 +1,4 @@
-"""TLS of a Kafka listener: contexts of its files.
+"""TLS of a Kafka listener, or of another door: contexts of its files.
 
 Each change of the files makes a new context, for connections that come then; a context in use is never changed
 (with a key of another kind OpenSSL goes on with the old one). TLS 1.2 at least, for Kafka's older clients.
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.listener_settings import ListenerTls
 from penstock_runtime.security import role_tls
-from penstock_runtime.security.role_tls import RoleTls
+from penstock_runtime.security.role_tls import Pem, RoleTls
 from penstock_runtime.security.tls_files import WatchedFiles
 
 _VERIFY: Final = {
@@ -31,38 +31,47 @@ class ListenerContext(NamedTuple):
     """When the certificate ends, in s since 1970."""
     names: tuple[str, ...]
     """The hosts and addresses in it."""
+    pem: Pem | None = None
+    """For gRPC, which has a TLS of its own."""
 
 
 class ListenerTlsFiles(WatchedFiles[ListenerContext]):
     """The newest context of a listener."""
 
-    def __init__(self, listener: str, tls: ListenerTls) -> None:
+    def __init__(self, listener: str, tls: ListenerTls, *, with_pem: bool = False) -> None:
         """Load it. Raises StartupError."""
         self.cert = tls.cert
-        super().__init__(tls.paths(), lambda: load_listener_context(listener, tls))
+        self.tls = tls
+        super().__init__(tls.paths(), lambda: load_listener_context(listener, tls, with_pem=with_pem))
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
         return self.current.context
 
 
-def load_listener_context(listener: str, tls: ListenerTls) -> ListenerContext:
+def load_listener_context(listener: str, tls: ListenerTls, *, with_pem: bool = False) -> ListenerContext:
     """A context for clients' connections; certificate, key and chain load, belong together and are good now.
 
     Raises StartupError with the listener, the file and the mend.
     """
     try:
-        return _load(tls)
+        loaded = _load(tls)
+        return loaded._replace(pem=role_tls.read_pem(_files(tls))) if with_pem else loaded
     except StartupError as error:
-        raise StartupError(f"listener {listener}: {error}".replace("tls.ca ", "tls.client_ca ")) from None
+        # Doors beside the listeners have names in small letters.
+        where = f"{listener}_door" if listener.islower() else f"listener {listener}"
+        raise StartupError(f"{where}: {error}".replace("tls.ca ", "tls.client_ca ")) from None
+
+
+def _files(tls: ListenerTls) -> RoleTls:
+    # A listener without client_ca trusts nobody; its own certificate is what there is to load in its place.
+    return RoleTls(
+        cert=tls.cert, key=tls.key, key_password_file=tls.key_password_file, ca=tls.client_ca or tls.cert
+    )
 
 
 def _load(tls: ListenerTls) -> ListenerContext:
-    # A listener without client_ca trusts nobody; its own certificate is what there is to load in its place.
-    files = RoleTls(
-        cert=tls.cert, key=tls.key, key_password_file=tls.key_password_file, ca=tls.client_ca or tls.cert
-    )
-    context = role_tls.load_server_context(files, least=ssl.TLSVersion.TLSv1_2)
+    context = role_tls.load_server_context(_files(tls), least=ssl.TLSVersion.TLSv1_2)
     context.verify_mode = _VERIFY[tls.client_auth]
     # One handshake per connection, and each shows a certificate that is good now.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET

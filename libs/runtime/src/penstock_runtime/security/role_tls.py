@@ -104,10 +104,11 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
     if identity.role != role:
         raise StartupError(f"tls.cert = {tls.cert} is that of a {identity.role}; give one of a {role}")
     not_after_s = ssl.cert_time_to_seconds(certificate["notAfter"])
-    return RoleContexts(server, client, identity, _read_pem(tls), float(not_after_s))
+    return RoleContexts(server, client, identity, read_pem(tls), float(not_after_s))
 
 
-def _read_pem(tls: RoleTls) -> Pem:
+def read_pem(tls: RoleTls) -> Pem:
+    """The content of the files. Raises StartupError."""
     try:
         cert, key, ca = tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes()
     except OSError as error:

@@ -12,15 +12,8 @@ from typing import Any
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage, PartitionImage, TopicImage
 from penstock_core.topics import check_topic_name
-from penstock_frontend.authorizer import (
-    ANONYMOUS,
-    CLUSTER_NAME,
-    Authorizer,
-    Identity,
-    Operation,
-    ResourceType,
-    client_identity,
-)
+from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
+from penstock_frontend.sign_in.http import denied, error_response, identity_of
 from penstock_kafka.wire.metadata import cluster_id_text
 from penstock_runtime.http import web
 
@@ -129,23 +122,10 @@ def _address(endpoint: Endpoint) -> str | None:
     return endpoint.address if endpoint.host and endpoint.port else None
 
 
-def error_response(status: int, error: str, hint: str) -> web.Response:
-    """An error as JSON: what is wrong, and what to do."""
-    return web.json_response({"error": error, "hint": hint}, status=status)
-
-
 def routes(
     image: Callable[[], MetadataImage], contact_age_ms: Callable[[], int], authorizer: Authorizer
 ) -> list[web.AbstractRouteDef]:
-    """Routes for the process's HTTP server. Nobody signs in here yet: rights are those of `User:ANONYMOUS`."""
-
-    def who(request: web.Request) -> Identity:
-        return client_identity(ANONYMOUS, request.remote or "")
-
-    def denied(what: str) -> web.Response:
-        return error_response(
-            403, f"{ANONYMOUS} has no right to {what}", "grant it by an ACL, or ask as somebody who has it"
-        )
+    """Routes for the process's HTTP server, which knows who asks."""
 
     def not_yet() -> web.Response | None:
         if image().version:
@@ -155,13 +135,17 @@ def routes(
         )
 
     async def cluster(request: web.Request) -> web.Response:
-        if not authorizer.authorize(who(request), Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
-            return denied("DESCRIBE the cluster")
+        if not authorizer.authorize(
+            identity_of(request), Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME
+        ):
+            return denied(request, "DESCRIBE the cluster")
         return not_yet() or web.json_response(cluster_document(image(), contact_age_ms()))
 
     async def topics(request: web.Request) -> web.Response:
         now = image()
-        names = authorizer.permitted(who(request), Operation.DESCRIBE, ResourceType.TOPIC, now.topic_ids)
+        names = authorizer.permitted(
+            identity_of(request), Operation.DESCRIBE, ResourceType.TOPIC, now.topic_ids
+        )
         return not_yet() or web.json_response(topics_document(now, names))
 
     async def topic(request: web.Request) -> web.Response:
@@ -172,14 +156,16 @@ def routes(
             return error_response(
                 400, e.message, "give a name of a-z A-Z 0-9 . _ - of at most 249 characters"
             )
-        if not authorizer.authorize(who(request), Operation.DESCRIBE, ResourceType.TOPIC, name):
-            return denied(f"DESCRIBE topic {name}")  # whether it exists or not
+        if not authorizer.authorize(identity_of(request), Operation.DESCRIBE, ResourceType.TOPIC, name):
+            return denied(request, f"DESCRIBE topic {name}")  # whether it exists or not
         found = image().topic(name)
         if found is None:
             return not_yet() or error_response(
                 404, f"there is no topic {name}", "GET /v1/topics lists all; penstock topic create makes one"
             )
-        may_see = authorizer.allows(who(request), Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
+        may_see = authorizer.allows(
+            identity_of(request), Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name
+        )
         return web.json_response(topic_document(image(), found, with_config=may_see))
 
     async def unknown(request: web.Request) -> web.Response:

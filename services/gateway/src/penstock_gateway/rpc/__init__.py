@@ -1,7 +1,9 @@
 """The native client API (proto/penstock/v1/gateway.proto), for Spark and Penstock's own clients.
 
+`authenticate`    signing in, and the token that comes of it
 `describe`        answers of `Describe`, from a metadata image
 `fetch_range`     FetchRange relayed: one client call over as many leaders as it takes
+`guard`           who calls, and what each method takes
 `offsets`         Kafka requests of the native API's own making, over the same relay as clients' requests
 `produce`         One native Produce stream
 `query_sessions`  sessions for questions of native clients

@@ -25,11 +25,14 @@ from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.quota_entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
-from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
+from penstock_frontend.authorizer import Identity, Operation, ResourceType
+from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.relay import Relay
+from penstock_gateway.rpc.authenticate import Authenticator
 from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
 from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
+from penstock_gateway.rpc.guard import identity_of
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_gateway.rpc.query_sessions import QuerySessions
@@ -54,8 +57,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         relay: Relay,
         own_endpoint: Callable[[], Endpoint],
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
+        door: CallerDoor | None = None,
     ) -> None:
-        """`batch_bytes_max`: of a batch that is produced in several messages."""
+        """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in."""
+        self._authenticator = None if door is None else Authenticator(door)
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
         self._own_endpoint = own_endpoint
@@ -64,6 +69,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""
         handlers = {
+            "Authenticate": grpc.stream_stream_rpc_method_handler(
+                self.Authenticate,
+                pb.AuthenticateRequest.FromString,
+                pb.AuthenticateResponse.SerializeToString,
+            ),
             "Describe": grpc.unary_unary_rpc_method_handler(
                 self.Describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
             ),
@@ -84,11 +94,25 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     # -- calls -----------------------------------------------------------------------------
 
+    async def Authenticate(  # noqa: N802
+        self, requests: AsyncIterator[pb.AuthenticateRequest], context: Context
+    ) -> AsyncIterator[pb.AuthenticateResponse]:
+        """Signs in; the one call that takes nothing."""
+        await self._check_ready("Authenticate", context)
+        if self._authenticator is None:
+            await self._abort(
+                "Authenticate", context, grpc.StatusCode.FAILED_PRECONDITION, "nobody signs in at this port"
+            )
+        assert self._authenticator is not None
+        async for response in self._authenticator.responses(requests, context):
+            yield response
+        self._count("Authenticate", "OK")
+
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802
         """Cluster, topics and partitions."""
         await self._check_ready("Describe", context)
         self._count("Describe", "OK")
-        image, authorizer, who = self._relay.metadata.image, self._relay.authorizer, _identity(context)
+        image, authorizer, who = self._relay.metadata.image, self._relay.authorizer, identity_of(context)
         gateways = gateway_endpoints(
             image, self._own_endpoint(), self._relay.gateway_id, _dialled(context), peer_host(context.peer())
         )
@@ -149,7 +173,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         await self._check_ready("FetchRange", context)
         relay = self._relay
         try:
-            who = _identity(context)
+            who = identity_of(context)
             key = self._range_key(request, who)
             use_quota_ms = self._quota_of(CONSUMER_BYTE_RATE, context)
             ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms, who)
@@ -171,7 +195,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         waiting: ClientRelay | None = None
         try:
             while True:
-                with self._sessions.of(_identity(context)) as session:
+                with self._sessions.of(identity_of(context)) as session:
                     answers = await list_offsets(session, queries)
                 at = _where_to_wait(request.queries, answers)
                 left_ms = deadline_ms - self._relay.clock_ms()
@@ -232,11 +256,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     def _quota_of(self, key: str, context: Context) -> Callable[[int], int]:
         """What takes the bytes of a call and says for how long (ms) its client waits then."""
-        quotas, who = self._relay.quotas, _identity(context).principal
+        quotas, who = self._relay.quotas, identity_of(context).principal
         return lambda size: quotas.use_bytes(key, who, size) if quotas.is_active else 0
 
     def _open(self, context: Context) -> ClientRelay:
-        return self._relay.open(ClientInfo(_identity(context), LISTENER))
+        return self._relay.open(ClientInfo(identity_of(context), LISTENER))
 
     async def _check_ready(self, method: str, context: Context) -> None:
         if not self._relay.metadata.image.version:
@@ -250,11 +274,6 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
     def _count(self, method: str, status: str) -> None:
         self._relay.metrics.native_calls[method, status] += 1
-
-
-def _identity(context: Context) -> Identity:
-    """Who calls: nobody signs in here yet."""
-    return client_identity(ANONYMOUS, peer_host(context.peer()))
 
 
 def _where_to_wait(

@@ -1,0 +1,190 @@
+"""Who calls the native API, asked before anything of a call is read; and which methods there are to call.
+
+`RIGHTS` says of every method of the contract what it takes. One without a row is for nobody. What a row asks of each
+topic is asked by the method itself, or by the relay that it uses, with the caller's identity.
+
+A call that relies on a password ends when the password does: the client hears UNAUTHENTICATED and signs in again.
+Where nobody signs in a call goes to its handler as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+import grpc
+import grpc.aio
+
+from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
+from penstock_frontend.sign_in.callers import Caller, CallerDoor, NotLetIn
+from penstock_gateway.rpc.describe import peer_host
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Any
+
+
+class Right(NamedTuple):
+    """What a method takes of each topic that it is about (Kafka: KafkaApis, for the same deed)."""
+
+    operation: Operation
+    kind: ResourceType = ResourceType.TOPIC
+
+
+OPEN: Final = None
+"""Anybody may call it: it is how one signs in."""
+
+RIGHTS: Final[Mapping[str, Right | None]] = {
+    "/penstock.v1.Gateway/Authenticate": OPEN,
+    # Metadata: what may not be described is left out, or looks as if it were not there.
+    "/penstock.v1.Gateway/Describe": Right(Operation.DESCRIBE),
+    "/penstock.v1.Gateway/ListOffsets": Right(Operation.DESCRIBE),
+    "/penstock.v1.Gateway/Produce": Right(Operation.WRITE),
+    "/penstock.v1.Gateway/FetchRange": Right(Operation.READ),
+}
+
+_caller: ContextVar[Identity | None] = ContextVar("native_caller", default=None)
+
+
+def identity_of(context: Context) -> Identity:
+    """Who makes the call that is handled in this task."""
+    return _caller.get() or client_identity(ANONYMOUS, peer_host(context.peer()))
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets a call through to its handler once it is known who calls."""
+
+    def __init__(
+        self, door: CallerDoor, wall_ms: Callable[[], int], rights: Mapping[str, Right | None] = RIGHTS
+    ) -> None:
+        self._door = door
+        self._wall_ms = wall_ms
+        self._rights = rights
+        self._guarded: dict[str, tuple[Handler, Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """The method's handler, with the question before it."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        method = str(details.method)
+        known = self._guarded.get(method)
+        if known is None or known[0] is not handler:
+            known = self._guarded[method] = handler, self._for(method, handler)
+        return known[1]
+
+    def _for(self, method: str, handler: Handler) -> Handler:
+        if method not in self._rights:
+            return grpc.stream_stream_rpc_method_handler(_nobodys)
+        door = self._door.settings
+        if self._rights[method] is OPEN or not (door.has_sasl or door.takes_certificates):
+            return handler
+        # As a stream in any case: so the caller is known before its message is taken.
+        return grpc.stream_stream_rpc_method_handler(
+            self._guard(handler),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _guard(self, handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        one_request, one_response = not handler.request_streaming, not handler.response_streaming
+        behaviour = (
+            (handler.unary_unary if one_response else handler.unary_stream)
+            if one_request
+            else (handler.stream_unary if one_response else handler.stream_stream)
+        )
+        assert one_response or inspect.isasyncgenfunction(behaviour)
+
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            caller = await self._admit(context)
+            _caller.set(client_identity(caller.principal, peer_host(context.peer())))
+            stay = _Stay()
+            left_ms = None if caller.expires_at_ms is None else caller.expires_at_ms - self._wall_ms()
+            with self._door.present.during(caller, stay.end, left_ms):
+                said: Any = requests
+                if one_request:
+                    said = await stay.of(anext(requests), context)
+                if one_response:
+                    yield await stay.of(behaviour(said, context), context)
+                    return
+                responses = behaviour(said, context)
+                try:
+                    while True:
+                        try:
+                            response = await stay.of(anext(responses), context)
+                        except StopAsyncIteration:
+                            return
+                        yield response
+                finally:
+                    await responses.aclose()
+
+        return guarded
+
+    async def _admit(self, context: Context) -> Caller:
+        host = peer_host(context.peer())
+        try:
+            return await self._door.caller(
+                _authorization(context), _certificate(context), host, context.peer()
+            )
+        except NotLetIn as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise AssertionError("abort raises") from None
+
+
+class _Stay:
+    """Ends a call from outside, when its handler waits for something."""
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._inside = False
+
+    def end(self, reason: str) -> None:
+        """Now, or when the answer that is being sent is out."""
+        if self._reason:
+            return
+        self._reason = reason
+        # Elsewhere gRPC itself would be cancelled, and the client would not hear why.
+        if self._inside and self._task is not None:
+            self._task.cancel()
+
+    async def of(self, step: Awaitable[Any], context: Context) -> Any:
+        """What comes of a step of the handler, unless the call has to end."""
+        self._inside = True
+        try:
+            if not self._reason:
+                return await step
+        except asyncio.CancelledError:
+            if not self._reason or self._task is None:
+                raise
+            self._task.uncancel()
+        finally:
+            self._inside = False
+            if inspect.iscoroutine(step):
+                step.close()
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._reason)
+        raise AssertionError("abort raises")
+
+
+async def _nobodys(_requests: AsyncIterator[Any], context: Context) -> None:
+    await context.abort(
+        grpc.StatusCode.PERMISSION_DENIED, "this method has no row in the table of rights: nobody may call it"
+    )
+
+
+def _authorization(context: Context) -> str | None:
+    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    # Of two it would be anybody's guess which one counts.
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
+
+
+def _certificate(context: Context) -> bytes | None:
+    shown = list(context.auth_context().get("x509_pem_cert", ()))
+    return ssl.PEM_cert_to_DER_cert(shown[0].decode("ascii")) if len(shown) == 1 else None
