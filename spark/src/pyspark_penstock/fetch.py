@@ -35,10 +35,10 @@ from pyspark_penstock.gateway import (
     RETRIABLE_STATUS,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
+    Access,
     Backoff,
     GatewayClient,
     Query,
-    stub,
     unreachable,
 )
 from pyspark_penstock.options import EARLIEST, LATEST
@@ -69,7 +69,10 @@ class RangeReader:
         chunk_bytes: int,
         poll_timeout_ms: int,
         missing_grace_ms: int = MISSING_GRACE_MS,
+        credentials_file: str = "",
     ) -> None:
+        self._credentials_file = credentials_file
+        self._access = Access(credentials_file)
         self._range = wanted
         self._gateways = gateways
         self._decoder = decoder
@@ -107,7 +110,8 @@ class RangeReader:
         """Reads one stream to its end; returns True when the range is complete."""
         address = self._gateways[self._at % len(self._gateways)]
         self._assembly = Assembly(UNPACKED_BYTES_MAX, may_restart=True)
-        call = stub(address).FetchRange(
+        gateway, metadata = self._access.open(address)
+        call = gateway.FetchRange(
             data_pb2.FetchRangeRequest(
                 topic=self._range.topic,
                 topic_id=self._range.topic_id,
@@ -118,9 +122,11 @@ class RangeReader:
                 takes_pieces=True,
             ),
             timeout=self._poll_timeout_ms / 1000,
+            metadata=metadata,
         )
         try:
             for response in call:
+                self._access.answered()
                 if response.error.code:
                     return self._after_error(response.error.code, response.error.message, address)
                 yield from self._take(response)
@@ -194,7 +200,7 @@ class RangeReader:
         code = _STATUS_TO_CODE.get(status)
         if code is not None:
             return self._after_error(code, details, address)
-        if status not in RETRIABLE_STATUS:
+        if status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
             raise GatewayError(f"{self._where}: {address}: {status.name}, {details}")
         self._retry(f"{address}: {status.name}, {details}")
         return False
@@ -230,7 +236,7 @@ class RangeReader:
         return False
 
     def _bounds(self) -> tuple[int, int]:
-        client = GatewayClient(self._gateways)
+        client = GatewayClient(self._gateways, credentials_file=self._credentials_file)
         topic, partition = self._range.topic, self._range.partition
         first, last = client.list_offsets(
             [Query(topic, partition, EARLIEST), Query(topic, partition, LATEST)]

@@ -18,6 +18,9 @@ from typing import TypeVar
 
 import grpc
 
+from penstock_core.native_account import Account, Metadata, account_of
+from penstock_core.security.client_file import ClientFileError
+from penstock_core.security.sasl import SaslFailure
 from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
 from pyspark_penstock.errors import GatewayError, OptionError
 from pyspark_penstock.options import SourceOptions
@@ -76,20 +79,69 @@ RETRIABLE_STATUS = frozenset(
     }
 )
 
-_channels: dict[tuple[int, str], grpc.Channel] = {}
+_channels: dict[tuple[int, str, str], tuple[grpc.Channel, Account | None]] = {}
 
 
-def channel(address: str) -> grpc.Channel:
-    """This process's channel to a gateway. Channels don't survive a fork, hence the process id."""
-    key = (os.getpid(), address)
+def channel(address: str, credentials_file: str = "") -> grpc.Channel:
+    """This process's channel to a gateway. Channels don't survive a fork, hence the process id.
+
+    Raises ClientFileError.
+    """
+    key = (os.getpid(), address, credentials_file)
+    account = account_of(credentials_file) if credentials_file else None
     found = _channels.get(key)
-    if found is None:
-        found = _channels[key] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return found
+    if found is None or found[1] is not account:
+        pems = None if account is None else account.pems()
+        made = (
+            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if pems is None
+            else grpc.secure_channel(address, grpc.ssl_channel_credentials(*pems), options=CHANNEL_OPTIONS)
+        )
+        found = _channels[key] = made, account
+    return found[0]
 
 
-def stub(address: str) -> gateway_pb2_grpc.GatewayStub:
-    return gateway_pb2_grpc.GatewayStub(channel(address))
+def stub(address: str, credentials_file: str = "") -> gateway_pb2_grpc.GatewayStub:
+    return gateway_pb2_grpc.GatewayStub(channel(address, credentials_file))
+
+
+class Access:
+    """How one reader or planner gets at gateways: channels, and who it is there. Holds a path, and no secret."""
+
+    def __init__(self, credentials_file: str = "") -> None:
+        self._file = credentials_file
+        self._shown: Metadata = ()
+        self._asked_again = False
+
+    def open(self, address: str) -> tuple[gateway_pb2_grpc.GatewayStub, Metadata]:
+        """A gateway, and the metadata for a call; signs in when it is time to.
+
+        Raises GatewayError for credentials that can't be used, and grpc.RpcError when the gateway is not there.
+        """
+        try:
+            found = stub(address, self._file)
+            self._shown = account_of(self._file).metadata(found.Authenticate) if self._file else ()
+        except (ClientFileError, SaslFailure) as error:
+            raise GatewayError(f"{address}: credentialsFile {self._file}: {error}") from None
+        except grpc.RpcError as error:
+            if error.code() not in RETRIABLE_STATUS:
+                text = (
+                    f"{address}: {error.code().name}, {_details(error)}; look at credentialsFile {self._file}"
+                )
+                raise GatewayError(text) from None
+            raise
+        return found, self._shown
+
+    def may_ask_again(self, status: grpc.StatusCode) -> bool:
+        """Whether a call ended for its token, which had a good end: then another try has a new one."""
+        if status is not grpc.StatusCode.UNAUTHENTICATED or not self._file or self._asked_again:
+            return False
+        self._asked_again = account_of(self._file).refused(self._shown)
+        return self._asked_again
+
+    def answered(self) -> None:
+        """A call went well: the next token that ends is another matter."""
+        self._asked_again = False
 
 
 def unreachable(addresses: Sequence[str], reason: str) -> GatewayError:
@@ -156,7 +208,9 @@ class GatewayClient:
         retries_max: int = 3,
         retry_interval_ms: int = 10,
         retry_budget_ms: int = RETRY_BUDGET_MS,
+        credentials_file: str = "",
     ) -> None:
+        self._access = Access(credentials_file)
         self.addresses = tuple(addresses)
         self._at = 0
         self._retries_max = retries_max
@@ -168,15 +222,20 @@ class GatewayClient:
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
         return cls(
-            options.gateways, retries_max=options.retries_max, retry_interval_ms=options.retry_interval_ms
+            options.gateways,
+            retries_max=options.retries_max,
+            retry_interval_ms=options.retry_interval_ms,
+            credentials_file=options.credentials_file,
         )
 
     def describe(self, topics: Sequence[str] | None) -> dict[str, TopicInfo]:
         """Topics by name, missing ones left out; None asks for all."""
         request = gateway_pb2.DescribeRequest(topics=topics or (), all_topics=topics is None)
 
-        def call(gateway: gateway_pb2_grpc.GatewayStub) -> tuple[gateway_pb2.DescribeResponse, str]:
-            answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000)
+        def call(
+            gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
+        ) -> tuple[gateway_pb2.DescribeResponse, str]:
+            answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
             return answer, _retriable(item.error.code for item in answer.topics)
 
         answer = self._call(call)
@@ -208,8 +267,11 @@ class GatewayClient:
             wait_ms=wait_ms,
         )
 
-        def call(gateway: gateway_pb2_grpc.GatewayStub) -> tuple[gateway_pb2.ListOffsetsResponse, str]:
-            answer = gateway.ListOffsets(request, timeout=(CALL_TIMEOUT_MS + wait_ms) / 1000)
+        def call(
+            gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
+        ) -> tuple[gateway_pb2.ListOffsetsResponse, str]:
+            timeout_s = (CALL_TIMEOUT_MS + wait_ms) / 1000
+            answer = gateway.ListOffsets(request, timeout=timeout_s, metadata=metadata)
             if len(answer.results) != len(queries):
                 raise GatewayError(f"{len(queries)} offsets asked for, {len(answer.results)} answered")
             return answer, _retriable(item.error.code for item in answer.results)
@@ -220,7 +282,7 @@ class GatewayClient:
             for item in answer.results
         ]
 
-    def _call(self, call: Callable[[gateway_pb2_grpc.GatewayStub], tuple[_T, str]]) -> _T:
+    def _call(self, call: Callable[[gateway_pb2_grpc.GatewayStub, Metadata], tuple[_T, str]]) -> _T:
         """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all)."""
         deadline = time.monotonic() + self._retry_budget_ms / 1000
         backoff = Backoff(self._retry_interval_ms)
@@ -230,13 +292,14 @@ class GatewayClient:
             for _ in self.addresses:
                 address = self.addresses[self._at % len(self.addresses)]
                 try:
-                    answer, reason = call(stub(address))
+                    answer, reason = call(*self._access.open(address))
+                    self._access.answered()
                     if not reason:
                         return answer
                 except grpc.RpcError as error:
                     status = error.code()
                     reason = f"{address}: {status.name}, {_details(error)}"
-                    if status not in RETRIABLE_STATUS:
+                    if status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
                         raise GatewayError(reason) from None
                 self._at += 1
             if attempt >= self._retries_max and time.monotonic() >= deadline:

@@ -61,6 +61,7 @@ _KNOWN = {
         "isolation",
         "kafka.isolation.level",
         "kafka.security.protocol",
+        "credentialsFile",
     )
 }
 
@@ -76,8 +77,13 @@ _NOT_BUILT_YET = {
     "groupidprefix": "consumer groups",
     "kafka.group.id": "consumer groups",
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
-    "credentialsfile": "authentication",
 }
+
+_SIGN_IN = ("kafka.sasl.", "kafka.ssl.")
+_USE_FILE = (
+    "options stand in query plans and in Spark's UI; write security.protocol, sasl.* and ssl.* into a file of mode "
+    "0600 on each machine and give its path as option credentialsFile"
+)
 
 _REFUSED = {
     "kafka.auto.offset.reset": "set startingOffsets to 'earliest' or 'latest' instead; "
@@ -125,6 +131,8 @@ class SourceOptions:
     retry_interval_ms: int = 10
     chunk_bytes: int = 1024 * 1024
     latest_wait_ms: int = 50
+    credentials_file: str = ""
+    """Path of a client file, which each process reads for itself; "" for none."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -167,6 +175,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         retry_interval_ms=reader.number("fetchOffset.retryIntervalMs", 10, least=0),
         chunk_bytes=reader.number("fetch.chunkBytes", 1024 * 1024, least=1024, most=8 * 1024 * 1024),
         latest_wait_ms=reader.number("latestWaitMs", 50, least=0, most=30_000),
+        credentials_file=_credentials_file(given),
     )
 
 
@@ -178,11 +187,23 @@ def _refuse(given: Mapping[str, str]) -> None:
             raise OptionError(f"option {name} is not supported: {_REFUSED[name]}")
         if name in _NOT_BUILT_YET:
             raise NotBuiltYetError(f"option {name} is not built yet: it belongs to {_NOT_BUILT_YET[name]}")
+        if name.startswith(_SIGN_IN):
+            raise OptionError(f"option {name} is not taken: {_USE_FILE}")
         if name.startswith("kafka."):
             raise OptionError(
                 f"option {name} is for Kafka's Java consumer, which this source doesn't use; remove it"
             )
         raise OptionError(f"unknown option {name}; this source knows: {', '.join(_KNOWN.values())}")
+
+
+def _credentials_file(given: Mapping[str, str]) -> str:
+    path = given.get("credentialsfile", "").strip()
+    if "credentialsfile" in given and not path.startswith("/"):
+        # Not what was given: somebody may have put the secret itself there.
+        raise OptionError(
+            "option credentialsFile must be the absolute path of a client file, which driver and executors can read"
+        )
+    return path
 
 
 def _check_fixed(reader: _Reader) -> None:
@@ -197,7 +218,7 @@ def _check_fixed(reader: _Reader) -> None:
                 f"{name} other than read_uncommitted is not built yet: it comes with transactions"
             )
     if reader.word("kafka.security.protocol", "plaintext") != "plaintext":
-        raise NotBuiltYetError("kafka.security.protocol other than PLAINTEXT is not built yet")
+        raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {_USE_FILE}")
 
 
 class _Reader:

@@ -49,6 +49,7 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
         fail_on_data_loss=options.fail_on_data_loss,
         chunk_bytes=options.chunk_bytes,
         poll_timeout_ms=options.poll_timeout_ms,
+        credentials_file=options.credentials_file,
     )
     return reader.batches()
 

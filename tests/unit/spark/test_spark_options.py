@@ -128,7 +128,7 @@ def test_refused(name: str, value: str, match: str) -> None:
     [
         ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
         ("commitGroupId", "g"), ("fetchMode", "direct"), ("isolation", "read_committed"), ("columns", "value"),
-        ("kafka.isolation.level", "read_committed"), ("kafka.security.protocol", "SSL"), ("credentialsFile", "f"),
+        ("kafka.isolation.level", "read_committed"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:
@@ -209,3 +209,23 @@ def test_schemas_refused(schema: StructType, match: str) -> None:
     with pytest.raises(OptionError, match=match):
         arrow_schema(schema, include_headers=False)
     assert isinstance(COLUMNS["partition"], IntegerType)
+
+
+@pytest.mark.parametrize(
+    "name", ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.SASL.password", "kafka.ssl.key.pem"]
+)
+def test_secrets_are_not_for_options(name: str) -> None:
+    with pytest.raises(OptionError, match="as option credentialsFile") as refused:
+        parse_options({"gateway": "a:1", "subscribe": "t", name: "SASL_SSL:canary"}, streaming=False)
+    assert "canary" not in str(refused.value)
+
+
+def test_the_credentials_file_is_a_path_that_holds_everywhere() -> None:
+    given = {"gateway": "a:1", "subscribe": "t"}
+    assert parse_options(
+        given | {"credentialsFile": " /etc/penstock/spark.properties "}, streaming=True
+    ).credentials_file == ("/etc/penstock/spark.properties")
+    for wrong in ("spark.properties", "", "sasl.password=canary"):
+        with pytest.raises(OptionError, match="absolute path") as refused:
+            parse_options(given | {"credentialsFile": wrong}, streaming=False)
+        assert "canary" not in str(refused.value)

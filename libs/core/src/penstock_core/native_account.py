@@ -98,9 +98,10 @@ class Account:
         def say(message: bytes) -> pb.AuthenticateResponse:
             to_send.put(pb.AuthenticateRequest(mechanism=mechanism, message=message))
             try:
-                return next(responses)
+                answer: pb.AuthenticateResponse = next(responses)
             except StopIteration:
                 raise SaslFailure("the gateway ended the exchange early") from None
+            return answer
 
         try:
             if mechanism == PLAIN:
