@@ -98,8 +98,8 @@ FIRST ?= 1
 simulate: setup ## the cluster in one process under a seeded scheduler: SEEDS=1000, or SEED=n to replay one
 	$(SIMULATION) $(if $(SEED),--seed $(SEED) $(if $(PLANTED),--bug $(PLANTED)),--seeds $(SEEDS) --first $(FIRST)) $(if $(JSON),--json $(JSON))
 
-simulate-planted: setup ## plant known bugs, one at a time: each must be found
-	$(SIMULATION) --planted $(if $(JSON),--json $(JSON))
+simulate-planted: setup ## plant known bugs, one at a time: each must be found (ONLY="a b": those)
+	$(SIMULATION) --planted $(if $(ONLY),"$(ONLY)") $(if $(JSON),--json $(JSON))
 
 .PHONY: conformance
 conformance: setup ## every Kafka client against Penstock and against Kafka itself, and the matrix (java, mvn, kcat; CONFORMANCE="--help")

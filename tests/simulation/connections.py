@@ -109,10 +109,16 @@ class GatewayConnection(KafkaConnection):
 
     def handle(self, frame: bytearray, finish: Callable[[Outcome], None]) -> None:
         if self._client is None:
-            relay = self.process.relay  # type: ignore[attr-defined]
-            self._client = relay.open(ClientInfo(Identity(ANONYMOUS, "client"), "KAFKA"))
+            self._client = self.open_relay()
         header = parse_request_header(frame)
         self._client.submit(_REQUESTS[header.api_key](header, frame, finish))
+
+    def open_relay(self) -> ClientRelay:
+        """The gateway's relay for this client."""
+        relay: ClientRelay = self.process.relay.open(  # type: ignore[attr-defined]
+            ClientInfo(Identity(ANONYMOUS, "client"), "KAFKA")
+        )
+        return relay
 
     def end(self) -> None:
         if self._client is not None:
@@ -121,6 +127,10 @@ class GatewayConnection(KafkaConnection):
 
 class DirectConnection(KafkaConnection):
     """To a storage node's own listener."""
+
+    def request_context(self) -> RequestContext:
+        """Who asks."""
+        return RequestContext()
 
     def handle(self, frame: bytearray, finish: Callable[[Outcome], None]) -> None:
         def answer(response: Any) -> None:
@@ -132,7 +142,7 @@ class DirectConnection(KafkaConnection):
         header = parse_request_header(frame)
         data = self.process.role._data  # type: ignore[attr-defined]
         try:
-            response = data.handle(RequestContext(), header, frame)
+            response = data.handle(self.request_context(), header, frame)
         except PenstockError:
             finish(Ending.CLOSE)
             return

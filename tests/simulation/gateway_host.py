@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.metadata.image import Endpoint
-from penstock_frontend.authorizer import AllowAll
+from penstock_core.security.quota_book import QuotaBook
+from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.ports import GatewayPorts
@@ -55,13 +57,22 @@ class GatewayProcess(Process):
         )
         checker = self.world.checker
         self.metadata.on_change(lambda _old, new, _records: checker.on_node_image(self.name, new))
-        metrics = GatewayMetrics(KafkaMetrics(), self.metadata.contact_age_ms)
+        kafka_metrics = KafkaMetrics()
+        metrics = GatewayMetrics(kafka_metrics, self.metadata.contact_age_ms)
+        rights = self.world.rights
+        authorizer: Authorizer = AllowAll()
+        self.quotas: QuotaGate | None = None
+        if rights is not None:
+            by_acl = authorizer = rights.authorizer()
+            self.metadata.on_change(by_acl.metadata_changed)  # before anybody who asks, as in the role
+            self.quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
+            self.metadata.on_change(self.quotas.metadata_changed)
         self.relay = Relay(
             self.name,
             self.metadata,
             channels,
             metrics,
-            AllowAll(),
+            authorizer,
             self.lifecycle,
             clock_ms,
             ports.tick_ms,
@@ -69,7 +80,9 @@ class GatewayProcess(Process):
         self.producer_ids = ProducerIdAllocator(self.controllers, self.name)
         # The controllers probe this port.
         SimServer(self, f"{self.name}:{GATEWAY_PORT}")
-        registration = Registration(self._request, self.controllers, self.metadata, self.lifecycle)
+        registration = Registration(
+            self._request, self.controllers, self.metadata, self.lifecycle, self.quotas
+        )
         self.lifecycle.create_task(self.metadata.run(), "metadata")
         self.relay.start()
         self.lifecycle.create_task(registration.run(), "registration")

@@ -94,6 +94,7 @@ class NodeProcess(Process):
                     "group_flush": settings.group_flush,
                     **self.world.log_life.node_settings,
                     **(self.world.groups.node_settings() if self.world.groups else {}),
+                    **(self.world.rights.node_settings() if self.world.rights else {}),
                 }
             ),
             self.lifecycle,

@@ -39,7 +39,7 @@ from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
-from simulation import group_planted, planted_log
+from simulation import group_planted, planted_log, planted_rights
 from simulation import planted_guards as guards
 from simulation.settings import Settings
 
@@ -480,6 +480,7 @@ BUGS = [
 ]
 BUGS += [Bug(*row) for row in planted_log.ROWS]
 BUGS += [Bug(*row) for row in group_planted.ROWS]
+BUGS += [Bug(*row) for row in planted_rights.ROWS]
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 
@@ -553,7 +554,7 @@ def run_planted(arguments: argparse.Namespace) -> int:
     """The table of `make simulate-planted`."""
     from simulation.report import cores, write_json
 
-    wanted = BUGS if arguments.planted == "all" else [BY_NAME[arguments.planted]]
+    wanted = BUGS if arguments.planted == "all" else [BY_NAME[name] for name in arguments.planted.split()]
     rows = []
     print("| planted bug | what is broken | seeds to first hit | caught by | seed |")
     print("|---|---|---|---|---|", flush=True)

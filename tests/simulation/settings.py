@@ -70,6 +70,8 @@ class Settings:
     """Of `log_life`: what is in this run for sure. Most runs have none of it, some draw it."""
     with_groups: bool = False
     """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
+    with_rights: bool = False
+    """Users and rights for sure; else a part of the seeds has them, see `rights`."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False

@@ -163,6 +163,7 @@ def test_a_seed_replays_to_the_same_event() -> None:
         "keys-taken-for-one",
         "deletion-answered-early",
         "zombie-generation-accepted",
+        "node-asks-nobody",
     ],
 )
 def test_planted_bug_is_found(bug: str) -> None:

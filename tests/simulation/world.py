@@ -32,6 +32,7 @@ from simulation.network import Network
 from simulation.process import Process
 from simulation.producer import Producer
 from simulation.raft_net import SimSocket
+from simulation.rights import Rights
 from simulation.rot import LogRot
 from simulation.rpc import SimServer
 from simulation.scheduler import Scheduler
@@ -82,6 +83,7 @@ class World:
         self.cluster_ids: dict[str, bytes] = {}
         self.disks = Disks()
         self.sim_os: SimOs = SimOs(self.disks)
+        self.rights = Rights.draw(self, self.settings)  # before the hosts: it may want another gateway
         self.controller_ids = list(range(1, self.settings.controllers + 1))
         self.hosts: list[Host] = []
         self.producer_id_set: set[int] = set()
@@ -320,6 +322,8 @@ class World:
         self.log_life.start()
         if self.groups:
             self.groups.start()
+        if self.rights:
+            self.rights.start()
         if not scheduler.run(RUN_US):
             return
         self._heal()
@@ -359,6 +363,8 @@ class World:
         self.workload.finish()
         if self.groups:
             self.groups.finish()
+        if self.rights:
+            self.rights.finish()
 
     def _why_not_well(self) -> str:
         """What still lacks, "" when all is well."""
@@ -393,10 +399,15 @@ class World:
             or self.rot.why_not_mended()
             or self.log_life.why_not_done()
             or groups
+            or (self.rights.why_not_done() if self.rights else "")
         )
 
     def _partitions(self) -> list[TopicPartition]:
-        return self.live_partitions() + (self.groups.partitions() if self.groups else [])
+        return [
+            *self.live_partitions(),
+            *(self.groups.partitions() if self.groups else ()),
+            *(self.rights.partitions() if self.rights else ()),
+        ]
 
     def _compare_all(self) -> None:
         """At rest: every replica holds the truth, byte for byte, by the shipped read path."""
