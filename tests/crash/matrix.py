@@ -36,6 +36,7 @@ from support.kafka import (
 from support.waiting import wait_for
 
 VARIABLE = "PENSTOCK_FAILPOINTS"
+ALLOWED = "PENSTOCK_ALLOW_FAILPOINTS"
 SETTINGS = {
     "controller": {
         "raft_snapshot_every": "20",
@@ -279,11 +280,11 @@ class Matrix:
 @contextmanager
 def armed(text: str) -> Iterator[None]:
     """Processes started meanwhile have the failpoint armed."""
-    os.environ[VARIABLE] = text
+    os.environ[VARIABLE], os.environ[ALLOWED] = text, "true"
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[VARIABLE], os.environ[ALLOWED]
 
 
 def sizes(data: Path, topic: str) -> dict[str, int]:

@@ -71,7 +71,7 @@ FOLLOWER = """
 import sys
 from penstock_core.failpoints import hit
 from penstock_runtime.failpoints import arm_from_environment
-arm_from_environment()
+arm_from_environment(allowed=True)
 for _ in sys.stdin:
     try:
         hit("log.append.before_write")
@@ -110,11 +110,24 @@ def test_a_file_arms_and_disarms_while_the_process_runs(tmp_path: Path) -> None:
     assert child.returncode == 0
 
 
+def test_a_run_that_does_not_say_so_is_not_armed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_gateway", "--gateway-id", "g", "--controllers", "127.0.0.1:1"],
+        env={"PENSTOCK_FAILPOINTS": "log.append.before_write=kill"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done
+    (line,) = done.stderr.splitlines()
+    assert "unset it, or give --allow-failpoints" in line
+
+
 CHILD = """
 import sys
 from penstock_core.failpoints import hit, torn
 from penstock_runtime.failpoints import arm_from_environment
-arm_from_environment()
+arm_from_environment(allowed=True)
 for number in range(5):
     if torn("log.append.torn_write"):
         print("half", number, flush=True)

@@ -83,12 +83,12 @@ class _SignedInConnection(KafkaConnection):
         if gate is None or charge is None:
             super().handle(frame, finish)
         elif charge.answer is not None:
-            finish(gate.answered(self, charge, charge.answer))
+            finish(list(gate.answered(self, charge, charge.answer)))
         else:
             super().handle(
                 frame,
                 lambda outcome: finish(
-                    outcome if isinstance(outcome, Ending) else gate.answered(self, charge, outcome)
+                    outcome if isinstance(outcome, Ending) else list(gate.answered(self, charge, outcome))
                 ),
             )
 

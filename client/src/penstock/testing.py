@@ -270,7 +270,8 @@ def _running(spec: ClusterSpec, settings: Settings | None) -> Iterator[tuple[Loc
     directory = Path(tempfile.mkdtemp(prefix="penstock-"))
     janitor = _janitor()
     janitor.watch(directory)
-    local = LocalCluster(directory, environment={"PENSTOCK_FAILPOINTS": f"@{FAULTS_FILE}"})
+    armed = {"PENSTOCK_FAILPOINTS": f"@{FAULTS_FILE}", "PENSTOCK_ALLOW_FAILPOINTS": "true"}
+    local = LocalCluster(directory, environment=armed)
     try:
         local.up(_placed(spec, settings), timeout_s=READY_TIMEOUT_S)
         yield local, time.monotonic() - started_s

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-FAILPOINTS = "PENSTOCK_FAILPOINTS"
+FAILPOINTS = ("PENSTOCK_FAILPOINTS", "PENSTOCK_ALLOW_FAILPOINTS")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -36,13 +36,13 @@ class ProcessState(StrEnum):
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This environment without variables named PENSTOCK_*, and with `more`.
 
-    They would win over the settings file that the local cluster wrote for a process. The one
-    that arms failpoints is no setting; crash tests pass it on.
+    They would win over the settings file that the local cluster wrote for a process. Those
+    that arm failpoints stand in no such file; crash tests pass them on.
     """
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PENSTOCK_") or name == FAILPOINTS
+        if not name.startswith("PENSTOCK_") or name in FAILPOINTS
     }
     environment["PYTHONUNBUFFERED"] = "1"
     return {**environment, **(more or {})}

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     settings = roles[0][1]
     configure_logs(settings.log_level, settings.log_format)
-    return run_in_loop(lambda: run_roles(roles))
+    return run_in_loop(
+        lambda: run_roles(roles), allow_failpoints=all(settings.allow_failpoints for _, settings in roles)
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     PENSTOCK_FAILPOINTS="log.append.after_write=kill@3;controller.apply.before=pause:500"
 
+A run must say that it may be armed (setting `allow_failpoints`); where it does not, the variable ends the start.
+
 An entry is `name=action[:argument][@n]`: at the nth hit only, or at every hit without
 `@n`. Actions: `kill` (SIGKILL to itself), `exit` (at once, code 71), `eio` and `enospc`
 (the OSError that the disk would give), `pause:MS` (the thread that hit it sleeps) and
@@ -139,11 +141,17 @@ class _Failpoints:
             raise OSError(number, f"{os.strerror(number)} (failpoint {name})")
 
 
-def arm_from_environment() -> None:
-    """Arm this process if the environment says so. Raises StartupError."""
+def arm_from_environment(*, allowed: bool) -> None:
+    """Arm this process if the environment says so. Raises StartupError, for one thing where it says so in a run
+    that was not `allowed` to (setting allow_failpoints)."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return
+    if not allowed:
+        raise StartupError(
+            f"{VARIABLE} is set, by which this process would fail on purpose: unset it, or give"
+            " --allow-failpoints if this is a test"
+        )
     file = Path(text[1:]).absolute() if text.startswith("@") else None
     armed = {} if file else parse(text)
     if not armed and file is None:

@@ -80,13 +80,13 @@ def run_role_main(role: Role[Any], argv: Sequence[str] | None = None) -> int:
             print(f"penstock-{role.name}: {line}", file=sys.stderr)
         return e.exit_code
     configure_logs(settings.log_level, settings.log_format)
-    return run_in_loop(lambda: run_roles([(role, settings)]))
+    return run_in_loop(lambda: run_roles([(role, settings)]), allow_failpoints=settings.allow_failpoints)
 
 
-def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]], *, allow_failpoints: bool = False) -> int:
     """Run `main` on a fresh event loop; 70 when it raises."""
     try:
-        arm_from_environment()
+        arm_from_environment(allowed=allow_failpoints)
     except StartupError as e:
         print(e.message, file=sys.stderr)
         return e.exit_code

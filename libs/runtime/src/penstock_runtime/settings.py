@@ -120,6 +120,10 @@ class RoleSettings(BaseSettings):
     allow_insecure_bind: bool = Field(
         default=False, description="permit plaintext on every port; better name them in allow_plaintext"
     )
+    allow_failpoints: bool = Field(
+        default=False,
+        description="permit PENSTOCK_FAILPOINTS to make this process fail on purpose; for tests",
+    )
     shutdown_timeout_ms: int = Field(
         default=10_000, ge=0, description="most time for draining after TERM, in ms"
     )
