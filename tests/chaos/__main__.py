@@ -55,7 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stderr.write(f"seed {seed}, {len(chosen)} scenarios, {seconds:g} s before, during and after each\n")
     phases = Phases(seconds, seconds, seconds)
     results = run_all(
-        chosen, phases, seed, parent, keep=options.keep, tell=Printer(len(chosen), quiet=options.json)
+        chosen,
+        phases,
+        seed,
+        parent,
+        keep=options.keep,
+        is_secure=options.secure,
+        tell=Printer(len(chosen), quiet=options.json),
     )
     if options.json:
         sys.stdout.write(json.dumps({"seed": seed, "results": as_json(results)}, indent=2) + "\n")
@@ -92,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         help="load before, during and after each fault, in s (default 20)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="what is random is so by this number")
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="TLS between processes, SASL_SSL listeners and ACLs, as of `local up --secure`",
+    )
     parser.add_argument("--json", action="store_true", help="results as JSON in place of the table")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where clusters live (default: a new one in /tmp)"

@@ -25,9 +25,11 @@ from typing import Any
 
 import grpc
 
+from chaos import secure
 from chaos.janitor import Janitor, unmount
 from chaos.network import HOST, Network
 from chaos.shim import Shim
+from penstock.connector import PLAINTEXT
 from penstock.local import launch, plan, ports, probe
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE, ClusterSpec, Member, ProcessRecord
 from penstock.local.ports import choose_base
@@ -46,7 +48,7 @@ from support.waiting import wait_for
 READY_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 90.0
 ASK_TIMEOUT_S = 5.0
-LOOPBACK = re.compile(r"127\.0\.0\.1:(\d+)")
+LOOPBACK = re.compile(r"(?:127\.0\.0\.1|localhost):(\d+)")
 _TRACE = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
 
 
@@ -67,7 +69,7 @@ class Cluster:
 
     SMALL_DISK_MIB = 96
 
-    def __init__(self, directory: Path, needs: Needs, janitor: Janitor) -> None:
+    def __init__(self, directory: Path, needs: Needs, janitor: Janitor, *, is_secure: bool = False) -> None:
         self.directory = directory
         self._needs = needs
         self._janitor = janitor
@@ -76,12 +78,15 @@ class Cluster:
         for role, key, value in needs.settings:
             settings.setdefault(role, {})[key] = value
         base_port = choose_base()
-        spec = ClusterSpec(controllers=3, nodes=3, gateways=2, port=base_port, settings=settings)
+        spec = ClusterSpec(
+            controllers=3, nodes=3, gateways=2, port=base_port, settings=settings, secure=is_secure
+        )
         avoid = plan.reserved_ports(base_port)
         self.state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))
         self.names = [member.name for member in self.state.members]
         self.network = Network(self.names, janitor) if needs.network else None
         self._shim: Shim | None = None
+        self._connector = PLAINTEXT
         self._owner_of_port = {
             str(port): member.name for member in self.state.members for port in member.ports.values()
         }
@@ -97,7 +102,13 @@ class Cluster:
             for name in self._needs.small_disk:
                 self._mount(self.directory / name)
             self._undo.callback(self.down)
+            if self.state.secure:
+                hosts = {name: self._host(name) for name in self.names} if self.network is not None else {}
+                secure.prepare(self.directory, self.state, hosts)
+                self._connector = secure.admin_connector(self.directory)
             self.start(*self.names)
+            if self.state.secure:
+                secure.make_user(self.bootstrap(), self.directory)
         except BaseException:
             self._undo.close()
             raise
@@ -133,6 +144,17 @@ class Cluster:
         """Addresses of the gateways' proxy (`kafka`) or direct listeners."""
         return ",".join(self.address(name, use) for name in gateways or self.gateways)
 
+    def clients(self, use: str = "kafka", gateways: Sequence[str] = ()) -> dict[str, str]:
+        """What a client needs to come in there, by librdkafka's names."""
+        where = {"bootstrap.servers": self.bootstrap(use, gateways)}
+        return where | (secure.load_settings(self.directory) if self.state.secure else {})
+
+    def _controller(self, name: str) -> grpc.Channel:
+        address = self.address(name, "grpc")
+        if self.state.secure:
+            return secure.controller_channel(self.directory, address)
+        return grpc.insecure_channel(address)
+
     def pid(self, name: str) -> int:
         pid = self.state.process(name).pid
         assert pid is not None, name
@@ -157,7 +179,7 @@ class Cluster:
             for name in self.controllers:
                 if self._state(name) is not ProcessState.RUNNING:
                     continue
-                with grpc.insecure_channel(self.address(name, "grpc")) as channel:
+                with self._controller(name) as channel:
                     stub = controller_pb2_grpc.ControllerStub(channel)
                     try:
                         answer = stub.DescribeQuorum(api.DescribeQuorumRequest(), timeout=ASK_TIMEOUT_S)
@@ -203,7 +225,9 @@ class Cluster:
                 member = self.state.member(name)
                 answer = probe.http_ready(self._host(name), member.ports["http"], 1.0)
                 if answer.ready and member.role == GATEWAY:
-                    answer = probe.kafka_ready(self._host(name), member.ports["kafka"], nodes, 5.0)
+                    answer = probe.kafka_ready(
+                        self._host(name), member.ports["kafka"], nodes, 5.0, self._connector
+                    )
                 if not answer.ready:
                     reasons[name] = answer.reason
                     return False
@@ -247,7 +271,7 @@ class Cluster:
 
         def ask() -> bool:
             active = self.active_controller()
-            with grpc.insecure_channel(self.address(active, "grpc")) as channel:
+            with self._controller(active) as channel:
                 stub = controller_pb2_grpc.ControllerStub(channel)
                 try:
                     answer = stub.ReplaceController(request, timeout=ASK_TIMEOUT_S)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -58,9 +59,11 @@ def number_of(value: bytes | None) -> int:
 
 
 class Sender:
-    """One producer, process number `process`. Use as a context manager; it sends until closed."""
+    """One producer, process number `process`, with the client settings `clients`. It sends until `finish`."""
 
-    def __init__(self, process: int, bootstrap: str, topic: str, partitions: int, rate_per_s: float) -> None:
+    def __init__(
+        self, process: int, clients: Mapping[str, str], topic: str, partitions: int, rate_per_s: float
+    ) -> None:
         self.process = process
         self.sends = Sends()
         self.invoked_s = array("d")
@@ -75,8 +78,9 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name=f"sender-{process}", daemon=True)
         self._producer = Producer(
             client_config(
-                bootstrap,
+                clients["bootstrap.servers"],
                 **{
+                    **clients,
                     "enable.idempotence": True,
                     "acks": "all",
                     "linger.ms": 2,
@@ -176,7 +180,9 @@ class Sender:
 class Reader:
     """One consumer that polls from the first offset on. `pause_s` between polls makes it slow."""
 
-    def __init__(self, process: int, bootstrap: str, topic: str, partitions: int, pause_s: float = 0) -> None:
+    def __init__(
+        self, process: int, clients: Mapping[str, str], topic: str, partitions: int, pause_s: float = 0
+    ) -> None:
         self.process = process
         self.polls = Polls()
         self.errors: list[str] = []
@@ -189,8 +195,9 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name=f"reader-{process}", daemon=True)
         self._consumer = Consumer(
             client_config(
-                bootstrap,
+                clients["bootstrap.servers"],
                 **{
+                    **clients,
                     "group.id": "chaos-unused",
                     "enable.auto.commit": False,
                     "auto.offset.reset": "error",

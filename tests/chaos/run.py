@@ -94,8 +94,8 @@ class Run:
         self.acked_topics: list[str] = []
         self.others = History()
         """What clients did that a scenario brought along."""
-        through, straight = cluster.bootstrap("kafka"), cluster.bootstrap("direct")
-        self._admin = AdminClient(client_config(through))
+        through, straight = cluster.clients("kafka"), cluster.clients("direct")
+        self._admin = AdminClient(client_config(through["bootstrap.servers"], **through))
         self._create_topic()
         partitions = len(ASSIGNMENT)
         self.sender = Sender(GATEWAY_SENDER, through, TOPIC, partitions, RATE_PER_S)
@@ -272,7 +272,7 @@ def judge(run: Run, result: Result) -> Verdict:
     for reader in (run.reader, run.direct_reader):
         history.polls.extend(reader.polls)
     for process, use in ((FINAL_GATEWAY, "kafka"), (FINAL_DIRECT, "direct")):
-        last = Reader(process, cluster.bootstrap(use), TOPIC, partitions)
+        last = Reader(process, cluster.clients(use), TOPIC, partitions)
         last.read_to_end()
         history.polls.extend(last.polls)
     # What is lost never comes back; a gateway may hear late of what is not.

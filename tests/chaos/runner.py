@@ -27,7 +27,13 @@ class Interrupted(Exception):
 
 
 def run_scenario(
-    scenario: Scenario, phases: Phases, seed: int, parent: Path, *, keep: bool = False
+    scenario: Scenario,
+    phases: Phases,
+    seed: int,
+    parent: Path,
+    *,
+    keep: bool = False,
+    is_secure: bool = False,
 ) -> Result:
     """One scenario. The cluster's directory is kept when something went wrong, or with `keep`."""
     result = Result(scenario.name, seed=seed)
@@ -42,7 +48,10 @@ def run_scenario(
     try:
         # By name and seed, so that a scenario does the same alone as among others.
         dice = random.Random(f"{seed} {scenario.name}")
-        with Janitor() as janitor, Cluster(directory, scenario.needs, janitor) as cluster:
+        with (
+            Janitor() as janitor,
+            Cluster(directory, scenario.needs, janitor, is_secure=is_secure) as cluster,
+        ):
             run = Run(cluster, phases, dice)
             _carry_out_and_judge(run, scenario, result)
     except AssertionError as error:
@@ -90,7 +99,14 @@ def _carry_out_and_judge(run: Run, scenario: Scenario, result: Result) -> None:
 
 
 def run_all(
-    scenarios: Sequence[Scenario], phases: Phases, seed: int, parent: Path, *, keep: bool, tell: Tell
+    scenarios: Sequence[Scenario],
+    phases: Phases,
+    seed: int,
+    parent: Path,
+    *,
+    keep: bool,
+    is_secure: bool = False,
+    tell: Tell,
 ) -> list[Result]:
     """All of them; `tell` hears of each result at once. Ctrl-C ends the run and keeps what there is."""
     results: list[Result] = []
@@ -98,7 +114,7 @@ def run_all(
         signal.signal(signal.SIGTERM, _interrupt)
     for scenario in scenarios:
         try:
-            result = run_scenario(scenario, phases, seed, parent, keep=keep)
+            result = run_scenario(scenario, phases, seed, parent, keep=keep, is_secure=is_secure)
         except (KeyboardInterrupt, Interrupted):
             break
         results.append(result)

@@ -73,7 +73,7 @@ def test_damage_on_a_replicas_disk_is_seen(tmp_path: Path, damage: str) -> None:
 
 
 def test_gaps_and_first_acks_are_of_the_worst_partition() -> None:
-    sender = Sender(1, "127.0.0.1:1", "t", 2, 1.0)
+    sender = Sender(1, {"bootstrap.servers": "127.0.0.1:1"}, "t", 2, 1.0)
     #        partition, invoked, acked
     rows = (
         (0, 0.0, 0.1),

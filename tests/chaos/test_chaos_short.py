@@ -21,8 +21,10 @@ from chaos.scenario import SCENARIOS
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_nothing_is_lost_or_doubled(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_secure"), [*((name, False) for name in SHORT), ("everything-kill", True)]
+)
+def test_nothing_is_lost_or_doubled(tmp_path: Path, name: str, is_secure: bool) -> None:
     assert chaos.scenarios.__all__
     scenario = SCENARIOS[name]
     if scenario.missing():
@@ -31,7 +33,7 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path, name: str) -> None:
     print(f"PENSTOCK_CHAOS_SEED={seed}")
     phases = Phases(SHORT_SECONDS, SHORT_SECONDS, SHORT_SECONDS)
     # On a machine that is busy with other tests, little load before the fault proves less but is no defect.
-    result = run_scenario(scenario, phases, seed, tmp_path)
+    result = run_scenario(scenario, phases, seed, tmp_path, is_secure=is_secure)
     print(one_line(result))
     assert result.status in ("ok", "void"), one_line(result)
     assert (result.lost, result.duplicated) == (0, 0), one_line(result)

@@ -7,7 +7,7 @@ the shipped `SignedIn`, and what limits them the shipped `QuotaGate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
@@ -28,6 +28,7 @@ from penstock_kafka.wire.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
+from penstock_kafka.wire.primitives import Buffer
 from penstock_kafka.wire.produce import (
     ProducePartition,
     ProduceSkim,
@@ -83,12 +84,12 @@ class _SignedInConnection(KafkaConnection):
         if gate is None or charge is None:
             super().handle(frame, finish)
         elif charge.answer is not None:
-            finish(list(gate.answered(self, charge, charge.answer)))
+            finish(_parts(gate.answered(self, charge, charge.answer)))
         else:
             super().handle(
                 frame,
                 lambda outcome: finish(
-                    outcome if isinstance(outcome, Ending) else list(gate.answered(self, charge, outcome))
+                    outcome if isinstance(outcome, Ending) else _parts(gate.answered(self, charge, outcome))
                 ),
             )
 
@@ -149,6 +150,10 @@ class GuestDirectConnection(_SignedInConnection, DirectConnection):
 
     def request_context(self) -> RequestContext:
         return RequestContext(self.identity)
+
+
+def _parts(answer: Sequence[Buffer] | bytes) -> Outcome:
+    return [answer] if isinstance(answer, bytes) else list(answer)
 
 
 def _metadata_of(process: Any) -> Any:

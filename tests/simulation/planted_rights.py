@@ -37,7 +37,7 @@ def _node_asks_nobody() -> list[Patch]:
 
 
 def _relayed_by_nobody() -> list[Patch]:
-    # Gateways are super users here, as they are in many a system.
+    # Nobody in particular is a super user here.
     return [(forward_module, "identity_of", lambda _opened: NOBODY)]
 
 

@@ -29,10 +29,10 @@ def flood(run: Run) -> None:
     victim = run.leader()
     partitions = len(ASSIGNMENT)
     extra = [
-        Sender(process, run.cluster.bootstrap(use), TOPIC, partitions, FLOOD_PER_S)
+        Sender(process, run.cluster.clients(use), TOPIC, partitions, FLOOD_PER_S)
         for process, use in zip(FLOOD_PROCESSES, ("kafka", "direct"), strict=True)
     ]
-    readers = [Reader(process, run.cluster.bootstrap(), TOPIC, partitions) for process in READER_PROCESSES]
+    readers = [Reader(process, run.cluster.clients(), TOPIC, partitions) for process in READER_PROCESSES]
     clients: list[Sender | Reader] = [*extra, *readers]
     for client in clients:
         client.start()
