@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.security.refused import serial_in_pem
 from support import raft_stranger as stranger
 from support.certificates import ClusterCa, as_flag
 from support.controllers import Controllers
@@ -294,3 +296,45 @@ async def test_new_certificates_come_into_use_without_an_election(
     # New connections use them: the peers come again.
     controllers.kill(1 if await controllers.active_id(channels) != 1 else 2)
     await commit(controllers, channels)
+
+
+async def test_a_refused_certificate_links_no_controller_until_it_has_another(
+    controllers: Controllers, channels: ChannelPool, ca: ClusterCa, tmp_path: Path
+) -> None:
+    controllers.start_all()
+    active = await linked(controllers, channels)
+    other = 3 if active != 3 else 2
+    serials = {i: serial_in_pem((tmp_path / f"tls-{i}" / "cert.pem").read_bytes()) for i in (active, other)}
+
+    async def refuse(serial: str) -> api.AlterRefusedCertificatesResponse:
+        record = metadata_pb2.RefusedCertificateRecord(serial=serial, reason="stolen")
+        request = api.AlterRefusedCertificatesRequest(changes=[record])
+        reply: api.AlterRefusedCertificatesResponse = await controllers.client(channels).call(
+            "AlterRefusedCertificates", request, PATIENCE_S * 1000
+        )
+        return reply
+
+    assert "uses now" in (await refuse(serials[active])).error.message
+    reply = await refuse(serials[other])
+    assert [(r.serial, r.reason) for r in reply.refused] == [(serials[other], "stolen")]
+    line = f"certificate {serials[other]} is refused (stolen); issue another one"
+    await until(lambda: line in controllers.log(active), controllers.log(active))
+
+    async def reaches() -> bool:
+        members = (await controllers.describe(channels, active)).members
+        return any(m.controller_id == other and m.reachable for m in members)
+
+    await until(lambda: line in controllers.log(active), controllers.log(active))
+    for _ in range(int(PATIENCE_S / 0.05)):
+        if not await reaches():
+            break
+        await asyncio.sleep(0.05)
+    assert not await reaches()
+    await commit(controllers, channels)
+    controllers.kill(other)
+    controllers.start(other)
+    await until(lambda: controllers.log(other).count("listening") > 1, controllers.log(other))
+    await commit(controllers, channels)
+    assert not await reaches()
+    ca.issue(tmp_path / f"tls-{other}", "controller", str(other))
+    await linked(controllers, channels)

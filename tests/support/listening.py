@@ -61,7 +61,7 @@ async def listening(
     limits: ListenerLimits | None = None,
     doorkeeper: FrameHandler | None = None,
     tls: Callable[[], ssl.SSLContext] | None = None,
-    certified: Callable[[bytes | None], Principal] | None = None,
+    certified: Callable[[bytes | None, Connection], Principal] | None = None,
     quotas: QuotaGate | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[KafkaListener, Handler, Endpoint, Lifecycle]]:

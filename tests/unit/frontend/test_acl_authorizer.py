@@ -129,3 +129,21 @@ def test_settings_choose_it() -> None:
     assert fields["authorizer"].default == "none"
     assert fields["super_users"].default_factory is not None
     assert fields["allow_everyone_if_no_acl_found"].default is False
+
+
+def test_rights_that_are_too_old_are_nobodys_until_there_is_news() -> None:
+    root = Identity(user("root"), "x")
+    one = Follower(super_users=[user("root")])
+    one.apply(added(entry(1)))
+    assert one.may("t-1")
+    assert one.may("t-1", root)
+    one.authorizer.distrust()
+    one.authorizer.distrust()
+    assert not one.may("t-1")
+    assert not one.may("t-1", root)
+    one.apply([*removed(entry(1)), *added(entry(2))])
+    assert not one.may("t-2")
+    one.authorizer.trust()
+    assert [one.may("t-1"), one.may("t-2"), one.may("t-1", root)] == [False, True, True]
+    one.authorizer.trust()
+    assert one.may("t-2")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.controller import certificate_option, controllers_option, directory_option, with_client
 from penstock.cli.output import note, print_json, print_table
-from penstock.errors import CommandError
+from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from penstock.certificates import CertificateAuthority, Leaf
+    from penstock_runtime.controller_client import ControllerClient
 
 ROLES = ("controller", "storage-node", "gateway", "admin")
 
@@ -45,6 +49,7 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
       penstock cert issue secure --role gateway --name '*' --san kafka.example.com
       penstock cert show secure
       penstock cert renew secure --all
+      penstock cert refuse secure/storage-node-node-7 --reason stolen
 
     DIR/ROLE-NAME has what one process needs, as its settings' table [tls]: cert, key and ca.
     Running processes take new files within two seconds. The CA's key, DIR/ca-key.pem, belongs on
@@ -213,6 +218,135 @@ def rotate(directory: Path, step: str | None, as_json: bool) -> None:
     _show(authority, [], as_json=as_json)
     if not as_json:
         note(said)
+
+
+@COMMAND.command("refuse")
+@click.argument("certificates", metavar="SERIAL|FILE|DIR...", nargs=-1, required=True)
+@click.option(
+    "--reason", default="", help="Why, for people: it stands in logs and in `penstock cert refused`."
+)
+@controllers_option
+@certificate_option
+@directory_option
+@json_option
+def refuse(
+    certificates: tuple[str, ...],
+    reason: str,
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    as_json: bool,
+) -> None:
+    """Let certificates in no more, from now on and everywhere: a lost key, a machine that is not ours any more.
+
+    Controllers, storage nodes and gateways close what was opened with them, and take them neither on Kafka listeners
+    nor among themselves. Give the process that ran with it another one first, or it stops working.
+
+    \b
+    Examples:
+      penstock cert refuse secure/storage-node-node-7 --reason "machine was stolen"
+      penstock cert refuse 5f:3a:91 --controllers ctl-1:5001 --certificate secure/admin-ann
+    """
+    changes = [(*_serial_of(each), reason) for each in certificates]
+    _alter(changes, controllers, certificate, directory, as_json=as_json)
+
+
+@COMMAND.command("allow")
+@click.argument("certificates", metavar="SERIAL|FILE|DIR...", nargs=-1, required=True)
+@controllers_option
+@certificate_option
+@directory_option
+@json_option
+def allow(
+    certificates: tuple[str, ...],
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    as_json: bool,
+) -> None:
+    """Take `penstock cert refuse` back.
+
+    \b
+    Examples:
+      penstock cert allow 5f3a91
+    """
+    changes = [(_serial_of(each)[0], None, "") for each in certificates]
+    _alter(changes, controllers, certificate, directory, as_json=as_json)
+
+
+@COMMAND.command("refused")
+@controllers_option
+@certificate_option
+@directory_option
+@json_option
+def refused(controllers: str | None, certificate: Path | None, directory: Path, as_json: bool) -> None:
+    """List the certificates that are let in no more.
+
+    \b
+    Examples:
+      penstock cert refused --controllers ctl-1:5001 --certificate secure/admin-ann
+    """
+    _alter([], controllers, certificate, directory, as_json=as_json)
+
+
+def _serial_of(word: str) -> tuple[str, int]:
+    """Serial number and end in ms since 1970 (0 where it is not known) of what was given."""
+    path = Path(word)
+    if path.exists():
+        library = _library()
+        cert = library.load_certificate(path / "cert.pem" if path.is_dir() else path)
+        return f"{cert.serial_number:x}", int(cert.not_valid_after_utc.timestamp() * 1000)
+    from penstock_core.security.serial_number import BadSerial, read_serial
+
+    try:
+        return read_serial(word), 0
+    except BadSerial as error:
+        raise CommandError(f"{error}; nor is there a file of that name", ExitCode.USAGE) from None
+
+
+def _alter(
+    changes: Sequence[tuple[str, int | None, str]],
+    controllers: str | None,
+    certificate: Path | None,
+    directory: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Refuse (with an end) and allow (with None); then show what is refused."""
+
+    async def do(client: ControllerClient) -> Any:
+        from penstock_core.errors import ErrorCode, PenstockError
+        from penstock_proto.v1 import controller_pb2 as api
+        from penstock_proto.v1 import metadata_pb2 as pb
+
+        request = api.AlterRefusedCertificatesRequest(
+            changes=[
+                pb.RefusedCertificateRecord(
+                    serial=serial, reason=reason, not_after_ms=end or 0, removed=end is None
+                )
+                for serial, end, reason in changes
+            ]
+        )
+        reply: Any = await client.call("AlterRefusedCertificates", request)
+        if reply.error.code:
+            raise PenstockError(ErrorCode(reply.error.code), reply.error.message)
+        return reply.refused
+
+    found = with_client(controllers, certificate, directory, do)
+    rows = [{"serial": r.serial, "reason": r.reason, "not_after_ms": r.not_after_ms} for r in found]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("serial", "reason", "runs out"),
+        [(row["serial"], row["reason"] or "-", _when(row["not_after_ms"])) for row in rows],
+    )
+
+
+def _when(ms: int) -> str:
+    if not ms:
+        return "not known"
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def _load_all(library: ModuleType, path: Path) -> list[Any]:

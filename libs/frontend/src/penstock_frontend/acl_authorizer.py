@@ -4,7 +4,8 @@ The ACLs are compiled once and then follow the metadata: a change costs what it 
 image holds tells by its identity whether there was one. Each version of them is asked through a decider of its
 own, so an answer that was kept never outlives the rule that made it.
 
-Until the first metadata came nobody but a super user may do anything, whatever the settings say.
+Until the first metadata came nobody but a super user may do anything, whatever the settings say; when they are too
+old (`distrust`) not even these.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class AclAuthorizer:
         self._log = log
         self._rows: Mapping[AclRow, None] | None = None
         self._decider = AclDecider(AclSet(), self._super_users)
+        self._kept: AclDecider | None = None
 
     @property
     def version(self) -> object:
@@ -82,7 +84,25 @@ class AclAuthorizer:
         if after is None or len(after) != len(rows):  # a snapshot, whose records do not say what is gone
             after = self._compared(rows)
         self._rows = rows
-        self._decider = AclDecider(after, self._super_users, self._allow_everyone)
+        decider = AclDecider(after, self._super_users, self._allow_everyone)
+        if self._kept is None:
+            self._decider = decider
+        else:
+            self._kept = decider
+
+    def distrust(self) -> None:
+        """The metadata are too old to go by: nobody may do anything, super users included."""
+        if self._kept is None:
+            self._kept, self._decider = self._decider, AclDecider(AclSet(), frozenset())
+
+    def trust(self) -> None:
+        """They are new again."""
+        if self._kept is not None:
+            self._decider, self._kept = self._kept, None
+
+    @property
+    def _acls(self) -> AclSet:
+        return (self._kept or self._decider).acls
 
     def _changed_by(self, records: Sequence[pb.MetadataRecord]) -> AclSet | None:
         """The ACLs after the records; None when these hold one that cannot be read."""
@@ -100,14 +120,14 @@ class AclAuthorizer:
             if entry is None:
                 return None
             (added if present else removed).append(entry)
-        return self._decider.acls.changed(added, removed)
+        return self._acls.changed(added, removed)
 
     def _compared(self, rows: Mapping[AclRow, None]) -> AclSet:
         """The ACLs of the map, from those at hand where that is less work."""
         before = self._rows or {}
         added, removed = rows.keys() - before.keys(), before.keys() - rows.keys()
         if len(added) + len(removed) < len(rows):
-            return self._decider.acls.changed(self._read(added), self._read(removed))
+            return self._acls.changed(self._read(added), self._read(removed))
         return AclSet(self._read(rows))
 
     def _read(self, rows: Iterable[AclRow]) -> list[AclBinding]:

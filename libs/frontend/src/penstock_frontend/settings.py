@@ -75,6 +75,16 @@ class KafkaServerSettings(RoleSettings):
         False,
         description="whether the audit log also has who read and wrote what, a count a second; with authorizer = acl",
     )
+    sign_in_stale_ms: int = Field(
+        5_000,
+        ge=1_000,
+        description="how long after the last word of a controller clients may still sign in, in ms",
+    )
+    rights_stale_ms: int = Field(
+        30_000,
+        ge=1_000,
+        description="how long after it clients are still served whose users or rights the cluster decides, in ms",
+    )
     oauth: OauthSettings | None = Field(
         None,
         description="whose tokens count (OAUTHBEARER, Bearer): issuer, audiences, jwks (file or https URL),"
@@ -122,6 +132,11 @@ class KafkaServerSettings(RoleSettings):
         for text in value:
             parse_principal(text)
         return value
+
+    @property
+    def stale_ms(self) -> tuple[int, int]:
+        """How old the metadata may be for signing in, and for being served."""
+        return self.sign_in_stale_ms, self.rights_stale_ms
 
     def acl_authorizer(self, log: Any = None, audit: Audit | None = None) -> AclAuthorizer | None:
         """What decides by ACLs, and tells `audit`; None where nobody's rights are looked at. It has to follow

@@ -111,7 +111,7 @@ async def serve(
     guards = (
         interceptors
         if tls is None
-        else (RoleGuard(tls.current.identity.trust_domain, audit=audit), *interceptors)
+        else (RoleGuard(tls.current.identity.trust_domain, audit=audit, refused=tls.refused), *interceptors)
     )
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_services(server)

@@ -2058,6 +2058,57 @@ class RemovedAcls(_message.Message):
 Global___RemovedAcls: _TypeAlias = RemovedAcls  # noqa: Y015
 
 @_typing.final
+class AlterRefusedCertificatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RefusedCertificateRecord]:
+        """All or none. Serial numbers in hex; colons, spaces and capitals are read too."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_metadata_pb2.RefusedCertificateRecord] | None = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterRefusedCertificatesRequest: _TypeAlias = AlterRefusedCertificatesRequest  # noqa: Y015
+
+@_typing.final
+class AlterRefusedCertificatesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.RefusedCertificateRecord]:
+        """What is refused now, by serial number."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        refused: _abc.Iterable[_metadata_pb2.RefusedCertificateRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterRefusedCertificatesResponse: _TypeAlias = AlterRefusedCertificatesResponse  # noqa: Y015
+
+@_typing.final
 class AlterQuotasRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -134,6 +134,11 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.FromString,
                 _registered_method=True)
+        self.AlterRefusedCertificates = channel.unary_unary(
+                '/penstock.v1.Controller/AlterRefusedCertificates',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -279,6 +284,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterRefusedCertificates(self, request, context):
+        """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -381,6 +393,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.AlterQuotas,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.SerializeToString,
+            ),
+            'AlterRefusedCertificates': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterRefusedCertificates,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -923,6 +940,33 @@ class Controller:
             '/penstock.v1.Controller/AlterQuotas',
             penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.AlterQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterRefusedCertificates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterRefusedCertificates',
+            penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,8 @@ class ControllerStub:
     """Adds and deletes ACLs."""
     AlterQuotas: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterQuotasRequest, _controller_pb2.AlterQuotasResponse]
     """Sets and removes client quotas (KIP-546)."""
+    AlterRefusedCertificates: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterRefusedCertificatesRequest, _controller_pb2.AlterRefusedCertificatesResponse]
+    """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -125,6 +127,8 @@ class ControllerAsyncStub(ControllerStub):
     """Adds and deletes ACLs."""
     AlterQuotas: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterQuotasRequest, _controller_pb2.AlterQuotasResponse]  # type: ignore[assignment]
     """Sets and removes client quotas (KIP-546)."""
+    AlterRefusedCertificates: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterRefusedCertificatesRequest, _controller_pb2.AlterRefusedCertificatesResponse]  # type: ignore[assignment]
+    """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -288,5 +292,13 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AlterQuotasResponse, _abc.Awaitable[_controller_pb2.AlterQuotasResponse]]:
         """Sets and removes client quotas (KIP-546)."""
+
+    @_abc_1.abstractmethod
+    def AlterRefusedCertificates(
+        self,
+        request: _controller_pb2.AlterRefusedCertificatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterRefusedCertificatesResponse, _abc.Awaitable[_controller_pb2.AlterRefusedCertificatesResponse]]:
+        """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

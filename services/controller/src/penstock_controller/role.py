@@ -121,9 +121,19 @@ async def _serve(
     http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
     levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels(tls=tls))
+    if tls is not None:
+        core.on_image = lambda image: tls.refused.take(image.security.refused_certificates)
     service = told_to(
         audit_of(lifecycle),
-        ControllerService(core, config.peers, addresses, levels, lifecycle.process_info()),
+        ControllerService(
+            core,
+            config.peers,
+            addresses,
+            levels,
+            lifecycle.process_info(),
+            lambda: "" if tls is None else tls.own_serial,
+            ports.clocks.wall_ms,
+        ),
     )
     server = None
     try:

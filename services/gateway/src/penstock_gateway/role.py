@@ -60,7 +60,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.security.callers import gateway_name_fault
-from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
+from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 
@@ -141,7 +141,12 @@ class Gateway:
         self._ports = ports
         clock_ms = ports.clocks.ms
         self._doors = Doors(
-            settings.listeners, lifecycle, settings.oauth, grpc=settings.grpc_door, http=settings.http_door
+            settings.listeners,
+            lifecycle,
+            settings.oauth,
+            grpc=settings.grpc_door,
+            http=settings.http_door,
+            stale_ms=settings.stale_ms,
         )
         self._tls = open_certificate(
             settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
@@ -175,6 +180,7 @@ class Gateway:
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
         quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
         self._metadata.on_change(quotas.metadata_changed)
+        follow_refused(self._tls, self._metadata)
         self._relay = Relay(
             settings.gateway_id,
             self._metadata,
@@ -212,7 +218,7 @@ class Gateway:
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
         limits = settings.listener_limits()
-        self._doors.connect(self._metadata, cluster.api_versions)
+        self._doors.connect(self._metadata, cluster.api_versions, by_acl)
         self._grpc_door, http_door = self._doors.grpc_door(), self._doors.http_door()
         self._listeners = [
             ports.listener(s, handler, lifecycle, limits, **self._doors.of(s), quotas=quotas)
@@ -250,7 +256,7 @@ class Gateway:
                 own = self._own[listener.name] = _own_listener(listener.settings, bound.port)
                 hosts = {rule.host or bound.host for rule in own.rules}
                 self._doors.check_names(listener.name, hosts - WILDCARD_HOSTS)
-            self._doors.start()
+            self._doors.start(self._listeners)
             service = GatewayService(
                 self._relay,
                 lambda: self._grpc_endpoint,

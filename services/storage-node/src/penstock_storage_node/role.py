@@ -36,7 +36,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.security.callers import node_name_fault
-from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
+from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
@@ -63,6 +63,9 @@ _REAL = NodePorts()
 
 GRPC_GRACE_S = 0.5
 LISTENER_GRACE_MS = 1_000
+_GRACE_MS = 5_000
+"""How much longer a node goes by old rights than its listeners: gateways have cut their clients off by then, so that
+none of these is told that it has no rights."""
 CONTROLLER_SILENCE_MS_MAX = 2_500
 """When a node wants to stop and no controller has answered for that long, it stops alone."""
 
@@ -87,7 +90,13 @@ class StorageNode:
         self._channels = ports.channels(tls=self._tls)
         self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
         self._metrics = NodeMetrics()
-        self._doors = Doors(settings.listeners, lifecycle, settings.oauth, http=settings.http_door)
+        self._doors = Doors(
+            settings.listeners,
+            lifecycle,
+            settings.oauth,
+            http=settings.http_door,
+            stale_ms=settings.stale_ms,
+        )
         self._http: HttpServer
         self._listeners: list[KafkaListener] = []
         self._server: grpc.aio.Server | None = None
@@ -233,6 +242,7 @@ class StorageNode:
         if by_acl is not None:
             authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
+        follow_refused(self._tls, self._metadata)
         self._metadata.on_change(manager.on_metadata)
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes,
@@ -286,7 +296,7 @@ class StorageNode:
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)
-        self._doors.connect(self._metadata, cluster.api_versions)
+        self._doors.connect(self._metadata, cluster.api_versions, by_acl, _GRACE_MS)
         door, files = self._doors.http_door(), self._doors.tls_files(HTTP)
         self._http = ports.http(settings.http_bind, lifecycle, **http_desk(door, files, authorizer))
         self._listeners = [
@@ -318,7 +328,7 @@ class StorageNode:
             _advertised(each, await listener.start())
             for each, listener in zip(settings.listeners, self._listeners, strict=True)
         ]
-        self._doors.start()
+        self._doors.start(self._listeners)
         for each, endpoint in zip(settings.listeners, endpoints, strict=True):
             self._doors.check_names(each.name, [endpoint.host])
         announcement = Announcement(

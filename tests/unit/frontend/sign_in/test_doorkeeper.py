@@ -397,3 +397,21 @@ def test_a_deleted_user_and_one_with_another_password_are_closed_and_others_stay
             assert len(h.desk.signed_in) == 1
 
     run(scenario())
+
+
+def test_by_old_metadata_nobody_signs_in_and_no_code_tells_clients_to_give_up(run: Run) -> None:
+    async def scenario() -> None:
+        async with house() as h:
+            async with h.client() as client:
+                assert (await client.plain("alice", "secret")).error_code == 0
+                h.desk.keeps_out = lambda: "no controller was heard of"
+                assert await is_let_in(client)
+                async with h.client() as late:
+                    assert (await late.ask(ApiKey.API_VERSIONS, 0)).api_keys
+                    late.send(ApiKey.SASL_HANDSHAKE, 1, mechanism="PLAIN")
+                    assert await late.ended()
+                h.desk.keeps_out = str
+            async with h.client() as client:
+                assert (await client.plain("alice", "secret")).error_code == 0
+
+    run(scenario())

@@ -14,12 +14,14 @@ import trustme
 from structlog.testing import capture_logs
 
 from penstock_core.metadata.image import Endpoint
+from penstock_core.metadata.security import RefusedCertificate
 from penstock_core.security.principal import ANONYMOUS, user
 from penstock_frontend.listener.listener import ListenerLimits
-from penstock_frontend.sign_in.certified import Certified
+from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.listener_settings import ListenerTls
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 from support.listening import (
     Run,
     closed_by_peer,
@@ -38,6 +40,7 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ca = trustme.CA()
+        self.serials: dict[str, str] = {}
         self.client_ca = trustme.CA()
         self.issue()
         self.client_ca.cert_pem.write_to_path(str(directory / "client-ca.pem"))
@@ -68,6 +71,7 @@ class Files:
         if name is not None:
             cert = self.client_ca.issue_cert("client.test", common_name=name)
             cert.configure_cert(context)
+            self.serials[name] = serial_in_pem(cert.cert_chain_pems[0].bytes())
         return context
 
 
@@ -131,6 +135,41 @@ def test_a_clients_certificate_makes_a_user(run: Run, files: Files) -> None:
                 await asks(where, stranger)
             assert len(handler.frames) == 1
             assert metric(life, "penstock_kafka_bad_frames_total") == 3
+
+    run(scenario())
+
+
+def test_a_refused_certificate_opens_nothing_and_what_it_opened_is_closed(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls("required"))
+        refused = RefusedCertificates()
+        certified = Certified("A", "DEFAULT", Holders(refused))
+        table = _table(files, "required")
+        async with listening(echo, tls=tls.context, certified=certified, security="SSL", **table) as (
+            _,
+            _,
+            where,
+            _,
+        ):
+            lost = files.client("alice")
+            assert await asks(where, lost) == b"hi"
+            readers = {}
+            async with contextlib.AsyncExitStack() as stack:
+                for name in ("bob", "carol"):
+                    reader, writer = await asyncio.open_connection(
+                        where.host, where.port, ssl=files.client(name)
+                    )
+                    stack.callback(writer.close)
+                    writer.write(request(1, b"hi"))
+                    await read_response(reader)
+                    readers[name] = reader
+                refused.take({files.serials[name]: RefusedCertificate("", 0) for name in ("alice", "bob")})
+                assert await asyncio.wait_for(readers["bob"].read(), 30) == b""
+                with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                    await asks(where, lost)
+                refused.take({})
+                assert await asks(where, lost) == b"hi"
+                assert not readers["carol"].at_eof()
 
     run(scenario())
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 import structlog
 
 import penstock_proto.v1
+from penstock_core.metadata.security import RefusedCertificate
 from penstock_core.security.audit import Event
 from penstock_proto.v1 import common_pb2, controller_pb2, controller_pb2_grpc, gateway_pb2, storage_pb2
 from penstock_runtime import grpc_tools
@@ -282,3 +283,33 @@ async def test_new_files_serve_new_calls_and_leave_open_ones_alone(
             await asyncio.sleep(0.1)
     await describe(newer)
     await pool.close()
+
+
+async def test_a_refused_certificate_opens_nothing_and_ends_what_it_opened(
+    ca: ClusterCa, tmp_path: Path, port: Port
+) -> None:
+    server_files = files_of(ca, tmp_path / "controller", "controller", "1")
+    address = await port(server_files)
+    stolen, good = files_of(ca, tmp_path / "a", "storage-node"), files_of(ca, tmp_path / "b", "storage-node")
+    pools = [ChannelPool(tls=files) for files in (stolen, good)]
+    try:
+        stubs: list[Any] = [
+            controller_pb2_grpc.ControllerStub(pool.get(address, "controller")) for pool in pools
+        ]
+        sessions = [stub.NodeSession() for stub in stubs]
+        for session in sessions:
+            await session.write(controller_pb2.NodeHeartbeat(node_id=1))
+            assert (await session.read()).metadata_version == 1
+        server_files.refused.take({stolen.own_serial: RefusedCertificate("laptop was lost", 0)})
+        for call in (sessions[0].read(), stubs[0].DescribeQuorum(controller_pb2.DescribeQuorumRequest())):
+            with pytest.raises(grpc.aio.AioRpcError, match="laptop was lost") as caught:
+                await asyncio.wait_for(call, PATIENCE_S)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        await sessions[1].write(controller_pb2.NodeHeartbeat(node_id=2))
+        assert (await sessions[1].read()).metadata_version == 2
+        sessions[1].cancel()
+        server_files.refused.take({})
+        assert await stubs[0].DescribeQuorum(controller_pb2.DescribeQuorumRequest())
+    finally:
+        for pool in pools:
+            await pool.close()

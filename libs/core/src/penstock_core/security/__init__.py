@@ -22,6 +22,7 @@
 `saslprep`           the normal form of passwords
 `scram`              the server's side of SCRAM, and what is stored of a password
 `scram_client`       the client's side
+`serial_number`      serial numbers of certificates
 `session_token`      tokens of the native API
 `subject`            the subject of a certificate, as Kafka writes it
 """

@@ -54,12 +54,23 @@ def subject_of(certificate: bytes) -> str:
         raise BadSubject("the certificate's subject cannot be read") from None
 
 
-def _rdns(certificate: bytes) -> Iterator[bytes]:
-    parts = _elements(_content(_content(certificate, _SEQUENCE), _SEQUENCE))
-    fields = [part for part in parts if part[0] != _VERSION]
-    # Serial number, signature, issuer, validity, subject.
+def fields_of(certificate: bytes) -> list[tuple[int, bytes, bytes]]:
+    """Tag, content and whole of serial number, signature, issuer, validity, subject and what follows.
+
+    Raises BadSubject.
+    """
+    try:
+        parts = _elements(_content(_content(certificate, _SEQUENCE), _SEQUENCE))
+        fields = [part for part in parts if part[0] != _VERSION]
+    except (IndexError, ValueError):
+        raise BadSubject("the certificate cannot be read") from None
     if len(fields) < 5 or fields[0][0] != _INTEGER or fields[4][0] != _SEQUENCE:
         raise BadSubject("no certificate")
+    return fields
+
+
+def _rdns(certificate: bytes) -> Iterator[bytes]:
+    fields = fields_of(certificate)
     for tag, content, _ in _elements(fields[4][1]):
         if tag != _SET:
             raise BadSubject("a subject of another form")

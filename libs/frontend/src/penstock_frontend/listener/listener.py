@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
-from penstock_core.security.principal import Identity, Principal
+from penstock_core.security.principal import ANONYMOUS, Identity, Principal
 from penstock_frontend.audit import ListenerAudit
 from penstock_frontend.listener.connection import (
     CLOSE,
@@ -70,12 +70,14 @@ class KafkaListener:
         allow_insecure_bind: bool | None = None,
         doorkeeper: FrameHandler | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        certified: Callable[[bytes | None], Principal] | None = None,
+        certified: Callable[[bytes | None, Connection], Principal] | None = None,
         quotas: QuotaGate | None = None,
+        keeps_out: Callable[[], str] | None = None,
     ) -> None:
         """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
         next connection; `certified` says whom a client's certificate (DER, None without one) makes, and raises
-        NotCertified; `quotas` limits clients."""
+        NotCertified; `quotas` limits clients;
+        `keeps_out` says why nobody may come now, and "" when they may."""
         self.settings = settings
         self.name = settings.name
         self.handler = handler
@@ -97,6 +99,7 @@ class KafkaListener:
         self.quotas = quotas or QuotaGate.idle()
         self._doorway = Doorway(self, tls)
         self._certified = certified
+        self._keeps_out = keeps_out
         self._quiet_since: dict[Connection, float] = {}
         self._starved: deque[Connection] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -144,19 +147,22 @@ class KafkaListener:
 
     def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
         """A new connection is there."""
+        if self._keeps_out is not None and (reason := self._keeps_out()):
+            self.metrics.bad_frames[self.name, "stale"] += 1
+            connection.abort(reason)
         if self._certified is not None:
             try:
                 certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                principal = self._certified(certificate)
+                principal = self._certified(certificate, connection)
                 connection.identity = Identity(principal, connection.identity.host)
-                if certificate is not None:
+                if principal != ANONYMOUS:
                     connection.mechanism = CERTIFICATE
                     self.audit.signed_in(connection, CERTIFICATE)
             except NotCertified as error:
                 self.audit.not_signed_in(connection, CERTIFICATE, "", str(error))
                 self.metrics.bad_frames[self.name, "certificate"] += 1
                 self.log.warning("closing", peer=connection.peer, reason=str(error))
-                connection.abort("its certificate makes no user")
+                connection.abort(str(error))
         self.connections.add(connection)
         self._quiet_since[connection] = self.loop.time()
         self.metrics.connections[self.name] = len(self.connections)

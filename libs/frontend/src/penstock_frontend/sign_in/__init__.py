@@ -8,5 +8,6 @@
 `doors`        the doors of a role's listeners, from their settings
 `exchanges`    one exchange of a mechanism: tokens in, tokens out, a user in the end
 `http`         who asks by HTTP, and from which Host
+`old_news`     what may still be done by a process that hears of no controller
 `passwords`    PLAIN's PBKDF2 beside the event loop
 """

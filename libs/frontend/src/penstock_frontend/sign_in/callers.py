@@ -29,7 +29,7 @@ from penstock_core.security.session_token import (
     SessionKeys,
 )
 from penstock_frontend.listener.listener import NotCertified
-from penstock_frontend.sign_in.certified import Certified
+from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_frontend.sign_in.credentials import Reliance
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.exchanges import PlainExchange
@@ -105,13 +105,17 @@ class CallerDoor:
         mechanisms: tuple[str, ...] = (),
         *,
         token_lifetime_ms: int = 0,
+        holders: Holders | None = None,
     ) -> None:
-        """`desk` is needed where clients sign in. Raises StartupError for rules that cannot be used."""
+        """`desk` is needed where clients sign in; `holders` knows which certificates are
+        refused. Raises StartupError for rules that cannot be used."""
         self.name = name
         self.settings = settings
         self.mechanisms = mechanisms
         self._certified = (
-            Certified(name, settings.principal_mapping_rules) if settings.takes_certificates else None
+            Certified(name, settings.principal_mapping_rules, holders)
+            if settings.takes_certificates
+            else None
         )
         self._takes_basic = PLAIN in mechanisms and isinstance(settings, HttpDoorSettings)
         self.desk = desk

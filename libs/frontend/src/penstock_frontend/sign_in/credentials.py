@@ -18,7 +18,7 @@ from penstock_core.security.scram import ScramCredential, ScramMechanism
 from penstock_frontend.listener.connection import Connection
 
 CLOSE_MS_MAX: Final = 3_000
-"""How long a connection whose credential is gone may go on with what it has been answered."""
+"""How long a connection whose credential or certificate is gone may go on with what it has been answered."""
 
 
 class Reliance(NamedTuple):
@@ -92,11 +92,11 @@ class SignedIn:
             found = credentials.get(key)
             for connection in list(connections):
                 if found is None or found.version != self._of[connection].version:
-                    _end(connection)
+                    end_soon(connection, "its user was deleted, or has another password")
 
 
-def _end(connection: Connection) -> None:
-    reason = "its user was deleted, or has another password"
+def end_soon(connection: Connection, reason: str) -> None:
+    """Close it after the answers at hand, within CLOSE_MS_MAX."""
     connection.close_after_responses(reason)
     # A Fetch may wait for longer.
     if not connection.closed:

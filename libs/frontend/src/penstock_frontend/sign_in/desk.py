@@ -38,8 +38,10 @@ class SignInDesk:
         *,
         tokens: Tokens | None = None,
         wall_ms: Callable[[], int] = wall_ms,
+        keeps_out: Callable[[], str] = str,
     ) -> None:
-        """`tokens` says whether those of OAUTHBEARER count."""
+        """`tokens` says whether those of OAUTHBEARER count; `keeps_out` why nobody may sign in now."""
+        self.keeps_out = keeps_out
         self.credentials = Credentials(image)
         self.signed_in = SignedIn()
         self.limits = LoginLimits()

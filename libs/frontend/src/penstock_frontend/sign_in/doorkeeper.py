@@ -127,6 +127,9 @@ class Doorkeeper:
         session = door.session
         if goes is Goes.API_VERSIONS:
             return self._versions(connection, session, header, frame)
+        if stale := self._desk.keeps_out():
+            self._desk.failed(connection, session.mechanism or "unknown", "", stale)
+            return CLOSE  # no code: with one clients would give up, instead of trying another gateway
         request = codec.decode_request(header, frame)
         if goes is Goes.TOKEN:
             return self._token(connection, door, header, bytes(request.auth_bytes), now_ms)

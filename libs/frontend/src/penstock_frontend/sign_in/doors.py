@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypedDict
 
 from penstock_core.security.principal import Principal
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN
-from penstock_frontend.listener.connection import FrameHandler
+from penstock_frontend.acl_authorizer import AclAuthorizer
+from penstock_frontend.listener.connection import Connection, FrameHandler
+from penstock_frontend.listener.listener import KafkaListener
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.callers import CallerDoor
-from penstock_frontend.sign_in.certified import Certified
+from penstock_frontend.sign_in.certified import Certified, Holders
+from penstock_frontend.sign_in.credentials import end_soon
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
+from penstock_frontend.sign_in.old_news import OldNews
 from penstock_runtime.door_settings import DoorSettings, GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.lifecycle import Lifecycle
-from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
 from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.own_certificate import say_renewed
+from penstock_runtime.security.refused import RefusedCertificates
 from penstock_runtime.security.token_validator import open_token_validator
 from penstock_runtime.settings import ListenerSettings
 
@@ -30,6 +35,7 @@ HTTP: Final = "http"
 """Doors beside the listeners, which have names in capitals."""
 WARN_BEFORE_S: Final = 14 * 24 * 3600
 _LOOK_S: Final = 3600.0
+_NEWS_LOOK_S: Final = 0.25
 _WARN_EVERY_S: Final = 24 * 3600
 
 
@@ -38,7 +44,8 @@ class Door(TypedDict, total=False):
 
     doorkeeper: FrameHandler
     tls: Callable[[], ssl.SSLContext]
-    certified: Callable[[bytes | None], Principal]
+    certified: Callable[[bytes | None, Connection], Principal]
+    keeps_out: Callable[[], str]
 
 
 class Doors:
@@ -52,8 +59,16 @@ class Doors:
         *,
         grpc: GrpcDoorSettings | None = None,
         http: HttpDoorSettings | None = None,
+        stale_ms: tuple[int, int] = (NEVER_MS, NEVER_MS),
     ) -> None:
-        """Load certificates, rules and, for `oauth`, keys of tokens. Raises StartupError."""
+        """Load certificates, rules and, for `oauth`, keys of tokens. Raises StartupError.
+
+        `stale_ms`: how old the metadata may be for signing in, and for being served (see `old_news`).
+        """
+        self._stale_ms = stale_ms
+        self._authorizer: AclAuthorizer | None = None
+        self._grace_ms = 0
+        self._news: OldNews | None = None
         self._grpc, self._http = grpc or GrpcDoorSettings(), http or HttpDoorSettings()
         self._lifecycle = lifecycle
         self._tokens = open_token_validator(oauth, lifecycle)
@@ -61,19 +76,37 @@ class Doors:
         self._files: dict[str, ListenerTlsFiles] = {}
         self._certified: dict[str, Certified] = {}
         self._desk: SignInDesk | None = None
+        self._refused = RefusedCertificates()
+        self._holders = Holders(self._refused)
         for each in self._listeners:
             if each.tls is not None:
                 self._files[each.name] = ListenerTlsFiles(each.name, each.tls)
-                if not each.has_sasl and each.tls.client_auth != "none":
-                    self._certified[each.name] = Certified(each.name, each.principal_mapping_rules)
+                if each.tls.client_auth != "none":
+                    rules = None if each.has_sasl else each.principal_mapping_rules
+                    self._certified[each.name] = Certified(each.name, rules, self._holders)
         for name, door in ((GRPC, self._grpc), (HTTP, self._http)):
             if door.tls is not None:
                 self._files[name] = ListenerTlsFiles(name, door.tls, with_pem=name == GRPC)
 
-    def connect(self, metadata: MetadataClient, answer_versions: AnswerVersions) -> None:
-        """Have users from the metadata. To be called before `of`."""
+    def connect(
+        self,
+        metadata: MetadataClient,
+        answer_versions: AnswerVersions,
+        authorizer: AclAuthorizer | None = None,
+        grace_ms: int = 0,
+    ) -> None:
+        """Have users from the metadata. To be called before `of`.
+
+        `authorizer` is told, `grace_ms` later, when they are too old. Without it listeners without users go on.
+        """
+        self._authorizer, self._grace_ms = authorizer, grace_ms
         self._answer_versions = answer_versions
         self._metadata = metadata
+        news = OldNews(metadata.contact_age_ms, *self._stale_ms)
+        if self._authorizer is not None or any(map(self._has_users, self._listeners)):
+            self._news = news
+        refused = self._refused
+        metadata.on_change(lambda _, new, __: refused.take(new.security.refused_certificates))
         doors = (self._grpc, self._http)
         if not any(each.has_sasl for each in self._listeners) and not any(each.has_sasl for each in doors):
             return
@@ -83,6 +116,7 @@ class Doors:
             KafkaMetrics.of(lifecycle),
             lifecycle.log.bind(part="sign-in"),
             tokens=self._tokens,
+            keeps_out=news.keeps_out,
         )
         metadata.on_change(lambda old, new, _: desk.signed_in.on_metadata(old, new))
         lifecycle.at_end(desk.passwords.close)
@@ -99,6 +133,8 @@ class Doors:
             door["tls"] = self._files[settings.name].context
         if settings.name in self._certified:
             door["certified"] = self._certified[settings.name]
+        if self._news is not None and self._is_bound(settings):
+            door["keeps_out"] = self._news.keeps_out if self._has_users(settings) else self._news.ends
         return door
 
     def grpc_door(self) -> CallerDoor:
@@ -125,12 +161,24 @@ class Doors:
             lambda: metadata.image,
             mechanisms,
             token_lifetime_ms=token_lifetime_ms,
+            holders=self._holders,
         )
         metadata.on_change(lambda old, new, _: door.present.on_metadata(old, new))
         return door
 
-    def start(self) -> None:
-        """Watch over the files from now on; say what an operator should know."""
+    @staticmethod
+    def _has_users(settings: ListenerSettings) -> bool:
+        return settings.has_sasl or (settings.tls is not None and settings.tls.client_auth != "none")
+
+    def _is_bound(self, settings: ListenerSettings) -> bool:
+        """Whether what its clients may do comes with the metadata."""
+        return self._authorizer is not None or self._has_users(settings)
+
+    def start(self, listeners: Iterable[KafkaListener]) -> None:
+        """Watch over the files, and the age of the metadata, from now on; say what an operator should know."""
+        if self._news is not None:
+            bound = [each for each in listeners if self._is_bound(each.settings)]
+            self._lifecycle.create_task(self._watch_news(self._news, bound), "age of users and rights")
         lifecycle = self._lifecycle
         metrics = KafkaMetrics.of(lifecycle)
         for each in self._listeners:
@@ -166,6 +214,26 @@ class Doors:
                 self._lifecycle.log.warning(
                     f"{secrets} of {mechanism} are readable on the way; use SASL_SSL", listener=name
                 )
+
+    async def _watch_news(self, news: OldNews, listeners: Sequence[KafkaListener]) -> None:
+        """End what is served by rights that are too old; connections are kept out by the listeners."""
+        told = ""
+        while True:
+            await asyncio.sleep(_NEWS_LOOK_S)
+            reason = news.ends()
+            if reason and not told:
+                self._lifecycle.log.warning("clients are cut off", reason=reason)
+                for listener in listeners:
+                    for connection in list(listener.connections):
+                        end_soon(connection, reason)
+            elif told and not reason:
+                self._lifecycle.log.info("clients are served again: a controller was heard of")
+            told = reason
+            if self._authorizer is not None:
+                if news.ends(self._grace_ms):
+                    self._authorizer.distrust()
+                else:
+                    self._authorizer.trust()
 
     async def _watch(self, name: str, files: ListenerTlsFiles) -> None:
         log = self._lifecycle.log

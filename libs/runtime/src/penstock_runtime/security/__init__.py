@@ -8,6 +8,7 @@
 `listener_tls`     TLS contexts of a Kafka listener's files
 `methods`          which role may call which method of our internal services
 `own_certificate`  the certificate that a role starts with, and what it does while the role runs
+`refused`          certificates that are let in no more, by the newest metadata
 `role_guard`       the interceptor that asks which role calls
 `role_tls`         the `[tls]` table of a role, and TLS contexts of its files
 `tls_files`        files that change while a process runs: new contexts for new connections

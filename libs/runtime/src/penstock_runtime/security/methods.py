@@ -44,6 +44,7 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Controller/AlterQuotas": _FOLLOWERS,
     # Nobody's client comes this way: an operator at the controllers does.
     "/penstock.v1.Controller/ReplaceController": _ADMIN,
+    "/penstock.v1.Controller/AlterRefusedCertificates": _ADMIN,
     "/penstock.v1.Storage/Replicate": _NODE,
     "/penstock.v1.Storage/Positions": _NODE,
     "/penstock.v1.Storage/Forward": _GATEWAY,

@@ -13,6 +13,7 @@ from penstock_core.security.identity import PeerIdentity
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
 
@@ -57,6 +58,13 @@ def say_renewed(lifecycle: Lifecycle, cert: str, name: str) -> None:
     lifecycle.log.info("new certificate in use for new connections", cert=cert, name=name)
     event = {"event": CHANGE, "outcome": "ok", "type": "certificate", "operation": "use", "resource": name}
     audit_of(lifecycle).tell_changes(lambda: [{**event, "cert": cert}])
+
+
+def follow_refused(files: TlsFiles | None, metadata: MetadataClient) -> None:
+    """Have refused certificates from the metadata, for whoever calls this process."""
+    if files is not None:
+        refused = files.refused
+        metadata.on_change(lambda _, new, __: refused.take(new.security.refused_certificates))
 
 
 def expiry_warning(files: TlsFiles, now_s: float) -> str:

@@ -1,11 +1,13 @@
 """Which role calls is looked at before anything else: one interceptor for a server's every method.
 
 Deny by default: a method without a row in `methods` is for nobody, a certificate without a name of ours is
-nobody's, and one of another trust domain is a stranger's though the CA be the same.
+nobody's, and one of another trust domain is a stranger's though the CA be the same. A certificate that is refused by
+its serial number opens nothing, and streams that it opened before end as soon as the metadata say so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
@@ -20,6 +22,7 @@ from penstock_runtime.audit import Audit
 from penstock_runtime.logs import Log, get_log
 from penstock_runtime.security.callers import caller, set_caller
 from penstock_runtime.security.methods import METHOD_ROLES
+from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 
 _LOGGED_MAX = 100
 """Different refusals that are logged, each once: others could fill the disk with them."""
@@ -40,15 +43,24 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         trust_domain: str,
         *,
         roles: Mapping[str, frozenset[str]] = METHOD_ROLES,
+        refused: RefusedCertificates | None = None,
+        takes_plaintext: bool = False,
         log: Log | None = None,
         audit: Audit | None = None,
     ) -> None:
+        """`takes_plaintext`: who comes without TLS may do everything, as in a cluster without certificates."""
+        self._takes_plaintext = takes_plaintext
         self._audit = audit
         self._trust_domain = trust_domain
         self._roles = roles
         self._log = log or get_log()
         self._logged: set[tuple[str, str]] = set()
         self._guarded: dict[str, tuple[Handler, Handler]] = {}
+        self._refused = RefusedCertificates() if refused is None else refused
+        self._refused.on_change(self._end_refused)
+        self._streams: dict[asyncio.Task[Any], str] = {}
+        """Calls that are served as streams, with the serial number that opened them."""
+        self._cut: dict[asyncio.Task[Any], str] = {}
 
     async def intercept_service(
         self,
@@ -83,10 +95,39 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if identity.role not in allowed:
             whom = " or ".join(sorted(allowed)) or "nobody"
             return identity, f"{method.rpartition('/')[2]} is for {whom}, and this is {identity}"
-        return identity, ""
+        return identity, self._refused.fault(_serial(properties)) if self._refused.any else ""
+
+    def _end_refused(self) -> None:
+        for task, serial in self._streams.items():
+            fault = self._refused.fault(serial)
+            if fault and task not in self._cut:
+                self._cut[task] = fault
+                # As if the caller had gone: every handler bears that at any place.
+                task.cancel()
+
+    async def _served(self, context: Context, method: str, serve: Callable[[], Awaitable[Any]]) -> Any:
+        """A stream, for as long as the certificate that opened it counts."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[task] = _serial(context.auth_context())
+        try:
+            return await serve()
+        except asyncio.CancelledError:
+            fault = self._cut.get(task)
+            if fault is None:
+                raise
+            task.uncancel()
+            self._log.warning("stream ended", method=method, peer=context.peer(), reason=fault)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, fault)
+        finally:
+            self._streams.pop(task, None)
+            self._cut.pop(task, None)
 
     async def _admit(self, method: str, context: Context) -> None:
-        identity, refusal = self.refusal(method, context.auth_context())
+        properties = context.auth_context()
+        if self._takes_plaintext and b"ssl" not in properties.get("transport_security_type", ()):
+            return
+        identity, refusal = self.refusal(method, properties)
         if not refusal and identity is not None:
             set_caller(identity)
             return
@@ -126,19 +167,35 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         guarded: Callable[[Any, Context], Any]
         if inspect.isasyncgenfunction(behaviour):
 
-            async def generates(request: Any, context: Context) -> Any:
+            async def generates(request: Any, context: Context) -> None:
                 await admit(method, context)
                 responses = behaviour(request, context)
+
+                async def give() -> None:
+                    try:
+                        async for response in responses:
+                            await context.write(response)
+                    finally:
+                        await responses.aclose()
+
                 try:
-                    async for response in responses:
-                        yield response
+                    await self._served(context, method, give)
                 except Exception:
                     ended(method, context)
                     raise
-                finally:
-                    await responses.aclose()
 
             guarded = generates
+        elif handler.request_streaming or handler.response_streaming:
+
+            async def streams(request: Any, context: Context) -> Any:
+                await admit(method, context)
+                try:
+                    return await self._served(context, method, lambda: behaviour(request, context))
+                except Exception:
+                    ended(method, context)
+                    raise
+
+            guarded = streams
         else:
 
             async def answers(request: Any, context: Context) -> Any:
@@ -157,3 +214,8 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _serial(properties: Mapping[str, Any]) -> str:
+    found = list(properties.get("x509_pem_cert", ()))
+    return serial_in_pem(found[0]) if found else ""

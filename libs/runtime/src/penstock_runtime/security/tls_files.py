@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
 
 WATCH_S = 2.0
@@ -94,12 +95,23 @@ class TlsFiles(WatchedFiles[RoleContexts]):
     ) -> None:
         """Load them. Raises StartupError."""
         self._tls = tls
+        self.refused = RefusedCertificates()
+        """Whose certificates count no more, with whoever connects by these files."""
         super().__init__(tls.paths(), lambda: load(tls, role))
 
     @property
     def settings(self) -> RoleTls:
         """Where the files are."""
         return self._tls
+
+    def refusal(self, serial: str) -> str:
+        """Why a certificate with that serial number is let in no more; "" when it is. From any thread."""
+        return self.refused.fault(serial)
+
+    @property
+    def own_serial(self) -> str:
+        """The serial number of the certificate that is in use."""
+        return serial_in_pem(self.current.pem.cert)
 
     @property
     def cert(self) -> Path:

@@ -76,6 +76,8 @@ class Controller:
         self.settings = settings
         self.status = QuorumStatus()
         self.image = MetadataImage()
+        self.on_image: Callable[[MetadataImage], None] = lambda _: None
+        """Called for each image, before anybody is told of it."""
         self.sessions = Sessions(settings.session_timeout_ms, ports.tick_ms)
         self.clock_ms = ports.clocks.ms
         self._mutations = MutationQuotas()
@@ -135,6 +137,7 @@ class Controller:
         if image.cluster_id and not self.image.cluster_id:
             self._on_cluster_id(image.cluster_id)
         self.image = self.worker.image = image
+        self.on_image(image)
 
     def _on_status(self, status: QuorumStatus) -> None:
         old, self.status = self.status, status

@@ -11,6 +11,8 @@ import ssl
 from typing import Protocol
 
 from penstock_core.security.identity import BadIdentity, PeerIdentity, identity_of
+from penstock_core.security.serial_number import serial_of
+from penstock_core.security.subject import BadSubject
 
 _READ_BYTES = 256 * 1024
 _UNSAID_BYTES_MAX = 4096
@@ -43,6 +45,10 @@ class PeerTls(Protocol):
         """The newest ones; asked for each new connection, on the tick thread."""
         ...
 
+    def refusal(self, serial: str) -> str:
+        """Why a certificate with that serial number is let in no more; "" when it is. From the tick thread."""
+        ...
+
 
 class TlsFault(Exception):
     """The connection is over; the text says why, for people."""
@@ -60,6 +66,7 @@ class TlsStream:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._is_server = is_server
         self._unsaid = bytearray()
+        self._peer_serial: str | None = None
         self.is_established = False
         """Whether the handshake is done; on the side that dialled the other one may still refuse."""
 
@@ -114,6 +121,16 @@ class TlsStream:
                 f"the certificate is that of {found}, not of controller {controller_id} of {own.trust_domain}"
             )
         return ""
+
+    @property
+    def peer_serial(self) -> str:
+        """The serial number of the other side's certificate; "" before the handshake is done."""
+        if self._peer_serial is None and self.is_established:
+            try:
+                self._peer_serial = serial_of(self._object.getpeercert(binary_form=True) or b"")
+            except BadSubject:
+                self._peer_serial = ""
+        return self._peer_serial or ""
 
     def _shake_hands(self) -> bool:
         """Go on as far as it goes; True when it is done. Raises SSLError."""

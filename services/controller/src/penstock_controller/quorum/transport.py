@@ -181,6 +181,8 @@ class PeerTransport(Transport):  # type: ignore[misc]
                 link.close(f"silent for {LINK_SILENCE_S:g} s")
             elif link.crawls():
                 link.close("its message comes too slowly")
+            elif self._tls is not None and link.tls and (refused := self._tls.refusal(link.tls.peer_serial)):
+                link.close(refused)
             elif now - link.last_sent_at > KEEPALIVE_S:
                 self._say(link, {"type": "keepalive"})
         for link in [*self._unknown.links, *self._dialling.values()]:
@@ -374,7 +376,9 @@ class PeerTransport(Transport):  # type: ignore[misc]
             link.close(f"bad frame: {misplaced}")
             return
         if self._tls is not None and link.tls is not None:
-            fault = link.tls.peer_fault(self._tls.current.identity, peer_id)
+            fault = link.tls.peer_fault(self._tls.current.identity, peer_id) or self._tls.refusal(
+                link.tls.peer_serial
+            )
             if fault:
                 link.close(f"tls: {fault}")
                 return

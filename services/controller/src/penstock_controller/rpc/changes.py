@@ -231,6 +231,17 @@ def _quotas(request: Any, reply: Any) -> Iterator[dict[str, object]]:
         }
 
 
+def _refused_certificates(request: Any, reply: Any) -> Iterator[dict[str, object]]:
+    for change in request.changes:
+        yield {
+            "type": "certificate",
+            "operation": "allow" if change.removed else "refuse",
+            "resource": change.serial,
+            "reason": change.reason,
+            "code": reply.error.code,
+        }
+
+
 CHANGES: Final[dict[str, Changes]] = {
     "CreateTopics": _created,
     "DeleteTopics": _deleted,
@@ -246,5 +257,6 @@ CHANGES: Final[dict[str, Changes]] = {
     "AlterUserCredentials": _users,
     "AlterAcls": _acls,
     "AlterQuotas": _quotas,
+    "AlterRefusedCertificates": _refused_certificates,
 }
 """The methods that change something for which somebody asked."""

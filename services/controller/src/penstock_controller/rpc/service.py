@@ -31,6 +31,7 @@ from penstock_controller.state import (
     nodes,
     quotas,
     reassignments,
+    refused_certificates,
     topics,
     users,
 )
@@ -64,12 +65,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         addresses: dict[int, str],
         levels: PeerLevels,
         process: common.ProcessInfo,
+        own_serial: Callable[[], str] = lambda: "",
+        wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`own_serial` is that of this controller's certificate; "" without one. Of `wall_ms` ends of
+        certificates are counted, in ms since 1970."""
         self._core = core
         self._peers = peers
         self._addresses = addresses
         self._levels = levels
         self._process = process
+        self._own_serial = own_serial
+        self._wall_ms = wall_ms
 
     # --- helpers ------------------------------------------------------------------------
 
@@ -332,6 +339,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request: api.AlterQuotasRequest, context: ServicerContext
     ) -> api.AlterQuotasResponse:
         return await self._do(context, lambda ctx: quotas.alter_quotas(ctx, request))
+
+    async def AlterRefusedCertificates(
+        self, request: api.AlterRefusedCertificatesRequest, context: ServicerContext
+    ) -> api.AlterRefusedCertificatesResponse:
+        own, now_ms = self._own_serial(), self._wall_ms()
+        return await self._do(
+            context, lambda ctx: refused_certificates.alter_refused_certificates(ctx, request, own, now_ms)
+        )
 
     # --- answered by every controller --------------------------------------------------------------
 

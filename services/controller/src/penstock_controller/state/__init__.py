@@ -1,23 +1,24 @@
 """What the controller decides: pure functions from an image and a request to records,
 and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 
-`acls`             who may do what: ACLs in the metadata
-`cluster`          what belongs to the cluster as a whole
-`configs`          dynamic settings of topics, nodes, the cluster and groups
-`controllers`      which data directory makes each controller a voter
-`elections`        leadership that moves though its leader lives
-`features`         feature levels: raised once every process understands them
-`gateways`         gateways; founding the cluster; blocks of producer ids
-`generation`       the frame in which requests generate records
-`isr`              ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)
-`mutation_quotas`  how many partitions a client may make and delete (KIP-599)
-`nodes`            registration, fencing, unfencing and draining of nodes; preferred leaders
-`partitions`       how a partition's ISR, ELR and leader change: Kafka's PartitionChangeBuilder
-`placement`        where replicas go: even over nodes, spread over racks
-`quotas`           client quotas (KIP-546)
-`reassignments`    moving replicas (KIP-455), elections by hand (KIP-460), forgetting nodes
-`session_keys`     keys of the native API's tokens
-`sessions`         who is alive
-`topics`           creating, growing and deleting topics, with Kafka's errors
-`users`            what users prove themselves by: SCRAM credentials (KIP-554)
+`acls`                  who may do what: ACLs in the metadata
+`cluster`               what belongs to the cluster as a whole
+`configs`               dynamic settings of topics, nodes, the cluster and groups
+`controllers`           which data directory makes each controller a voter
+`elections`             leadership that moves though its leader lives
+`features`              feature levels: raised once every process understands them
+`gateways`              gateways; founding the cluster; blocks of producer ids
+`generation`            the frame in which requests generate records
+`isr`                   ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)
+`mutation_quotas`       how many partitions a client may make and delete (KIP-599)
+`nodes`                 registration, fencing, unfencing and draining of nodes; preferred leaders
+`partitions`            how a partition's ISR, ELR and leader change: Kafka's PartitionChangeBuilder
+`placement`             where replicas go: even over nodes, spread over racks
+`quotas`                client quotas (KIP-546)
+`reassignments`         moving replicas (KIP-455), elections by hand (KIP-460), forgetting nodes
+`refused_certificates`  certificates that are let in no more
+`session_keys`          keys of the native API's tokens
+`sessions`              who is alive
+`topics`                creating, growing and deleting topics, with Kafka's errors
+`users`                 what users prove themselves by: SCRAM credentials (KIP-554)
 """

@@ -1,0 +1,76 @@
+"""A TCP proxy in a thread that can be cut: nothing goes through, and nothing is refused either."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from types import TracebackType
+
+
+class CutProxy:
+    """From a port of its own to `target`. Use as a context manager."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cut proxy")
+        self._open = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    def __enter__(self) -> CutProxy:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def cut(self) -> None:
+        """From now on bytes wait."""
+        self._loop.call_soon_threadsafe(self._open.clear)
+
+    def mend(self) -> None:
+        """They go on."""
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    async def _start(self) -> None:
+        self._open.set()
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        far: asyncio.StreamWriter | None = None
+        try:
+            far_reader, far = await asyncio.open_connection(*self._target)
+            await asyncio.gather(self._carry(reader, far), self._carry(far_reader, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            for each in (writer, far):
+                if each is not None:
+                    each.close()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()
+            writer.close()
