@@ -320,7 +320,7 @@ def _admin(directory: Path) -> TlsFiles:
 
     files = {what: directory / f"{what}.pem" for what in ("cert", "key", "ca")}
     try:
-        return TlsFiles(RoleTls(**files), "admin")
+        return TlsFiles(RoleTls.model_validate(files), "admin")
     except StartupError as error:
         raise CommandError(f"--certificate {directory}: {error.message}") from None
 

@@ -32,6 +32,7 @@ from penstock_runtime.addresses import Plaintext, StartupError, bind_sockets, ch
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import get_log
+from penstock_runtime.security.both_ways import BothWays
 from penstock_runtime.security.diagnosis import find_fault
 from penstock_runtime.security.grpc_tls import (
     TARGET_NAME_OPTION,
@@ -102,19 +103,22 @@ async def serve(
     Raises StartupError, naming the setting, when the port is taken or would be open in plaintext to
     other machines without `allow_insecure_bind`. Stop it with `await server.stop(grace_s)`.
     """
-    address = check_bind(bind, setting, allow_insecure_bind=tls is not None or allow_insecure_bind)
+    secure = tls is not None and not tls.takes_plaintext
+    address = check_bind(bind, setting, allow_insecure_bind=secure or allow_insecure_bind)
     credentials = server_credentials(tls) if tls else door_credentials(door) if door else None
     # gRPC's own failure has no reason in it; a plain bind first gives one.
     check_free(address, setting)
     life = current_lifecycle()
     audit = None if life is None else audit_of(life)
-    guards = (
-        interceptors
-        if tls is None
-        else (RoleGuard(tls.current.identity.trust_domain, audit=audit, refused=tls.refused), *interceptors)
-    )
+    guards = interceptors
+    if tls is not None:
+        domain = tls.current.identity.trust_domain
+        guard = RoleGuard(domain, refused=tls.refused, takes_plaintext=tls.takes_plaintext, audit=audit)
+        guards = (guard, *interceptors)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_services(server)
+    if tls is not None and tls.takes_plaintext:
+        return await _serve_both(server, bind, setting, tls, allow_insecure_bind)
     target = f"[::]:{address.port}" if address.host in ("", "*") else str(address)
     try:
         port = (
@@ -131,6 +135,22 @@ async def serve(
     if (lifecycle := current_lifecycle()) is not None:
         lifecycle.at_end(lambda: server.stop(None))
     return server, Endpoint("", address.host, port)
+
+
+async def _serve_both(
+    server: grpc.aio.Server, bind: str, setting: str, tls: TlsFiles, allow_insecure_bind: Plaintext
+) -> tuple[grpc.aio.Server, Endpoint]:
+    """`serve` on a port that takes TLS and plaintext."""
+    sockets, endpoint = bind_sockets(bind, setting, allow_insecure_bind=allow_insecure_bind)
+    ways = BothWays()
+    server.add_secure_port(f"unix:{ways.tls}", server_credentials(tls))
+    server.add_insecure_port(f"unix:{ways.plain}")
+    await server.start()
+    await ways.open(sockets)
+    if (lifecycle := current_lifecycle()) is not None:
+        lifecycle.at_end(lambda: server.stop(None))
+        lifecycle.at_end(ways.close)
+    return server, Endpoint("", endpoint.host, endpoint.port)
 
 
 class _Key(NamedTuple):
@@ -174,7 +194,7 @@ class ChannelPool:
         Ask anew for every call: with a new certificate it is another channel.
         """
         key = _Key(address, role, lane)
-        if self._tls is not None:
+        if self._tls is not None and self._tls.dials_tls:
             return self._get_secure(key, self._tls)
         channel = self._channels.get(key)
         if channel is None:

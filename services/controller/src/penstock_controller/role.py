@@ -44,7 +44,7 @@ _REAL = ControllerPorts()
 async def run(settings: ControllerSettings, lifecycle: Lifecycle, ports: ControllerPorts = _REAL) -> None:
     """Serve until told to stop."""
     lifecycle.bind_identity(str(settings.controller_id))
-    if settings.tls is None:
+    if settings.tls is None or settings.tls.mode != "require":
         check_bind(settings.raft_bind, "raft_bind", allow_insecure_bind=settings.plaintext)
     tls = open_certificate(
         settings.tls, ROLE.name, lambda identity: _name_fault(identity, settings.controller_id)

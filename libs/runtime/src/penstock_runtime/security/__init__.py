@@ -1,5 +1,6 @@
 """Certificates of our own processes: settings, contexts, and new files in the place of old ones.
 
+`both_ways`        a gRPC port that takes TLS and plaintext, for a transition
 `callers`          who calls: the identity in the certificate of a gRPC call, and what it may say it is
 `diagnosis`        why a TLS connection with another role is not made
 `grpc_tls`         certificates of our own processes in gRPC's form

@@ -38,6 +38,10 @@ def watch_certificate(files: TlsFiles | None, lifecycle: Lifecycle) -> None:
     """Take new files while the role runs, and say in time that the certificate runs out."""
     if files is None:
         return
+    if files.takes_plaintext:
+        lifecycle.log.warning(
+            f"tls.mode = {files.settings.mode} takes plaintext from anybody; end the transition with tls.mode = require"
+        )
     Gauge(
         "penstock_certificate_expires_timestamp_seconds",
         "When the certificate of [tls] that is in use runs out, in seconds since 1970.",

@@ -12,7 +12,7 @@ import ssl
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -36,6 +36,10 @@ class RoleTls(BaseModel):
     """File with the key's password, where it has one; nobody else may read it."""
     ca: Path
     """The cluster's CA; several while one follows the other."""
+    mode: Literal["allow", "prefer", "require"] = "require"
+    """`require`: TLS and nothing else. The two others are steps of a rolling restart from a cluster without
+    certificates (decision 0044): `allow` takes TLS and plaintext, and dials in plaintext; `prefer` takes both,
+    and dials by TLS."""
 
     def paths(self) -> tuple[Path, ...]:
         """All the files."""

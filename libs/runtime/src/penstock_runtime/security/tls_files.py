@@ -104,6 +104,16 @@ class TlsFiles(WatchedFiles[RoleContexts]):
         """Where the files are."""
         return self._tls
 
+    @property
+    def takes_plaintext(self) -> bool:
+        """Whether others may come without TLS, for the time of a transition."""
+        return self._tls.mode != "require"
+
+    @property
+    def dials_tls(self) -> bool:
+        """Whether others are dialled by TLS."""
+        return self._tls.mode != "allow"
+
     def refusal(self, serial: str) -> str:
         """Why a certificate with that serial number is let in no more; "" when it is. From any thread."""
         return self.refused.fault(serial)

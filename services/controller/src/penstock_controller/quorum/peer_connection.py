@@ -19,7 +19,7 @@ from typing import Any
 
 from pysyncobj.poller import POLL_EVENT_TYPE
 
-from penstock_controller.quorum.peer_tls import PeerTls, TlsEnd, TlsFault, TlsStream
+from penstock_controller.quorum.peer_tls import PeerTls, TlsEnd, TlsFault, TlsStream, begins_tls
 
 _FRAME = struct.Struct("<II")
 FRAME_BYTES_MAX = 13 * 1024 * 1024
@@ -49,9 +49,12 @@ class PeerConnection:
         *,
         connecting: bool,
         tls: TlsStream | None = None,
+        tls_if_spoken: Callable[[], TlsStream] | None = None,
         may_shake_hands: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_shake_hands` is asked before each step of a TLS handshake; one that may not go on waits for a turn."""
+        """`may_shake_hands` is asked before each step of a TLS handshake; one that may not go on waits for a turn.
+        `tls_if_spoken` is the TLS of a peer that begins with it; one that does not speaks in plain."""
+        self._tls_if_spoken = tls_if_spoken
         self.tls = tls
         self._may_shake_hands = may_shake_hands
         self.peer_id: int | None = None
@@ -175,7 +178,8 @@ class PeerConnection:
         tls = self.tls
         if self.closed:
             return
-        if tls is not None and not tls.is_established and not self._may_shake_hands():
+        undecided = self._tls_if_spoken is not None
+        if (undecided or (tls is not None and not tls.is_established)) and not self._may_shake_hands():
             return
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -191,6 +195,10 @@ class PeerConnection:
                 self.close("peer closed the connection")
             return
         self.last_read_at = self._now()
+        if self._tls_if_spoken is not None:
+            if begins_tls(data):
+                tls = self.tls = self._tls_if_spoken()
+            self._tls_if_spoken = None
         if tls is not None:
             decrypted = self._decrypt(tls, data)
             if decrypted is None:

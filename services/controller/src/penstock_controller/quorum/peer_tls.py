@@ -16,6 +16,7 @@ from penstock_core.security.subject import BadSubject
 
 _READ_BYTES = 256 * 1024
 _UNSAID_BYTES_MAX = 4096
+_HANDSHAKE = 0x16
 
 
 class PeerContexts(Protocol):
@@ -45,9 +46,27 @@ class PeerTls(Protocol):
         """The newest ones; asked for each new connection, on the tick thread."""
         ...
 
+    @property
+    def takes_plaintext(self) -> bool:
+        """Whether peers may come without TLS, for the time of a transition."""
+        ...
+
+    @property
+    def dials_tls(self) -> bool:
+        """Whether peers are dialled by TLS."""
+        ...
+
     def refusal(self, serial: str) -> str:
         """Why a certificate with that serial number is let in no more; "" when it is. From the tick thread."""
         ...
+
+
+def begins_tls(first: bytes) -> bool:
+    """Whether these first bytes of a connection are a TLS handshake; else they are a hello in plain.
+
+    A record begins with 0x16, 3, 1 or 3. A hello begins with its length, least byte first, and is far below 64 KiB.
+    """
+    return first[0] == _HANDSHAKE and (len(first) < 3 or first[2] != 0)
 
 
 class TlsFault(Exception):

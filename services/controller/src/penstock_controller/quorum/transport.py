@@ -287,10 +287,13 @@ class PeerTransport(Transport):  # type: ignore[misc]
         if self._tls is not None:
             contexts = self._tls.current
             context = contexts.client if connecting else contexts.server
-            given = {
-                "tls": TlsStream(context, is_server=not connecting),
-                "may_shake_hands": self._may_shake_hands,
-            }
+            given["may_shake_hands"] = self._may_shake_hands
+            if connecting:
+                given["tls"] = TlsStream(context, is_server=False) if self._tls.dials_tls else None
+            elif self._tls.takes_plaintext:
+                given["tls_if_spoken"] = lambda: TlsStream(context, is_server=True)
+            else:
+                given["tls"] = TlsStream(context, is_server=True)
         return self._network.connection(
             self._raft.poller,
             sock,
@@ -395,7 +398,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
             return
         standing = self._standing_of(link, message)
         old = self._links.get(peer_id)
-        if old is not None and self._tls is None:
+        if old is not None and link.tls is None:
             # A certificate would say which of the two it is: with one, the newer connection is the true one.
             now = self._clock_s()
             silent_s = now - old.last_read_at
