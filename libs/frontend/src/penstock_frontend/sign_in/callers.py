@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.metadata.security import CredentialKey
 from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
-from penstock_core.security.principal import ANONYMOUS, Principal, user
+from penstock_core.security.principal import ANONYMOUS, Identity, Principal, client_identity, user
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.sasl_session import FAILURE_DELAY_MS
 from penstock_core.security.session_token import (
@@ -28,12 +28,14 @@ from penstock_core.security.session_token import (
     SessionClaims,
     SessionKeys,
 )
+from penstock_frontend.audit import ASKING, Asking, ListenerAudit
 from penstock_frontend.listener.listener import NotCertified
 from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_frontend.sign_in.credentials import Reliance
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.exchanges import PlainExchange
 from penstock_frontend.sign_in.passwords import TooManyPasswords
+from penstock_runtime.audit import Audit
 from penstock_runtime.door_settings import DoorSettings, HttpDoorSettings
 
 CREDENTIAL_LENGTH_MAX: Final = 16 * 1024
@@ -42,6 +44,8 @@ JWTS_KEPT: Final = 1_024
 JWT_KEPT_MS: Final = 60_000
 """Then they are, since the issuer may have taken a key away."""
 
+TOKEN: Final = "TOKEN"  # noqa: S105 - a name, beside those of mechanisms
+"""In the place of a mechanism, of who shows a token that `Authenticate` gave."""
 _REFUSED: Final = "the credentials are refused; sign in again"
 
 
@@ -49,10 +53,25 @@ class NotLetIn(Exception):
     """The caller does not say who it is, or not truly; the text is for the caller."""
 
 
+class Guest(NamedTuple):
+    """Whoever is at a door: a `penstock_frontend.audit.Visitor`."""
+
+    listener: str
+    identity: Identity
+    mechanism: str
+    client_id: str | None = None
+
+    @property
+    def principal(self) -> Principal:
+        """Who it is, as far as it is known."""
+        return self.identity.principal
+
+
 class Caller(NamedTuple):
     """Whoever was let in, and what that relies on."""
 
     principal: Principal
+    mechanism: str = ""
     reliance: Reliance | None = None
     """On which credential; None for certificates and JWTs."""
     expires_at_ms: int | None = None
@@ -90,7 +109,7 @@ class Tokens:
         reliance = Reliance(CredentialKey(claims.user, claims.mechanism), claims.version)
         if self._desk.credentials.version(reliance.key) != reliance.version:
             raise BadSessionToken("its user was deleted, or has another password")
-        return Caller(user(claims.user), reliance)
+        return Caller(user(claims.user), TOKEN, reliance)
 
 
 class CallerDoor:
@@ -106,6 +125,7 @@ class CallerDoor:
         *,
         token_lifetime_ms: int = 0,
         holders: Holders | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """`desk` is needed where clients sign in; `holders` knows which certificates are
         refused. Raises StartupError for rules that cannot be used."""
@@ -122,6 +142,7 @@ class CallerDoor:
         self.tokens = None if desk is None else Tokens(desk, image, token_lifetime_ms)
         self._jwts: OrderedDict[bytes, tuple[TokenIdentity, int]] = OrderedDict()
         self.present = Present()
+        self._audit = ListenerAudit(audit or Audit(), name)
 
     @property
     def signs_in(self) -> bool:
@@ -135,12 +156,28 @@ class CallerDoor:
             return ()
         return ("Bearer", "Basic") if self._takes_basic else ("Bearer",)
 
-    async def caller(
-        self, authorization: str | None, certificate: bytes | None, address: str, peer: str
-    ) -> Caller:
+    def came(self, mechanism: str, name: str, address: str) -> None:
+        """A user has signed in by the mechanism."""
+        if self.desk is not None:
+            who = Guest(self.name, client_identity(user(name), address), mechanism)
+            self.desk.caller_came(self._audit, who)
+
+    def refused(self, mechanism: str, name: str, address: str, reason: str) -> None:
+        """Somebody who says to be that user has not."""
+        if self.desk is not None:
+            who = Guest(self.name, client_identity(ANONYMOUS, address), mechanism)
+            self.desk.caller_refused(self._audit, who, name, reason)
+
+    def asking(self, caller: Caller, address: str, api: str) -> Identity:
+        """Who asks in this task from now on, also for the audit log."""
+        identity = client_identity(caller.principal, address)
+        ASKING.set(Asking(identity, self.name, None, caller.mechanism, api))
+        return identity
+
+    async def caller(self, authorization: str | None, certificate: bytes | None, address: str) -> Caller:
         """Who calls: `authorization` is the header, `certificate` DER. Raises NotLetIn."""
         if not self.signs_in:
-            return self._by_certificate(certificate)
+            return self._by_certificate(certificate, address)
         assert self.desk is not None
         scheme, _, value = (authorization or "").partition(" ")
         value = value.strip()
@@ -148,31 +185,32 @@ class CallerDoor:
             raise NotLetIn(f"sign in: send Authorization: {' or '.join(self.schemes)} with each call")
         if scheme.lower() == "bearer":
             if value.startswith(PREFIX):
-                return self._by_own_token(value, peer)
+                return self._by_own_token(value, address)
             if OAUTHBEARER in self.mechanisms and self.desk.tokens is not None:
-                return await self._by_jwt(value, address, peer)
-            raise await self._refused(OAUTHBEARER, "", peer, "tokens of others are not taken here")
+                return await self._by_jwt(value, address)
+            raise await self._refused(OAUTHBEARER, "", address, "tokens of others are not taken here")
         if scheme.lower() == "basic" and self._takes_basic:
-            return await self._by_password(value, address, peer)
+            return await self._by_password(value, address)
         raise NotLetIn(f"Authorization is {' or '.join(self.schemes)} here")
 
-    def _by_certificate(self, certificate: bytes | None) -> Caller:
+    def _by_certificate(self, certificate: bytes | None, address: str) -> Caller:
         if self._certified is None:
             return Caller(ANONYMOUS)
         try:
             return Caller(self._certified(certificate))
         except NotCertified as error:
+            self._audit.refused(address, str(error))
             raise NotLetIn(str(error)) from None
 
-    def _by_own_token(self, token: str, peer: str) -> Caller:
+    def _by_own_token(self, token: str, address: str) -> Caller:
         assert self.tokens is not None
         try:
             return self.tokens.read(token)
         except BadSessionToken as error:
-            self._count("TOKEN", "", peer, str(error))
+            self.refused(TOKEN, "", address, str(error))
             raise NotLetIn("the token does not count any more; sign in again") from None
 
-    async def _by_jwt(self, token: str, address: str, peer: str) -> Caller:
+    async def _by_jwt(self, token: str, address: str) -> Caller:
         desk = self.desk
         assert desk is not None
         assert desk.tokens is not None
@@ -182,7 +220,7 @@ class CallerDoor:
             return _of_jwt(kept[0])
         attempt = desk.limits.begin(address, known.hex(), desk.now_ms())
         if attempt is None:
-            raise await self._refused(OAUTHBEARER, "", peer, "too many attempts from its address wait")
+            raise await self._refused(OAUTHBEARER, "", address, "too many attempts from its address wait")
         try:
             if attempt.delay_ms:
                 await asyncio.sleep(attempt.delay_ms / 1000)
@@ -190,45 +228,43 @@ class CallerDoor:
                 identity = await desk.tokens.verify(token)
             except TokenRefused as refused:
                 desk.limits.failed(attempt, desk.now_ms())
-                raise await self._refused(OAUTHBEARER, "", peer, f"the token is refused: {refused}") from None
+                raise await self._refused(
+                    OAUTHBEARER, "", address, f"the token is refused: {refused}"
+                ) from None
             desk.limits.succeeded(attempt, desk.now_ms())
         finally:
             desk.limits.looked_at(attempt)
         while len(self._jwts) >= JWTS_KEPT:
             self._jwts.popitem(last=False)
         self._jwts[known] = identity, desk.now_ms() + JWT_KEPT_MS
-        desk.caller_came(self.name, OAUTHBEARER)
+        self.came(OAUTHBEARER, identity.name, address)
         return _of_jwt(identity)
 
-    async def _by_password(self, value: str, address: str, peer: str) -> Caller:
+    async def _by_password(self, value: str, address: str) -> Caller:
         desk = self.desk
         assert desk is not None
         try:
             name, colon, password = base64.b64decode(value, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
-            raise await self._refused(PLAIN, "", peer, "malformed Basic") from None
+            raise await self._refused(PLAIN, "", address, "malformed Basic") from None
         if not colon or "\0" in name + password:
-            raise await self._refused(PLAIN, "", peer, "malformed Basic")
+            raise await self._refused(PLAIN, "", address, "malformed Basic")
         exchange = PlainExchange(desk, address, _no_deadline)
         try:
             await exchange.evaluate(f"\0{name}\0{password}".encode())
         except SaslFailure as failure:
-            raise await self._refused(PLAIN, name, peer, failure.reason) from None
+            raise await self._refused(PLAIN, name, address, failure.reason) from None
         except TooManyPasswords:
-            raise await self._refused(PLAIN, name, peer, "too many passwords wait") from None
+            raise await self._refused(PLAIN, name, address, "too many passwords wait") from None
         finally:
             exchange.gone()
-        desk.caller_came(self.name, PLAIN)
-        return Caller(user(name), exchange.reliance)
+        self.came(PLAIN, name, address)
+        return Caller(user(name), PLAIN, exchange.reliance)
 
-    async def _refused(self, mechanism: str, name: str, peer: str, reason: str) -> NotLetIn:
-        self._count(mechanism, name, peer, reason)
+    async def _refused(self, mechanism: str, name: str, address: str, reason: str) -> NotLetIn:
+        self.refused(mechanism, name, address, reason)
         await asyncio.sleep(FAILURE_DELAY_MS / 1000)
         return NotLetIn(_REFUSED)
-
-    def _count(self, mechanism: str, name: str, peer: str, reason: str) -> None:
-        if self.desk is not None:
-            self.desk.caller_refused(self.name, peer, mechanism, name, reason)
 
 
 class Stay:
@@ -286,7 +322,7 @@ class Present:
 
 
 def _of_jwt(identity: TokenIdentity) -> Caller:
-    return Caller(user(identity.name), None, identity.expires_at_ms)
+    return Caller(user(identity.name), OAUTHBEARER, None, identity.expires_at_ms)
 
 
 def _no_deadline(_delay_ms: int) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.login_limits import LoginLimits
 from penstock_core.security.plain import PlainMemo
+from penstock_frontend.audit import ListenerAudit, Visitor
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.credentials import Credentials, SignedIn
@@ -66,14 +67,16 @@ class SignInDesk:
         connection.audit.not_signed_in(connection, mechanism, user, reason)
         self._say(connection.listener, connection.peer, mechanism, user, reason)
 
-    def caller_came(self, door: str, mechanism: str) -> None:
+    def caller_came(self, audit: ListenerAudit, who: Visitor) -> None:
         """Count one who has signed in at a door beside the listeners."""
-        self._metrics.sign_ins[door, mechanism, "success"] += 1
+        audit.signed_in(who, who.mechanism)
+        self._metrics.sign_ins[who.listener, who.mechanism, "success"] += 1
 
-    def caller_refused(self, door: str, peer: str, mechanism: str, user: str, reason: str) -> None:
+    def caller_refused(self, audit: ListenerAudit, who: Visitor, user: str, reason: str) -> None:
         """Count one who has not, and say why."""
-        self._metrics.sign_ins[door, mechanism, "failure"] += 1
-        self._say(door, peer, mechanism, user, reason)
+        audit.not_signed_in(who, who.mechanism, user, reason)
+        self._metrics.sign_ins[who.listener, who.mechanism, "failure"] += 1
+        self._say(who.listener, who.identity.host, who.mechanism, user, reason)
 
     def _say(self, listener: str, peer: str, mechanism: str, user: str, reason: str) -> None:
         now_ms = self.now_ms()

@@ -19,6 +19,7 @@ from penstock_frontend.sign_in.credentials import end_soon
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
 from penstock_frontend.sign_in.old_news import OldNews
+from penstock_runtime.audit import audit_of
 from penstock_runtime.door_settings import DoorSettings, GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
@@ -162,6 +163,7 @@ class Doors:
             mechanisms,
             token_lifetime_ms=token_lifetime_ms,
             holders=self._holders,
+            audit=audit_of(self._lifecycle),
         )
         metadata.on_change(lambda old, new, _: door.present.on_metadata(old, new))
         return door

@@ -118,9 +118,9 @@ async def _sign_in(door: CallerDoor, request: web.Request) -> None:
     connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
     certificate: bytes | None = None if connection is None else connection.getpeercert(True)
     caller = await door.caller(
-        authorization[0] if len(authorization) == 1 else None, certificate or None, host, host
+        authorization[0] if len(authorization) == 1 else None, certificate or None, host
     )
-    request[_IDENTITY] = client_identity(caller.principal, host)
+    request[_IDENTITY] = door.asking(caller, host, f"{request.method} {request.path}")
 
 
 def _unauthenticated(door: CallerDoor, why: str) -> web.Response:

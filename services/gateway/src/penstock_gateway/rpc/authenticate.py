@@ -57,7 +57,7 @@ class Authenticator:
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "too many sign in at this moment; try again"
             )
         self._at_it[address] += 1
-        talk = _Talk(self._door, self._offered, peer_host(context.peer()), context.peer())
+        talk = _Talk(self._door, self._offered, peer_host(context.peer()))
         try:
             while not talk.complete:
                 yield await talk.answer(requests)
@@ -73,11 +73,10 @@ class Authenticator:
 class _Talk:
     """State of one exchange."""
 
-    def __init__(self, door: CallerDoor, offered: tuple[str, ...], address: str, peer: str) -> None:
+    def __init__(self, door: CallerDoor, offered: tuple[str, ...], address: str) -> None:
         self._door = door
         self._offered = offered
         self._address = address
-        self._peer = peer
         self._exchange: Exchange | None = None
         self._mechanism = ""
         self._left_ms = AUTHENTICATION_MS_MAX
@@ -103,7 +102,7 @@ class _Talk:
         try:
             said = await exchange.evaluate(request.message)
         except SaslFailure as failure:
-            desk.caller_refused(door.name, self._peer, self._mechanism, exchange.user, failure.reason)
+            door.refused(self._mechanism, exchange.user, self._address, failure.reason)
             await asyncio.sleep(FAILURE_DELAY_MS / 1000)
             raise _Failed(
                 grpc.StatusCode.UNAUTHENTICATED,
@@ -122,7 +121,7 @@ class _Talk:
             except NoKey as error:
                 raise _Failed(grpc.StatusCode.UNAVAILABLE, str(error)) from None
             response.token_lifetime_ms = door.tokens.lifetime_ms
-            desk.caller_came(door.name, self._mechanism)
+            door.came(self._mechanism, exchange.user, self._address)
             self.complete = True
         return response
 
@@ -148,7 +147,7 @@ class _Talk:
         desk = self._door.desk
         assert desk is not None
         if mechanism not in self._offered:
-            desk.caller_refused(self._door.name, self._peer, "unknown", "", "a mechanism that is not offered")
+            self._door.refused("unknown", "", self._address, "a mechanism that is not offered")
             raise _Failed(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"this mechanism is not offered; there are {', '.join(self._offered)}",

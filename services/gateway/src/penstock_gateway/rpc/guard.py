@@ -88,23 +88,24 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return handler
         # As a stream in any case: so the caller is known before its message is taken.
         return grpc.stream_stream_rpc_method_handler(
-            self._guard(handler),
+            self._guard(method, handler),
             handler.request_deserializer,
             handler.response_serializer,
         )
 
-    def _guard(self, handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    def _guard(self, method: str, handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]:
         one_request, one_response = not handler.request_streaming, not handler.response_streaming
         behaviour = (
             (handler.unary_unary if one_response else handler.unary_stream)
             if one_request
             else (handler.stream_unary if one_response else handler.stream_stream)
         )
+        api = method.rpartition("/")[2]
         assert one_response or inspect.isasyncgenfunction(behaviour)
 
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             caller = await self._admit(context)
-            _caller.set(client_identity(caller.principal, peer_host(context.peer())))
+            _caller.set(self._door.asking(caller, peer_host(context.peer()), api))
             stay = _Stay()
             left_ms = None if caller.expires_at_ms is None else caller.expires_at_ms - self._wall_ms()
             with self._door.present.during(caller, stay.end, left_ms):
@@ -130,9 +131,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _admit(self, context: Context) -> Caller:
         host = peer_host(context.peer())
         try:
-            return await self._door.caller(
-                _authorization(context), _certificate(context), host, context.peer()
-            )
+            return await self._door.caller(_authorization(context), _certificate(context), host)
         except NotLetIn as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise AssertionError("abort raises") from None
