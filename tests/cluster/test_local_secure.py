@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import run
@@ -14,7 +17,7 @@ import pytest
 from penstock.connector import Connector, NoTls, Refused, call, load
 from penstock.errors import ExitCode
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_core.security.client_file import ClientFile
 from support.cluster import running_cluster, start_ready
 
@@ -143,3 +146,27 @@ def test_processes_are_killed_started_and_added_and_up_again_changes_nothing(clu
     penstock(cluster, "topic", "list", "--bootstrap", cluster.bootstrap.rpartition(",")[2])
     _, said = penstock(cluster, "local", "status")
     assert "password" not in said
+
+
+def test_receipts_come_by_the_native_api_and_strangers_get_none(cluster: LocalCluster) -> None:
+    penstock(cluster, "topic", "create", "receipts")
+    out, _ = penstock(cluster, "produce", "receipts", "--receipt", "--json", typed="one\ntwo\n")
+    assert json.loads(out)["records"] == 2
+    gateway = f"localhost:{cluster.state.of_role(GATEWAY)[0].ports['grpc']}"
+    words = ("produce", "receipts", "--receipt", "--gateway", gateway)
+    penstock(cluster, *words, typed="x\n", here=False, expect=ExitCode.UNREACHABLE)
+
+
+def test_http_is_for_those_who_sign_in(cluster: LocalCluster) -> None:
+    admin = load(cluster.directory / "secure" / "admin.properties")
+    assert admin.file is not None
+    for role, path in ((GATEWAY, "/v1/topics"), (GATEWAY, "/metrics"), (NODE, "/metrics")):
+        url = f"https://localhost:{cluster.state.of_role(role)[0].ports['http']}{path}"
+        request = urllib.request.Request(url)
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            urllib.request.urlopen(request, context=admin.context, timeout=TIMEOUT_S)
+        refused.value.close()
+        said = f"{admin.file.username}:{admin.file.password}".encode()
+        request.add_header("Authorization", f"Basic {base64.b64encode(said).decode()}")
+        with urllib.request.urlopen(request, context=admin.context, timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200

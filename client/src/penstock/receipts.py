@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.connector import PLAINTEXT, Connector
 from penstock.errors import CommandError, ExitCode
+from penstock.native import open_gateway
+from penstock.text import harmless
 
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
@@ -54,18 +57,19 @@ def produce_with_receipts(
     *,
     acks: int = -1,
     timeout_ms: int = 30_000,
+    connector: Connector = PLAINTEXT,
 ) -> Iterator[BatchReceipt]:
     """Send records and yield a receipt per batch, in order.
 
-    `gateway`: HOST:PORT of its gRPC API. `acks`: -1 for every in-sync replica, 1 for the leader
-    alone. `timeout_ms`: how long the leader may wait for its replicas. Raises CommandError on the first
-    batch that is refused, or when the gateway is lost or answers nothing for that time and GRACE_S.
+    `gateway`: HOST:PORT of its gRPC API. `connector`: how to come in there. `acks`: -1 for every in-sync replica,
+    1 for the leader alone. `timeout_ms`: how long the leader may wait for its replicas. Raises CommandError on the
+    first batch that is refused, or when the gateway is lost or answers nothing for that time and GRACE_S.
     """
     try:
         import grpc
 
         from penstock_kafka.records.build import NewRecord, build_batch
-        from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+        from penstock_proto.v1 import gateway_pb2
     except ImportError as error:
         raise CommandError(
             f"receipts need the gRPC client ({error.name}): pip install 'penstock[native]'"
@@ -96,9 +100,17 @@ def produce_with_receipts(
             failure.append(error)  # gRPC calls this from a thread of its own and tells nobody
             raise
 
-    with grpc.insecure_channel(gateway) as channel:
+    with open_gateway(gateway, connector) as opened:
+        try:
+            metadata = opened.metadata()
+        except grpc.RpcError as error:
+            refused: Any = error
+            details = harmless(" ".join((refused.details() or str(error)).split()))
+            raise CommandError(
+                f"gateway {gateway} does not take the user: {details}", ExitCode.UNREACHABLE
+            ) from None
         patience = Patience(timeout_ms / 1000 + GRACE_S)
-        call: Any = gateway_pb2_grpc.GatewayStub(channel).Produce(requests())
+        call: Any = opened.stub.Produce(requests(), metadata=metadata)
         watch = _Watch(call, patience)
         try:
             for response in call:

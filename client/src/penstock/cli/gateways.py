@@ -17,30 +17,39 @@ from typing import Any, Final
 from penstock.cli import reach
 from penstock.cli.kafka import admin_client, cluster_metadata
 from penstock.cli.local_gateways import local_gateways
+from penstock.connector import PLAINTEXT, Connector
 from penstock.errors import CommandError, ExitCode
+from penstock.native import open_gateway
+from penstock.text import harmless
 
 GRPC_PORT_OFFSETS: Final = (2, -98)
 """From a gateway's Kafka port, and from its direct one."""
 GATEWAY_DEFAULT: Final = "127.0.0.1:9094"
 
 
-def find_gateway(gateways: str | None, bootstrap: str | None, directory: Path) -> str:
+def find_gateway(
+    gateways: str | None, bootstrap: str | None, directory: Path, connector: Connector = PLAINTEXT
+) -> str:
     """gRPC address of a gateway that answers: of `gateways`, or of the cluster at `bootstrap`, or of the
     running local cluster in `directory`, or the default, whichever is given or there first.
 
     Raises UNREACHABLE in a line that names every address tried, and the mend.
     """
-    if gateways:
-        return _first(reach.addresses_of(gateways, "--gateway"), "is the cluster up, and is --gateway right?")
+    named = gateways or ("" if connector.file is None else connector.file.gateway)
+    if named:
+        mend = "is the cluster up, and is --gateway right?"
+        return _first(reach.addresses_of(named, "--gateway"), mend, connector=connector)
     if bootstrap:
-        return _of_cluster(bootstrap, directory)
+        return _of_cluster(bootstrap, directory, connector)
     local = local_gateways(directory, "grpc")
     if local.addresses:
-        return _first(local.addresses, local.mend)
-    return _first([GATEWAY_DEFAULT], f"{local.mend}, --gateway HOST:PORT names another gateway")
+        return _first(local.addresses, local.mend, connector=connector)
+    return _first(
+        [GATEWAY_DEFAULT], f"{local.mend}, --gateway HOST:PORT names another gateway", connector=connector
+    )
 
 
-def _of_cluster(bootstrap: str, directory: Path) -> str:
+def _of_cluster(bootstrap: str, directory: Path, connector: Connector) -> str:
     """A gateway of the cluster at a Kafka address."""
     # "" is no gateway's: where the cluster tells no id yet, nothing is taken for its gateway.
     cluster_id = cluster_metadata(admin_client(bootstrap), bootstrap).cluster_id or ""
@@ -55,16 +64,21 @@ def _of_cluster(bootstrap: str, directory: Path) -> str:
         "--gateway HOST:PORT names one",
         f"no gateway of the cluster at {bootstrap} was found",
         cluster_id,
+        connector,
     )
 
 
 def _first(
-    addresses: Sequence[str], mend: str, trouble: str = "no gateway answers", cluster_id: str | None = None
+    addresses: Sequence[str],
+    mend: str,
+    trouble: str = "no gateway answers",
+    cluster_id: str | None = None,
+    connector: Connector = PLAINTEXT,
 ) -> str:
     """The first address at which a gateway answers, one of that cluster if one is asked for."""
     problems = []
     for address in dict.fromkeys(addresses):
-        found = cluster_id_at(address)
+        found = cluster_id_at(address, connector)
         if isinstance(found, reach.Problem):
             problems.append(str(found))
         elif cluster_id is not None and found != cluster_id:
@@ -74,12 +88,12 @@ def _first(
     raise CommandError(f"{trouble} ({'; '.join(problems)}); {mend}", ExitCode.UNREACHABLE)
 
 
-def cluster_id_at(address: str) -> str | reach.Problem:
+def cluster_id_at(address: str, connector: Connector = PLAINTEXT) -> str | reach.Problem:
     """Ask a gateway for its cluster's id, as Kafka clients are told it (UUID in base64url)."""
     try:
         import grpc
 
-        from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+        from penstock_proto.v1 import gateway_pb2
     except ImportError as error:
         raise CommandError(
             f"a gateway is asked by gRPC ({error.name} is not installed): pip install 'penstock[native]'"
@@ -88,20 +102,26 @@ def cluster_id_at(address: str) -> str | reach.Problem:
     if seen.speaks in (None, reach.Speaks.KAFKA):
         return seen
     _, answer_s = reach.timeouts_s()
-    with grpc.insecure_channel(address) as channel:
-        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+    with open_gateway(address, connector) as gateway:
         try:
-            answer = stub.Describe(gateway_pb2.DescribeRequest(), timeout=answer_s)
+            metadata = gateway.metadata()
+            answer = gateway.stub.Describe(gateway_pb2.DescribeRequest(), timeout=answer_s, metadata=metadata)
         except grpc.RpcError as error:
-            return reach.Problem(address, _why(error, seen))
+            return reach.Problem(
+                address, _why(error, seen, connector.file is not None and connector.file.tls)
+            )
     return base64.urlsafe_b64encode(answer.cluster_id).rstrip(b"=").decode()
 
 
-def _why(error: Any, seen: reach.Problem) -> str:
+def _why(error: Any, seen: reach.Problem, tls: bool) -> str:
     """In a few words, why a call failed; gRPC's own are for those who debug it."""
     code = error.code().name
-    if seen.speaks is not reach.Speaks.GRPC:
+    if code == "UNAUTHENTICATED":
+        return "it does not take the user: " + harmless(" ".join((error.details() or code).split()))
+    if seen.speaks is not reach.Speaks.GRPC and not tls:
         return seen.reason
+    if code == "UNAVAILABLE" and tls:
+        return "no TLS with it: is security.protocol right, and ssl.ca.location?"
     if code == "UNIMPLEMENTED":
         return "this is the gRPC port of another role, or of another program"
     if code == "DEADLINE_EXCEEDED":

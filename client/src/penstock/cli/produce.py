@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 from click.core import ParameterSource
 
-from penstock.cli.kafka import bootstrap_option, check_reachable, client_config, failure, topic_metadata
+from penstock.cli.kafka import (
+    bootstrap_option,
+    check_reachable,
+    client_config,
+    connector_of,
+    failure,
+    topic_metadata,
+)
 from penstock.cli.local_gateways import directory_of
 from penstock.cli.output import console, note, print_json
+from penstock.connector import Connector
 from penstock.errors import CommandError, ExitCode
 from penstock.interrupts import one_interrupt
 from penstock.receipts import Record, produce_with_receipts
@@ -135,10 +143,11 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
         from penstock.cli.gateways import find_gateway
 
         given = ctx.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT
-        found = find_gateway(gateway, bootstrap if given else None, directory_of(ctx))
+        connector = connector_of(bootstrap)
+        found = find_gateway(gateway, bootstrap if given else None, directory_of(ctx), connector)
         source = _source_of_a_thread(file)
         lines = _records(source, key_separator)
-        _tell_receipts(found, topic, partition or 0, lines, acks, timeout_s, as_json)
+        _tell_receipts(found, topic, partition or 0, lines, acks, timeout_s, as_json, connector)
         source.close()
         return ExitCode.OK
     if acks != "all":
@@ -256,10 +265,17 @@ def _tell_receipts(
     acks: str,
     timeout_s: int,
     as_json: bool,
+    connector: Connector,
 ) -> None:
     acks_number = -1 if acks == "all" else 1
     for got in produce_with_receipts(
-        gateway, topic, partition, lines, acks=acks_number, timeout_ms=timeout_s * 1000
+        gateway,
+        topic,
+        partition,
+        lines,
+        acks=acks_number,
+        timeout_ms=timeout_s * 1000,
+        connector=connector,
     ):
         if as_json:
             click.echo(json.dumps(asdict(got)))

@@ -421,7 +421,15 @@ class LocalCluster:
         )
 
     def _ready(self, state: ClusterState, record: ProcessRecord) -> probe.Readiness:
-        answers = [probe.http_ready(HOST, state.member(name).ports["http"]) for name in record.members]
+        connector = self._connector(state)
+        members = [state.member(name) for name in record.members]
+        answers = [
+            # Controllers know no users: their HTTP port is plain, and on loopback.
+            probe.http_ready(
+                HOST, m.ports["http"], connector=PLAINTEXT if m.role == plan.CONTROLLER else connector
+            )
+            for m in members
+        ]
         return next((answer for answer in answers if not answer.ready), answers[-1])
 
     def _status_of(self, state: ClusterState, record: ProcessRecord) -> ProcessStatus:

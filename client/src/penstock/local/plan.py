@@ -270,6 +270,10 @@ def _secure(settings: dict[str, Any], member: Member, directory: Path) -> None:
         settings["bootstrap_users"] = str(made / FIRST_USERS_FILE)
         return
     settings |= {"authorizer": "acl", "super_users": [f"User:{ADMIN}"]}
+    door = {"security": "SASL_SSL", "tls": files}
+    settings["http_door"] = door
+    if member.role == GATEWAY:
+        settings["grpc_door"] = door
     for listener in settings["listeners"]:
         port = listener["bind"].rpartition(":")[2]
         listener.update(advertised=f"{SECURE_HOST}:{port}", security="SASL_SSL", tls=files)
@@ -329,7 +333,7 @@ def addresses(state: ClusterState) -> dict[str, str]:
         "bootstrap": listed("kafka"),
         "direct_bootstrap": listed("direct"),
         "gateway": listed("grpc"),
-        "http": listed("http", "http://"),
+        "http": listed("http", "https://" if state.secure else "http://"),
     }
 
 

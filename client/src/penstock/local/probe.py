@@ -9,7 +9,6 @@ a client library costs more time to start than the probe takes.
 
 from __future__ import annotations
 
-import socket
 import struct
 from dataclasses import dataclass
 
@@ -28,11 +27,11 @@ class Readiness:
     reason: str
 
 
-def http_ready(host: str, port: int, timeout_s: float = 0.5) -> Readiness:
+def http_ready(host: str, port: int, timeout_s: float = 0.5, connector: Connector = PLAINTEXT) -> Readiness:
     """GET /readyz."""
     request = f"GET /readyz HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        with connector.open(host, port, timeout_s) as connection:
             connection.sendall(request.encode())
             answer = b""
             while len(answer) < ANSWER_BYTES_MAX and (part := connection.recv(65_536)):
