@@ -119,6 +119,10 @@ security: setup ## attacks from outside on a real cluster, and what each costs e
 quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py -k "keep_to or share" -s
 
+.PHONY: secure-clients
+secure-clients: setup ## stock clients that sign in for a minute by each mechanism, a gateway and a node killed (java, mvn, kcat)
+	PENSTOCK_STOCK_CLIENTS_S=60 $(PYTEST) tests/cluster/test_stock_clients_sign_in.py
+
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
 	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py

@@ -16,6 +16,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import aiokafka
 import aiokafka.admin
@@ -55,8 +56,8 @@ def forget_leaks() -> None:
 
 
 class ConfluentWriter(Writer):
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._load = Load(bootstrap, topic, rate_per_s=RATE_PER_S, keys=8)
+    def __init__(self, bootstrap: str, topic: str, *, rate_per_s: int = RATE_PER_S, **config: Any) -> None:
+        self._load = Load(bootstrap, topic, rate_per_s=rate_per_s, keys=8, **config)
         self.ledger = self._load.ledger
 
     def __enter__(self) -> Writer:
@@ -68,10 +69,12 @@ class ConfluentWriter(Writer):
 
 
 class ThreadWriter(Writer):
-    """A writer whose sending runs in a thread that ends when `_stop` is set."""
+    """A writer whose sending runs in a thread that ends when `_stop` is set. `config`: more settings of the client."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, *, rate_per_s: int = RATE_PER_S, **config: Any) -> None:
         super().__init__()
+        self._config = config
+        self._rate_per_s = rate_per_s
         self._bootstrap = bootstrap
         self._topic = topic
         self._stop = threading.Event()
@@ -105,21 +108,23 @@ class ThreadWriter(Writer):
         value = self.ledger.values[number] = b"%d:%s" % (number, b"x" * 80)
         return value
 
-    def _acked(self, number: int, partition: int, offset: int) -> None:
+    def _acked(self, number: int, partition: int, offset: int | None) -> None:
         self.ledger.acked[number] = (partition, offset)
         self.ledger.ack_times_s.append(time.monotonic())
 
 
 class KafkaPythonWriter(ThreadWriter):
     def run(self) -> None:
-        producer = kafka.KafkaProducer(bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True)
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True, **self._config
+        )
         for number in itertools.count():
             if self._stop.is_set():
                 break
             future = producer.send(self._topic, self._value(number), key=b"key-%d" % (number % 8))
             future.add_callback(lambda m, number=number: self._acked(number, m.partition, m.offset))
             future.add_errback(lambda e, number=number: self.ledger.errors.append(f"{number}: {e}"))
-            time.sleep(1 / RATE_PER_S)
+            time.sleep(1 / self._rate_per_s)
         producer.flush(CLOSE_TIMEOUT_S)
         producer.close()
 
@@ -130,7 +135,7 @@ class AiokafkaWriter(ThreadWriter):
 
     async def _run(self) -> None:
         producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True
+            bootstrap_servers=self._bootstrap, acks="all", enable_idempotence=True, **self._config
         )
         await producer.start()
         try:
@@ -139,7 +144,7 @@ class AiokafkaWriter(ThreadWriter):
                     break
                 future = await producer.send(self._topic, self._value(number), key=b"key-%d" % (number % 8))
                 future.add_done_callback(lambda f, number=number: self._done(number, f))
-                await asyncio.sleep(1 / RATE_PER_S)
+                await asyncio.sleep(1 / self._rate_per_s)
             await asyncio.wait_for(producer.flush(), CLOSE_TIMEOUT_S)
         finally:
             await producer.stop()
@@ -236,7 +241,7 @@ def aiokafka_create(bootstrap: str, topic: str, partitions: int) -> None:
     asyncio.run(create())
 
 
-WRITERS: dict[str, Callable[[str, str], Writer]] = {
+WRITERS: dict[str, Callable[..., Writer]] = {
     "confluent-kafka": ConfluentWriter,
     "kafka-python": KafkaPythonWriter,
     "aiokafka": AiokafkaWriter,

@@ -237,7 +237,11 @@ class AiokafkaMember(GroupMember):
                     self.ledger.commit(positions)
                     positions = {}
         finally:
-            await consumer.stop()
+            try:
+                await consumer.stop()
+            except asyncio.CancelledError:
+                # A fetch of its own that waited to try again; it stops at that, and leaves its connections open.
+                await consumer._client.close()
 
 
 MEMBERS: dict[str, Callable[..., GroupMember]] = {

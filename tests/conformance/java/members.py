@@ -14,12 +14,19 @@ class JavaMember(GroupMember):
     """With the classic protocol. `own` is a JVM for this member alone, which `die` kills."""
 
     def __init__(
-        self, bootstrap: str, topic: str, group: str, ledger: GroupLedger, *, own: JavaDriver | None = None
+        self,
+        bootstrap: str,
+        topic: str,
+        group: str,
+        ledger: GroupLedger,
+        *,
+        own: JavaDriver | None = None,
+        **config: Any,
     ) -> None:
         self._own = own
         self._driver = own or shared_driver()
         self._dying = False
-        super().__init__(bootstrap, topic, group, ledger)
+        super().__init__(bootstrap, topic, group, ledger, **config)
 
     def protocol(self) -> dict[str, str]:
         """Settings of the group protocol."""
@@ -51,6 +58,7 @@ class JavaMember(GroupMember):
             "auto.offset.reset": "earliest",
             "enable.auto.commit": "false",
             **self.protocol(),
+            **self.config,
         }
         handle = call("consumer.open", config=config)
         call("consumer.subscribe", handle=handle, topics=[self.topic])

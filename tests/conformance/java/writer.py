@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from support.clients import RATE_PER_S, ThreadWriter
+from support.clients import ThreadWriter
 from support.java import record, shared_driver
 
 BATCH = 10
@@ -17,10 +17,10 @@ ANSWER_TIMEOUT_S = 150.0
 class JavaWriter(ThreadWriter):
     def run(self) -> None:
         driver = shared_driver()
-        handle = driver.call("producer.open", config={"bootstrap.servers": self._bootstrap})
+        handle = driver.call("producer.open", config={"bootstrap.servers": self._bootstrap, **self._config})
         sent: list[Future[Any]] = []
         for first in itertools.count(step=BATCH):
-            if self._stop.wait(BATCH / RATE_PER_S):
+            if self._stop.wait(BATCH / self._rate_per_s):
                 break
             numbers = range(first, first + BATCH)
             rows = [record(self._value(n), b"key-%d" % (n % 8)) for n in numbers]
