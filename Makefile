@@ -116,8 +116,8 @@ security: setup ## attacks from outside on a real cluster, and what each costs e
 	@PYTHONPATH=tests $(BIN)/python -m security $(SECURITY)
 
 .PHONY: quotas
-quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth
-	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py -k "keep_to or share" -s
+quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth; a login flood
+	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -k "keep_to or share or flood" -s
 
 .PHONY: secure-clients
 secure-clients: setup ## stock clients that sign in for a minute by each mechanism, a gateway and a node killed (java, mvn, kcat)
