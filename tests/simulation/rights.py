@@ -5,8 +5,8 @@ other clients are super users. What a guest may do is read off the newest metada
 (`_may`), never off what the administrator meant: a change whose answer was lost may come into force late.
 
 Checked of each answer, by what was so when its request was sent, unless the right changed meanwhile:
-* Who may not is not served by a process that has the metadata of the revocation, by a gateway when all nodes have it,
-  nor by anybody BOUND_US after it when nothing hurt that process or the controllers.
+* Who may not is not served by a process that has the metadata of the revocation, by a gateway when all nodes have that
+  of a rule, nor by anybody BOUND_US after it when nothing hurt that process or the controllers.
 * Who may is denied nothing where the gateway and all nodes have the metadata of the grant.
 At the end everybody whose right is there is served, and nobody else, and what gateways may use of a quota together is
 no more than the quota.
@@ -58,6 +58,8 @@ class Right:
     """Since which metadata."""
     since_us: int = 0
     changes: int = 0
+    is_by_rule: bool = False
+    """The rules say no: nodes know it too. Who signed in is known to gateways alone, for what they relay."""
     key: bytes = b""
     """What the guest proved itself by then."""
 
@@ -255,13 +257,17 @@ class Rights:
 
     def _may(self, guest: Guest, image: MetadataImage) -> bool:
         """Whether the metadata let the guest in and have it do its one thing."""
-        security = image.security
-        credential = security.credentials.get(CredentialKey(guest.name, MECHANISM))
+        credential = image.security.credentials.get(CredentialKey(guest.name, MECHANISM))
         if credential is None or credential.stored_key != guest.stored_key:
             return False
+        return self._is_allowed(guest, image)
+
+    @staticmethod
+    def _is_allowed(guest: Guest, image: MetadataImage) -> bool:
+        """By the rules alone."""
         about = [
             row.permission
-            for row in security.acls
+            for row in image.security.acls
             if row.principal == str(guest.identity.principal)
             and row.resource_type == ResourceType.TOPIC
             and row.host in ("*", guest.identity.host)
@@ -291,6 +297,7 @@ class Rights:
         right, may = self.right_of[guest.name], self._may(guest, image)
         if may != right.may or guest.stored_key != right.key:
             right.may, right.version, right.key = may, image.version, guest.stored_key
+            right.is_by_rule = not self._is_allowed(guest, image)
             right.since_us = self.world.scheduler.now_us
             right.changes += 1
 
@@ -304,7 +311,7 @@ class Rights:
         if not right.may:
             if self._knows(process, right.version):
                 must_not = f"{process.name} has metadata {right.version}"
-            elif all_nodes_know:
+            elif all_nodes_know and right.is_by_rule:
                 must_not = f"all nodes have metadata {right.version}"
             elif right.since_us + BOUND_US <= self.world.scheduler.now_us and self._is_quiet(process.name):
                 must_not = f"nothing hurt {process.name}, and {BOUND_US / S} s are over"
