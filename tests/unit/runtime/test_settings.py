@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from penstock_runtime.settings import (
     ListenerSettings,
@@ -15,6 +15,17 @@ from penstock_runtime.settings import (
     parse_address,
     parse_member,
 )
+
+
+class Door(BaseModel):
+    """A table with secrets in it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: SecretStr = SecretStr("")
+    bearer_token: str = ""
+    key_password_file: str = ""
+    width: int = 0
 
 
 class NodeSettings(RoleSettings):
@@ -27,6 +38,7 @@ class NodeSettings(RoleSettings):
     ports: list[int] = Field(default_factory=list)
     api_token: str = ""
     key: SecretStr = SecretStr("")
+    door: Door | None = None
     limits: dict[str, int] = Field(default_factory=dict)
 
 
@@ -142,7 +154,7 @@ def test_listeners_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ),
         (
             ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","security":"TLS"}]'),
-            ["--listeners[0].security = TLS", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"],
+            ["--listeners[0].security: ", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"],
         ),
         (
             ("--node-id=1", "--listeners", '[{"name":"A","bind":"a:1","max_reauth_ms":1}]'),
@@ -207,6 +219,32 @@ def test_secrets_are_printed_nowhere(tmp_path: Path) -> None:
     assert settings.printable()["node_id"] == 1
     assert "hunter" not in problem("--api-token", "hunter2")
     path = toml(tmp_path, 'node_id = 1\napi_token = ["hunter4"]')
+    assert "hunter" not in problem("--config", path)
+
+
+def test_secrets_in_tables_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = '{"key": "hunter1", "bearer_token": "hunter2", "key_password_file": "/etc/word"}'
+    settings = load("--node-id=1", "--door", table)
+    assert "hunter" not in f"{settings.printable()}"
+    assert settings.printable()["door"]["key_password_file"] == "/etc/word"  # type: ignore[index]
+    for wrong in (
+        '{"key": {"it": "hunter1"}}',
+        '{"width": "hunter1"}',
+        '{"wide": "hunter1"}',
+        '{"key": "hunter1"',
+        '"hunter1"',
+    ):
+        told = problem("--node-id=1", "--door", wrong)
+        assert "hunter" not in told, told
+        assert "door" in told
+        monkeypatch.setenv("PENSTOCK_DOOR", wrong)
+        assert "hunter" not in problem("--node-id=1")
+        monkeypatch.delenv("PENSTOCK_DOOR")
+    path = toml(tmp_path, 'node_id = 1\n[door]\nwidth = "hunter1"')
+    told = problem("--config", path)
+    assert "door.width" in told
+    assert "hunter" not in told
+    path = toml(tmp_path, 'node_id = 1\ndoor = "hunter1')
     assert "hunter" not in problem("--config", path)
 
 

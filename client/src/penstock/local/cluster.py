@@ -32,7 +32,7 @@ from penstock.local.plan import (
 )
 from penstock.local.processes import ProcessState, identity, last_lines, process_state, send_signal
 from penstock.local.status import ClusterStatus, ProcessStatus
-from penstock.local.store import Store
+from penstock.local.store import Store, write_private
 
 POLL_INTERVAL_S = 0.02
 START_TIMEOUT_S = 60.0
@@ -347,13 +347,13 @@ class LocalCluster:
     def _launch(self, state: ClusterState, records: Sequence[ProcessRecord]) -> None:
         """Write the settings files, then spawn all of the processes."""
         for name in [name for record in records for name in record.members]:
-            (self.directory / name).mkdir(exist_ok=True)
+            (self.directory / name).mkdir(mode=0o700, exist_ok=True)
             settings = plan.member_settings(state, state.member(name), self.directory)
-            (self.directory / name / SETTINGS_FILE).write_text(plan.to_toml(settings))
+            write_private(self.directory / name / SETTINGS_FILE, plan.to_toml(settings))
         jobs = []
         for record in records:
             directory = self.directory / record.name
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
             module, *arguments = plan.module_and_arguments(state, record, self.directory)
             jobs.append(launch.Job(module, arguments, str(directory), str(self._log(record.name))))
         for record, pid in zip(records, launch.start_all(jobs, self._environment), strict=True):

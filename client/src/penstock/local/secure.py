@@ -12,7 +12,6 @@ kept: a second `up` makes nothing anew but certificates that are missing or old.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from penstock.local.plan import (
     Member,
     certificate_name,
 )
+from penstock.local.store import write_private
 
 if TYPE_CHECKING:
     from penstock.certificate_making import Leaf
@@ -124,10 +124,10 @@ def _make_admin(cluster: Path, bootstrap: str) -> None:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(ca),
     }
-    _write(directory_of(cluster) / FIRST_USERS_FILE, to_text(users))
-    _write(java_file(cluster), _properties(java, "Java's clients and tools (--command-config)"))
+    write_private(directory_of(cluster) / FIRST_USERS_FILE, to_text(users))
+    write_private(java_file(cluster), _properties(java, "Java's clients and tools (--command-config)"))
     # The last one: where it is, all of them are.
-    _write(
+    write_private(
         admin_file(cluster), _properties(librdkafka, "librdkafka (kcat -F) and `penstock --client-config`")
     )
 
@@ -147,11 +147,4 @@ def _set_bootstrap(file: Path, bootstrap: str) -> None:
     lines = [key + bootstrap if line.startswith(key) else line for line in text.splitlines()]
     new = "\n".join(lines) + "\n"
     if new != text:
-        _write(file, new)
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    scratch.replace(path)
+        write_private(file, new)

@@ -16,6 +16,14 @@ STATE_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
 
 
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step by one that its owner alone may read: settings of people may hold secrets."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    scratch.replace(path)
+
+
 class Store:
     """The files of one local cluster's directory that belong to no role."""
 
@@ -43,9 +51,7 @@ class Store:
 
     def save(self, state: ClusterState) -> None:
         """Replace cluster.json in one step: a reader never sees half of it."""
-        scratch = self.state_file.with_suffix(".tmp")
-        scratch.write_text(state.to_json())
-        scratch.replace(self.state_file)
+        write_private(self.state_file, state.to_json())
 
     @contextmanager
     def locked(self, *, create: bool = False) -> Iterator[None]:
@@ -55,7 +61,7 @@ class Store:
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not self.exists():
                 self.load()
-            descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             self.load()
             raise

@@ -217,7 +217,7 @@ class RoleSettings(BaseSettings):
             for name, field in type(self).model_fields.items()
             if name in dumped and _is_secret(name, field) and dumped[name]
         }
-        return dumped | hidden
+        return {name: _without_secrets(value) for name, value in (dumped | hidden).items()}
 
 
 S = TypeVar("S", bound=RoleSettings)
@@ -369,6 +369,18 @@ def _is_secret(name: str, field: FieldInfo) -> bool:
     return field.annotation is SecretStr or any(word in name for word in _SECRET_WORDS)
 
 
+def _without_secrets(value: object) -> object:
+    """A value as it may be shown. In tables, too, names tell what is a secret; paths of files are none."""
+    if isinstance(value, dict):
+        return {
+            name: "***"
+            if inner and not name.endswith("_file") and any(word in name for word in _SECRET_WORDS)
+            else _without_secrets(inner)
+            for name, inner in value.items()
+        }
+    return [_without_secrets(each) for each in value] if isinstance(value, list) else value
+
+
 def _problems(cls: type[RoleSettings], error: ValidationError, flags: Mapping[str, Any]) -> list[str]:
     return [_problem(cls, e, flags) for e in error.errors(include_url=False, include_context=False)]
 
@@ -396,15 +408,18 @@ def _problem(cls: type[RoleSettings], e: ErrorDetails, flags: Mapping[str, Any])
     if e["type"] == "missing" and len(e["loc"]) == 1:
         return f"{flag} is missing; give it, or {variable}, or {name} in the TOML file"
     if name in flags:
-        source = flag
+        source = flag + rest
     elif any(key.upper() == variable for key in os.environ):
-        source = variable
+        source = variable + rest
     else:
-        source = f"{name} in the TOML file"
+        source = f"{name}{rest} in the TOML file"
     field = cls.model_fields.get(name)
-    secret = field is not None and _is_secret(name, field)
+    # Tables are shown by name alone: what is in them may be a secret, and where one cannot be read nobody knows.
+    secret = field is not None and (
+        _is_secret(name, field) or len(e["loc"]) > 1 or _table_of(field) is not None
+    )
     shown = "" if secret or e["type"] == "missing" else f" = {_brief(e['input'])}"
-    return f"{source}{rest}{shown}: {message[:1].lower()}{message[1:]}"
+    return f"{source}{shown}: {message[:1].lower()}{message[1:]}"
 
 
 def _brief(value: object) -> str:
