@@ -36,6 +36,8 @@ lint: setup ## ruff, mypy --strict, import contracts, generated files current
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/lock.py --check
+	$(BIN)/python tools/bill.py --check
+	$(BIN)/bandit -q -ll -r $(PACKAGES) --exclude proto/src/penstock_proto/v1
 
 unit-test: setup ## the quick tests: no processes but short-lived ones, servers on loopback alone
 	$(PYTEST) tests/unit
@@ -54,6 +56,7 @@ proto: setup ## generate the protobuf stubs again
 
 lock: setup ## resolve constraints.txt again
 	$(BIN)/python tools/lock.py
+	$(BIN)/python tools/bill.py
 
 clean: ## remove what make made, the environment included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-report bench-report

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("tool", ["generate_protos.py", "lock.py"])
+@pytest.mark.parametrize("tool", ["generate_protos.py", "lock.py", "bill.py"])
 def test_committed_files_are_current(tool: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / tool), "--check"], capture_output=True, text=True, check=False

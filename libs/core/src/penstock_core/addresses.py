@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final, NamedTuple
 
-WILDCARD_HOSTS: Final = frozenset({"", "*", "0.0.0.0", "::"})  # noqa: S104 - names them, binds nothing
+WILDCARD_HOSTS: Final = frozenset({"", "*", "0.0.0.0", "::"})  # noqa: S104  # nosec B104 - names them, binds nothing
 
 
 class Address(NamedTuple):
