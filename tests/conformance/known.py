@@ -99,6 +99,30 @@ EXPLAINED = (
         "SASL_AUTHENTICATION_FAILED",
         f"{_RIGHTS}#signing-in",
     ),
+    Explained(
+        r"acl-create/((operation|pattern type|permission|resource type) [012]|no host)$",
+        "closed|UNKNOWN_SERVER_ERROR|NONE",
+        "INVALID_REQUEST",
+        f"{_RIGHTS}#requests-of-administrators",
+    ),
+    Explained(
+        r"acl-describe/.*\b(operation|permission|type|pattern) (-1|0|[4-9]|1\d)\b",
+        r"^\[\]$|closed",
+        "INVALID_REQUEST",
+        f"{_RIGHTS}#requests-of-administrators",
+    ),
+    Explained(
+        r"quota-alter/(.* = (nan|inf)\b|of a user twice|of the address '10\.1\.2')",
+        "NONE",
+        "INVALID_REQUEST",
+        f"{_RIGHTS}#requests-of-administrators",
+    ),
+    Explained(
+        r"scram-users/set and deleted$",
+        "RESOURCE_NOT_FOUND",
+        "DUPLICATE_RESOURCE",
+        f"{_RIGHTS}#requests-of-administrators",
+    ),
 )
 """What differs in the matrix of rights and in the order of signing in, cell by cell."""
 

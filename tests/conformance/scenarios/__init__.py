@@ -17,6 +17,7 @@ MODULES = (
     "auto_create",
     "rights",
     "sign_in",
+    "administered",
 )
 
 
