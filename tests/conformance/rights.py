@@ -307,6 +307,8 @@ def _operations(bits: int) -> list[str] | str:
 
 def _ours(part: Any, prefix: str) -> bool:
     """Whether a thing in a list is this scenario's, or has no name."""
+    if hasattr(part, "values"):  # a quota that is described: those are others'
+        return False
     for field in ("name", "topic", "topic_name", "group_id", "key", "resource_name"):
         name = getattr(part, field, None)
         if isinstance(name, str) and name not in ("", "1"):
