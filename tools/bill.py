@@ -86,17 +86,17 @@ def licence_of(name: str) -> str:
         told = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    if expression := told.get("License-Expression"):
-        return expression
+    for expression in told.get_all("License-Expression") or ():
+        return str(expression)
     classifiers = [
         c.rpartition(" :: ")[2] for c in told.get_all("Classifier") or () if c.startswith("License ::")
     ]
-    for text in (*classifiers, told.get("License") or ""):
+    for text in (*classifiers, *(told.get_all("License") or ())):
         line = text.strip()
         if line.lower() in SPDX:
             return SPDX[line.lower()]
         if re.fullmatch(r"(?:MIT|ISC|Unlicense|(?:Apache|BSD|MPL|PSF)-[\w.-]+)", line):
-            return line
+            return str(line)
     return ""
 
 
