@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.local.plan import OWN_SETTINGS, SHORT_NAMES, parse_assignments
+from penstock.local.plan import LISTENERS, OWN_LISTENER_SETTINGS, OWN_SETTINGS, SHORT_NAMES, parse_assignments
 from penstock.local.roles import role_fields
 from penstock_core.config.catalog import CLUSTER, NODE_DYNAMIC, NODE_STATIC, TOPIC_NAMES, TOPIC_SETTINGS
 from penstock_runtime.kafka_names import KAFKA_NAMES, OTHER_UNITS, dotted_names, hint
@@ -63,7 +63,10 @@ def test_no_setting_of_ours_is_taken_for_kafkas() -> None:
     for role, fields in role_fields().items():
         for field in fields:
             assert hint(field, ALL_FIELDS) is None
-            if field not in OWN_SETTINGS:
+            is_listeners_own = (
+                field.startswith(f"{LISTENERS}.") and field.rpartition(".")[2] in OWN_LISTENER_SETTINGS
+            )
+            if field not in OWN_SETTINGS and not is_listeners_own:
                 for word in (field, field.replace("_", "-"), f"{SHORT_NAMES[role]}.{field}"):
                     assert parse_assignments([f"{word}=1"], role_fields)[role] == {field: "1"}
 
