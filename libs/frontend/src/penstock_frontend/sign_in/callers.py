@@ -182,7 +182,9 @@ class CallerDoor:
         scheme, _, value = (authorization or "").partition(" ")
         value = value.strip()
         if not value or len(value) > CREDENTIAL_LENGTH_MAX:
-            raise NotLetIn(f"sign in: send Authorization: {' or '.join(self.schemes)} with each call")
+            raise self._turned_away(
+                address, f"sign in: send Authorization: {' or '.join(self.schemes)} with each call"
+            )
         if scheme.lower() == "bearer":
             if value.startswith(PREFIX):
                 return self._by_own_token(value, address)
@@ -191,7 +193,11 @@ class CallerDoor:
             raise await self._refused(OAUTHBEARER, "", address, "tokens of others are not taken here")
         if scheme.lower() == "basic" and self._takes_basic:
             return await self._by_password(value, address)
-        raise NotLetIn(f"Authorization is {' or '.join(self.schemes)} here")
+        raise self._turned_away(address, f"Authorization is {' or '.join(self.schemes)} here")
+
+    def _turned_away(self, address: str, reason: str) -> NotLetIn:
+        self._audit.refused(address, reason)
+        return NotLetIn(reason)
 
     def _by_certificate(self, certificate: bytes | None, address: str) -> Caller:
         if self._certified is None:
@@ -199,8 +205,7 @@ class CallerDoor:
         try:
             return Caller(self._certified(certificate))
         except NotCertified as error:
-            self._audit.refused(address, str(error))
-            raise NotLetIn(str(error)) from None
+            raise self._turned_away(address, str(error)) from None
 
     def _by_own_token(self, token: str, address: str) -> Caller:
         assert self.tokens is not None
