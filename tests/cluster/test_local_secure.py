@@ -20,6 +20,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_core.security.client_file import ClientFile
 from support.cluster import running_cluster, start_ready
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -128,6 +129,23 @@ def test_who_is_not_known_or_is_somebody_else_is_refused(cluster: LocalCluster, 
     controller = cluster.state.of_role(CONTROLLER)[0].ports["http"]
     with pytest.raises(NoTls, match=r"speaks no TLS|closed"):
         connector.open("localhost", controller, TIMEOUT_S)
+
+
+def test_each_process_has_an_audit_log_that_nobody_else_may_read(cluster: LocalCluster) -> None:
+    penstock(cluster, "topic", "create", "audited")
+    made = cluster.directory / "secure"
+    logs = {each.name: each for each in made.glob("*-audit.log")}
+    assert logs.keys() == {f"{name}-audit.log" for name in ("controller-1", "node-1", "node-2", "gateway-1")}
+    assert {path.stat().st_mode & 0o777 for path in logs.values()} == {0o600}
+
+    def told(process: str, **wanted: str) -> bool:
+        lines = logs[f"{process}-audit.log"].read_text().splitlines()
+        return any(wanted.items() <= json.loads(line).items() for line in lines)
+
+    change = {"event": "change", "principal": "User:admin", "api": "CreateTopics", "resource": "audited"}
+    wait_for(lambda: told("controller-1", **change), "the change is told", TIMEOUT_S)
+    wait_for(lambda: told("gateway-1", event="login", outcome="success"), "the login is told", TIMEOUT_S)
+    assert told("controller-1", event="change", principal="bootstrap_users", resource="admin")
 
 
 def test_processes_are_killed_started_and_added_and_up_again_changes_nothing(cluster: LocalCluster) -> None:

@@ -98,6 +98,8 @@ def test_secure_members_have_certificates_users_and_an_admin(tmp_path: Path) -> 
     assert controller["tls"]["key"] == str(made / "controller-2" / "key.pem")
     assert controller["bootstrap_users"] == str(made / "first-users.json")
     assert node["tls"]["ca"] == str(made / "storage-node-node-3" / "ca.pem")
+    for name, settings in found.items():
+        assert settings["audit_log"] == str(made / f"{name}-audit.log")
     for settings in (node, gateway):
         assert (settings["authorizer"], settings["super_users"]) == ("acl", ["User:admin"])
         for listener in settings["listeners"]:

@@ -266,6 +266,7 @@ def _secure(settings: dict[str, Any], member: Member, directory: Path) -> None:
     own = made / f"{member.role}-{certificate_name(member)}"
     files = {"cert": str(own / "cert.pem"), "key": str(own / "key.pem")}
     settings["tls"] = {**files, "ca": str(own / "ca.pem")}
+    settings["audit_log"] = str(made / f"{member.name}-audit.log")
     if member.role == CONTROLLER:
         settings["bootstrap_users"] = str(made / FIRST_USERS_FILE)
         return
