@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ class Client:
 
     def produce(self, topic: str, value: bytes, metadata: Any = None) -> int:
         """Kafka's error code."""
-        batch = build_batch([NewRecord(key=None, value=value, timestamp_ms=1)])
+        batch = build_batch([NewRecord(key=None, value=value, timestamp_ms=time.time_ns() // 1_000_000)])
         request = pb.ProduceRequest(request_id=1, topic=topic, records=batch, acks=-1)
         call = self.stub.Produce(iter([request]), metadata=metadata or self.metadata(), timeout=TIMEOUT_S)
         (response,) = call
