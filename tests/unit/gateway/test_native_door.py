@@ -23,6 +23,7 @@ from penstock_frontend.authorizer import AllowAll, Identity, Operation, Resource
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_frontend.sign_in.desk import SignInDesk
+from penstock_frontend.sign_in.old_news import OldNews
 from penstock_gateway.rpc.guard import RIGHTS, Guard
 from penstock_gateway.rpc.service import GatewayService
 from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc
@@ -86,6 +87,7 @@ class World:
         self.lifecycle = Lifecycle("gateway")
         self.jwts = Jwts()
         self.now_ms = wall_ms()
+        self.news_age_ms = 0
         self.desk = self.new_desk()
         self.settings = GrpcDoorSettings(**{"security": "SASL_PLAINTEXT", **settings})
         self.door = self.new_door(self.desk)
@@ -107,6 +109,7 @@ class World:
             lambda: self.metadata.image,
             self.settings.offered,
             token_lifetime_ms=self.settings.token_lifetime_ms,
+            news=OldNews(lambda: self.news_age_ms, 5_000, 30_000),
         )
 
     def key(self, number: int) -> None:
@@ -304,6 +307,23 @@ async def test_calls_under_way_end_with_the_password(rig: Rig, world: World, stu
         assert status is UNAUTHENTICATED
         assert "deleted" in words
     await eventually(lambda: len(world.door.present) == 0, "all over")
+
+
+async def test_a_gateway_that_is_cut_off_sends_clients_elsewhere(rig: Rig, world: World, stub: Stub) -> None:
+    metadata = await world.token(stub.address)
+    world.news_age_ms = 6_000
+    with pytest.raises(grpc.RpcError, match="sign_in_stale_ms"):
+        await world.token(stub.address)
+    await stub.Describe(pb.DescribeRequest(), metadata=metadata)
+    rig.nodes[1].range_script = [["hang"]]
+    ranged = stub.FetchRange(data_pb2.FetchRangeRequest(topic="t", to_offset=-1), metadata=metadata)
+    await eventually(lambda: len(world.door.present) == 1, "it is under way")
+    world.news_age_ms = 31_000
+    world.door.present.end_all("cut off")
+    assert await status_of(ranged) == (grpc.StatusCode.UNAVAILABLE, "cut off")
+    status, words = await status_of(stub.Describe(pb.DescribeRequest(), metadata=metadata))
+    assert status is grpc.StatusCode.UNAVAILABLE
+    assert "rights_stale_ms" in words
 
 
 async def test_wrong_passwords_and_unknown_users_hear_the_same(world: World, stub: Stub) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock_core.credentials import load_client_file, read_token
+from penstock_core.credentials import check_private, load_client_file, read_token
 from penstock_core.security.client_file import ClientFile, ClientFileError
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.scram import MECHANISM_OF
@@ -61,6 +61,8 @@ class Account:
             raise ClientFileError(
                 f"{file.path}: ssl.key.password: gRPC takes no key with a password; store ssl.key.location without one"
             )
+        if file.key_file:
+            check_private(Path(file.key_file))
         return Pems(_pem(file, file.ca_file), _pem(file, file.key_file), _pem(file, file.certificate_file))
 
     def metadata(self, authenticate: Authenticate) -> Metadata:
@@ -120,7 +122,7 @@ class Account:
 
 
 class _Known(NamedTuple):
-    stamp: tuple[int, int, int]
+    stamp: tuple[int, ...]
     account: Account
 
 
@@ -136,7 +138,8 @@ def account_of(path: str) -> Account:
         raise ClientFileError(
             f"{path}: {error.strerror or error}; give the path of a client file, on each machine"
         ) from None
-    stamp = (seen.st_mtime_ns, seen.st_size, seen.st_ino)
+    # Another mode is another file too: it may be open to others now.
+    stamp = (seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino)
     key = (os.getpid(), path)
     with _known_lock:
         known = _known.get(key)

@@ -34,6 +34,7 @@ from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_frontend.sign_in.credentials import Reliance
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.exchanges import PlainExchange
+from penstock_frontend.sign_in.old_news import OldNews
 from penstock_frontend.sign_in.passwords import TooManyPasswords
 from penstock_runtime.audit import Audit
 from penstock_runtime.door_settings import DoorSettings, HttpDoorSettings
@@ -51,6 +52,10 @@ _REFUSED: Final = "the credentials are refused; sign in again"
 
 class NotLetIn(Exception):
     """The caller does not say who it is, or not truly; the text is for the caller."""
+
+
+class CutOff(Exception):
+    """Nobody is let in here for now: what is known of users may be old. Another gateway may know better."""
 
 
 class Guest(NamedTuple):
@@ -125,6 +130,7 @@ class CallerDoor:
         *,
         token_lifetime_ms: int = 0,
         holders: Holders | None = None,
+        news: OldNews | None = None,
         audit: Audit | None = None,
     ) -> None:
         """`desk` is needed where clients sign in; `holders` knows which certificates are
@@ -142,6 +148,7 @@ class CallerDoor:
         self.tokens = None if desk is None else Tokens(desk, image, token_lifetime_ms)
         self._jwts: OrderedDict[bytes, tuple[TokenIdentity, int]] = OrderedDict()
         self.present = Present()
+        self._news = news
         self._audit = ListenerAudit(audit or Audit(), name)
 
     @property
@@ -175,7 +182,9 @@ class CallerDoor:
         return identity
 
     async def caller(self, authorization: str | None, certificate: bytes | None, address: str) -> Caller:
-        """Who calls: `authorization` is the header, `certificate` DER. Raises NotLetIn."""
+        """Who calls: `authorization` is the header, `certificate` DER. Raises NotLetIn and CutOff."""
+        if self.signs_in or self.settings.takes_certificates:
+            self.check_news()
         if not self.signs_in:
             return self._by_certificate(certificate, address)
         assert self.desk is not None
@@ -199,9 +208,18 @@ class CallerDoor:
         self._audit.refused(address, reason)
         return NotLetIn(reason)
 
+    def check_news(self, *, for_sign_in: bool = False) -> None:
+        """Raise CutOff when the metadata are too old to be served by, or to sign in by."""
+        if self._news is None:
+            return
+        reason = self._news.keeps_out() if for_sign_in else self._news.ends()
+        if reason:
+            raise CutOff(f"{reason}; try another gateway")
+
     def _by_certificate(self, certificate: bytes | None, address: str) -> Caller:
         if self._certified is None:
             return Caller(ANONYMOUS)
+        self.check_news(for_sign_in=True)
         try:
             return Caller(self._certified(certificate))
         except NotCertified as error:
@@ -223,6 +241,7 @@ class CallerDoor:
         kept = self._jwts.get(known)
         if kept is not None and desk.now_ms() < kept[1] and desk.wall_ms() < kept[0].expires_at_ms:
             return _of_jwt(kept[0])
+        self.check_news(for_sign_in=True)
         attempt = desk.limits.begin(address, known.hex(), desk.now_ms())
         if attempt is None:
             raise await self._refused(OAUTHBEARER, "", address, "too many attempts from its address wait")
@@ -254,6 +273,7 @@ class CallerDoor:
             raise await self._refused(PLAIN, "", address, "malformed Basic") from None
         if not colon or "\0" in name + password:
             raise await self._refused(PLAIN, "", address, "malformed Basic")
+        self.check_news(for_sign_in=True)
         exchange = PlainExchange(desk, address, _no_deadline)
         try:
             await exchange.evaluate(f"\0{name}\0{password}".encode())
@@ -273,11 +293,11 @@ class CallerDoor:
 
 
 class Stay:
-    """One call while it lasts: `end` is called at most once, with the reason."""
+    """One call while it lasts. `end` takes the reason, and True after it if another gateway may serve the client."""
 
     __slots__ = ("caller", "end")
 
-    def __init__(self, caller: Caller, end: Callable[[str], None]) -> None:
+    def __init__(self, caller: Caller, end: Callable[[str, bool], None]) -> None:
         self.caller = caller
         self.end = end
 
@@ -286,25 +306,35 @@ class Present:
     """Calls under way, by the credential that they rely on: they end with it."""
 
     def __init__(self) -> None:
+        self._all: set[Stay] = set()
         self._by_key: dict[CredentialKey, set[Stay]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
+        return len(self._all)
+
+    def end_all(self, reason: str) -> None:
+        """Nobody is served any more."""
+        for stay in list(self._all):
+            stay.end(reason, True)
 
     @contextmanager
-    def during(self, caller: Caller, end: Callable[[str], None], left_ms: int | None) -> Iterator[None]:
+    def during(self, caller: Caller, end: Callable[[str, bool], None], left_ms: int | None) -> Iterator[None]:
         """A call is under way; `left_ms` of it at most."""
         timer: Any = None
         if left_ms is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(max(0, left_ms) / 1000, end, "the token has expired; get another one")
+            timer = loop.call_later(
+                max(0, left_ms) / 1000, end, "the token has expired; get another one", False
+            )
         reliance = caller.reliance
         stay = Stay(caller, end)
+        self._all.add(stay)
         if reliance is not None:
             self._by_key.setdefault(reliance.key, set()).add(stay)
         try:
             yield
         finally:
+            self._all.discard(stay)
             if timer is not None:
                 timer.cancel()
             if reliance is not None:
@@ -323,7 +353,7 @@ class Present:
             for stay in list(stays):
                 assert stay.caller.reliance is not None
                 if found is None or found.version != stay.caller.reliance.version:
-                    stay.end("its user was deleted, or has another password; sign in again")
+                    stay.end("its user was deleted, or has another password; sign in again", False)
 
 
 def _of_jwt(identity: TokenIdentity) -> Caller:

@@ -70,6 +70,7 @@ class Doors:
         self._authorizer: AclAuthorizer | None = None
         self._grace_ms = 0
         self._news: OldNews | None = None
+        self._caller_doors: list[CallerDoor] = []
         self._grpc, self._http = grpc or GrpcDoorSettings(), http or HttpDoorSettings()
         self._lifecycle = lifecycle
         self._tokens = open_token_validator(oauth, lifecycle)
@@ -104,11 +105,12 @@ class Doors:
         self._answer_versions = answer_versions
         self._metadata = metadata
         news = OldNews(metadata.contact_age_ms, *self._stale_ms)
-        if self._authorizer is not None or any(map(self._has_users, self._listeners)):
+        doors = (self._grpc, self._http)
+        door_users = any(each.has_sasl or each.takes_certificates for each in doors)
+        if self._authorizer is not None or door_users or any(map(self._has_users, self._listeners)):
             self._news = news
         refused = self._refused
         metadata.on_change(lambda _, new, __: refused.take(new.security.refused_certificates))
-        doors = (self._grpc, self._http)
         if not any(each.has_sasl for each in self._listeners) and not any(each.has_sasl for each in doors):
             return
         lifecycle = self._lifecycle
@@ -163,9 +165,11 @@ class Doors:
             mechanisms,
             token_lifetime_ms=token_lifetime_ms,
             holders=self._holders,
+            news=self._news,
             audit=audit_of(self._lifecycle),
         )
         metadata.on_change(lambda old, new, _: door.present.on_metadata(old, new))
+        self._caller_doors.append(door)
         return door
 
     @staticmethod
@@ -228,6 +232,8 @@ class Doors:
                 for listener in listeners:
                     for connection in list(listener.connections):
                         end_soon(connection, reason)
+                for door in self._caller_doors:
+                    door.present.end_all(f"{reason}; try another gateway")
             elif told and not reason:
                 self._lifecycle.log.info("clients are served again: a controller was heard of")
             told = reason

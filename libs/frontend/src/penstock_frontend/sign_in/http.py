@@ -21,7 +21,7 @@ from penstock_frontend.authorizer import (
     ResourceType,
     client_identity,
 )
-from penstock_frontend.sign_in.callers import CallerDoor, NotLetIn
+from penstock_frontend.sign_in.callers import CallerDoor, CutOff, NotLetIn
 from penstock_frontend.sign_in.doors import covers
 from penstock_runtime.door_settings import HttpDoorSettings
 from penstock_runtime.http import web
@@ -93,6 +93,8 @@ def http_desk(
                 await _sign_in(door, request)
             except NotLetIn as error:
                 return _unauthenticated(door, str(error))
+            except CutOff as error:
+                return error_response(503, str(error), "ask again when a controller is up")
         if request.path == METRICS and not (
             is_public
             or authorizer.authorize(

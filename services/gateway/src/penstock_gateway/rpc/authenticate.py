@@ -17,7 +17,7 @@ from penstock_core.security.login_limits import network
 from penstock_core.security.sasl import SaslFailure
 from penstock_core.security.sasl_session import AUTHENTICATION_MS_MAX, FAILURE_DELAY_MS
 from penstock_core.security.session_token import NoKey
-from penstock_frontend.sign_in.callers import CallerDoor
+from penstock_frontend.sign_in.callers import CallerDoor, CutOff
 from penstock_frontend.sign_in.exchanges import Exchange, exchange_of
 from penstock_frontend.sign_in.passwords import TooManyPasswords
 from penstock_gateway.rpc.describe import peer_host
@@ -95,6 +95,10 @@ class _Talk:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"nobody signs in at this port: its security is {door.settings.security}",
             )
+        try:
+            door.check_news(for_sign_in=True)
+        except CutOff as error:
+            raise _Failed(grpc.StatusCode.UNAVAILABLE, str(error)) from None
         request = await self._next(requests)
         exchange = self._exchange
         if exchange is None:

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
-from penstock_frontend.sign_in.callers import Caller, CallerDoor, NotLetIn
+from penstock_frontend.sign_in.callers import Caller, CallerDoor, CutOff, NotLetIn
 from penstock_gateway.rpc.describe import peer_host
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -135,6 +135,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         except NotLetIn as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise AssertionError("abort raises") from None
+        except CutOff as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises") from None
 
 
 class _Stay:
@@ -142,14 +145,17 @@ class _Stay:
 
     def __init__(self) -> None:
         self._reason = ""
+        self._status = grpc.StatusCode.UNAUTHENTICATED
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._inside = False
 
-    def end(self, reason: str) -> None:
-        """Now, or when the answer that is being sent is out."""
+    def end(self, reason: str, elsewhere: bool) -> None:
+        """Now, or when the answer that is being sent is out. `elsewhere`: another gateway may serve it."""
         if self._reason:
             return
         self._reason = reason
+        if elsewhere:
+            self._status = grpc.StatusCode.UNAVAILABLE
         # Elsewhere gRPC itself would be cancelled, and the client would not hear why.
         if self._inside and self._task is not None:
             self._task.cancel()
@@ -168,7 +174,7 @@ class _Stay:
             self._inside = False
             if inspect.iscoroutine(step):
                 step.close()
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._reason)
+        await context.abort(self._status, self._reason)
         raise AssertionError("abort raises")
 
 
