@@ -21,16 +21,8 @@ from typing import Final
 
 import atheris
 
-PACKAGES: Final = (
-    "penstock_core",
-    "penstock_runtime",
-    "penstock_controller",
-    "penstock_storage_node",
-    "penstock_gateway",
-    "pyspark_penstock",
-    "kio",
-)
-"""What coverage guides: our own code, and the codec that takes bytes for us."""
+from fuzz.target import PACKAGES, Target
+
 ADDRESS_SPACE_BYTES: Final = 6 << 30
 RSS_MIB_MAX: Final = 1_200
 HANG_S: Final = 900
@@ -40,7 +32,6 @@ _SAMPLES: Final = 50
 CRASHED: Final = "crash-input"
 
 with atheris.instrument_imports(include=list(PACKAGES), enable_loader_override=False):
-    from fuzz.target import Target
     from fuzz.targets import TARGETS
     from penstock_kafka.wire import codec
 

@@ -22,6 +22,7 @@ BLOCKS_GROWTH_MAX: Final = 60_000
 """The same in Python's own allocations: caches fill, corpora do not count."""
 _LEAST_EXECUTIONS: Final = 20_000
 """Below it a process is still warming up."""
+_BLIND_EXECUTIONS: Final = 1_000
 _STATUS: Final = re.compile(r"#\d+\s+(INITED|DONE)\s+cov: (\d+) ft: (\d+) corp: (\d+)/")
 
 
@@ -124,6 +125,10 @@ class Fuzzer:
         read_log(outcome)
         if report.exists():
             read_report(outcome, json.loads(report.read_text()), executions)
+        if not outcome.edges and outcome.executions >= _BLIND_EXECUTIONS:
+            outcome.failure = (
+                f"blind: nothing of {name} is instrumented; are its packages in fuzz.target.PACKAGES?"
+            )
         if code := json.loads(answer)["code"]:
             outcome.failure = describe(outcome.log, code, sorted(home.glob("*-*")))
         return outcome

@@ -14,7 +14,7 @@ import pytest
 from fuzz.plain import inputs
 from fuzz.regressions import REGRESSIONS
 from fuzz.runner import Outcome, read_log, read_report, table
-from fuzz.target import MIB, Target, TooMuch
+from fuzz.target import MIB, PACKAGES, Target, TooMuch
 from fuzz.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +61,14 @@ def test_coverage_guided(tmp_path: Path) -> None:
     assert not outcome.failure, outcome.failure
     assert outcome.executions >= 4_000
     assert outcome.edges > 500
+
+
+def test_coverage_sees_every_package() -> None:
+    """One that is not named is fuzzed blindly: nothing says which input went a new way."""
+    found = {folder.name for pattern in ("*/src/*", "*/*/src/*") for folder in ROOT.glob(pattern)}
+    ours = {name for name in found if name.startswith(("penstock", "pyspark")) and name.isidentifier()}
+    assert len(ours) > 8
+    assert ours <= set(PACKAGES)
 
 
 def test_words_choose_targets() -> None:
