@@ -49,10 +49,6 @@ class QuotaDealer:
         """How many quotas are shared now."""
         return len(self._pools)
 
-    def forget_all(self) -> None:
-        """Begin anew."""
-        self.__init__()  # type: ignore[misc]
-
     def report(self, process: str, demands: Mapping[bytes, float], now_ms: int) -> dict[bytes, float]:
         """Note what a process wants of each bucket that it uses; its share of each of them, 0 to 1."""
         self._forget_silent(now_ms)

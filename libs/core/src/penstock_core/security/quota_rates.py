@@ -2,7 +2,7 @@
 
 Sources: Kafka's Rate, SampledStat, TokenBucket, QuotaUtils, ClientRequestQuotaManager,
 ControllerMutationQuotaManager; KIP-219, KIP-599. The arithmetic of WindowedRate and TokenBucket is Kafka's to the
-millisecond. Bytes and request time are throttled by `Allowance`, which is ours (decision 0039).
+millisecond. The former only measures: bytes and request time are throttled by `Allowance`, ours (decision 0039).
 """
 
 from __future__ import annotations
@@ -85,27 +85,6 @@ class WindowedRate:
         if missing > 0:
             elapsed_ms += missing * SAMPLE_MS
         return max(elapsed_ms, 1)
-
-    def throttle_ms(self, limit: float, now_ms: int) -> int:
-        """For how long to throttle so that the rate comes down to the limit; 0: it is not above."""
-        rate = self.rate(now_ms)
-        if rate <= limit:
-            return 0
-        return _rounded((rate - limit) / limit * self.window_ms(now_ms))
-
-    def record_and_throttle(self, value: float, limit: float, now_ms: int) -> int:
-        """Record, and for how long to throttle then."""
-        self.record(value, now_ms)
-        return self.throttle_ms(limit, now_ms)
-
-    def request_throttle_ms(self, limit: float, now_ms: int) -> int:
-        """As `throttle_ms`, for request_percentage."""
-        return min(self.throttle_ms(limit, now_ms), REQUEST_THROTTLE_MS_MAX)
-
-
-def most_in_window(limit: float) -> float:
-    """How many bytes one answer may have at most: those of the whole samples (Kafka: getMaxValueInQuotaWindow)."""
-    return limit * (SAMPLES - 1) * SAMPLE_MS / 1000
 
 
 class TokenBucket:
