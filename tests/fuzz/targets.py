@@ -10,6 +10,7 @@ from fuzz import (
     group_targets,
     kafka_targets,
     peer_targets,
+    quota_targets,
     record_targets,
     security_targets,
     token_targets,
@@ -29,6 +30,7 @@ TARGETS: Final[dict[str, Target]] = {
         security_targets,
         door_targets,
         token_targets,
+        quota_targets,
     )
     for target in module.TARGETS
 }
