@@ -34,6 +34,8 @@ from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.ports import monotonic_ms
 from penstock_runtime.security.refused import serial_in_pem
 from support.cluster import running_cluster
 from support.cut_proxy import CutProxy
@@ -56,10 +58,10 @@ PATIENCE_S = 60.0
 class Rig:
     secure: SecureCluster
     proxy: CutProxy
+    records: dict[str, pb.GatewayRecord]
 
     def where(self, gateway: str, listener: str) -> str:
-        record = self.secure.image().gateways[gateway].record
-        (found,) = [each for each in record.listeners if each.name == listener]
+        (found,) = [each for each in self.records[gateway].listeners if each.name == listener]
         return f"localhost:{found.advertised[0].port}"
 
     def admin(self) -> AdminClient:
@@ -89,6 +91,20 @@ def listeners(files: ListenerFiles, port: int = 0) -> list[dict[str, Any]]:
             "principal_mapping_rules": "RULE:^.*CN=([^,]+).*$/$1/",
         },
     ]
+
+
+async def both_gateways(secure: SecureCluster) -> dict[str, pb.GatewayRecord]:
+    channels = ChannelPool()
+    client = MetadataClient(secure._controllers(channels), "test", monotonic_ms)
+    following = asyncio.create_task(client.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(client.image.gateways) < 2:
+                await client.wait_for_version(client.image.version + 1, 100)
+        return {name: each.record for name, each in client.image.gateways.items()}
+    finally:
+        following.cancel()
+        await channels.close()
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +142,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         )
         stack.callback(process.wait)
         stack.callback(process.terminate)
-        one = Rig(SecureCluster(cluster, files), proxy)
-        wait_for(lambda: len(one.secure.image().gateways) == 2, "both gateways are there", PATIENCE_S)
+        secure = SecureCluster(cluster, files)
+        one = Rig(secure, proxy, asyncio.run(both_gateways(secure)))
         create_topic(one.where("gateway-1", "PROXY"), TOPIC, 4)
         yield one
 

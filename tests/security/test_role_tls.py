@@ -30,6 +30,7 @@ from penstock_runtime.security.tls_files import TlsFiles
 from support.certificates import as_flag
 from support.cluster import running_cluster
 from support.kafka import Load, create_topic, produce, read_all
+from support.secure import ListenerFiles
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -174,7 +175,7 @@ def credentials_of(ca: CertificateAuthority, leaf: Leaf | None) -> grpc.ChannelC
     return grpc.ssl_channel_credentials(authorities, paths["key"].read_bytes(), paths["cert"].read_bytes())
 
 
-@pytest.mark.parametrize("kind", ["plaintext", "no certificate", "another cluster's"])
+@pytest.mark.parametrize("kind", ["plaintext", "no certificate", "a client's", "another cluster's"])
 async def test_strangers_reach_no_method(
     cluster: LocalCluster, ca: CertificateAuthority, tmp_path: Path, kind: str
 ) -> None:
@@ -182,6 +183,10 @@ async def test_strangers_reach_no_method(
         credentials = None
     elif kind == "no certificate":
         credentials = credentials_of(ca, None)
+    elif kind == "a client's":
+        cert, key = ListenerFiles(tmp_path / "listener").client("alice")
+        authorities = (ca.directory / "ca.pem").read_bytes()
+        credentials = grpc.ssl_channel_credentials(authorities, key.read_bytes(), cert.read_bytes())
     else:
         other = CertificateAuthority.create(tmp_path / "other", DOMAIN)
         paths = other.issue(Leaf("gateway", "*"))
@@ -240,6 +245,27 @@ async def test_a_named_node_speaks_for_itself_alone(cluster: LocalCluster, ca: C
         await replicate.write(storage_pb2.ReplicateRequest(hello=hello).SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError, match="not of node 2; issue one with the name node-2"):
             await replicate.read()
+    finally:
+        await pool.close()
+
+
+async def test_a_named_gateway_speaks_for_itself_alone(
+    cluster: LocalCluster, ca: CertificateAuthority
+) -> None:
+    leaf = Leaf("gateway", "gw-9")
+    ca.issue(leaf)
+    pool = ChannelPool(tls=TlsFiles(RoleTls.model_validate(ca.paths(leaf)), "gateway"))
+    try:
+        stub: Any = controller_pb2_grpc.ControllerStub(
+            pool.get(grpc_address(cluster, "controller-1"), "controller")
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="not of gateway gateway-1") as caught:
+            await stub.RegisterGateway(api.RegisterGatewayRequest(gateway_id="gateway-1"))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        session = stub.GatewaySession()
+        await session.write(api.GatewayHeartbeat(gateway_id="gateway-1", gateway_epoch=1))
+        with pytest.raises(grpc.aio.AioRpcError, match="not of gateway gateway-1"):
+            await session.read()
     finally:
         await pool.close()
 
