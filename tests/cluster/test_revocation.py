@@ -34,8 +34,8 @@ from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
-from penstock_runtime.ports import monotonic_ms
 from penstock_runtime.security.refused import serial_in_pem
 from support.cluster import running_cluster
 from support.cut_proxy import CutProxy

@@ -99,7 +99,9 @@ def all_ports(cluster: LocalCluster) -> dict[tuple[str, str], int]:
     for member in state.members:
         known = {port: use for use, port in member.ports.items() if use != "http"}
         known[member.ports["http"]] = "health"
-        for port in listening_ports(state.process(member.name).pid):
+        pid = state.process(member.name).pid
+        assert pid is not None
+        for port in listening_ports(pid):
             found[NAMES[member.role], known.get(port, "http")] = port
     return found
 
