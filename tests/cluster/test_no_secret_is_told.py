@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import socket
 import stat
 import sys
 import threading
@@ -20,9 +19,9 @@ from subprocess import run
 
 import pytest
 
-from penstock.connector import Connector, Refused, call
+from penstock.connector import PLAINTEXT, Connector, Refused, call, load
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE, Member
 from penstock_core.security.client_file import ClientFile
 from support.cluster import running_cluster
 from support.tokens import AUDIENCE, ISSUER, Issuer
@@ -114,15 +113,18 @@ class Session:
                     call(connection, 3, 4, b"\x00\x00\x00\x00\x00")
         return ok
 
-    def http(self, port: int, path: str, authorization: str = "") -> str:
+    def http(self, member: Member, path: str, authorization: str = "") -> str:
         """What an HTTP port says, as it says it."""
+        port = member.ports["http"]
+        admin = load(self.cluster.directory / "secure" / "admin.properties")
+        connector = PLAINTEXT if member.role == CONTROLLER else admin
         head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
         if authorization:
             head += f"Authorization: {authorization}\r\n"
         told = b""
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection,
+            connector.open("127.0.0.1", port, TIMEOUT_S) as connection,
         ):
             connection.sendall(head.encode() + b"\r\n")
             while part := connection.recv(65_536):
@@ -184,6 +186,7 @@ def test_secrets_stand_in_their_files_alone(session: Session, issuer: Issuer) ->
         session.penstock("user", "add", "alice", "--password-file", session.file(FIRST))
         session.penstock("acl", "add", "User:alice", "read,write", "topic:canary")
         session.penstock("topic", "create", "canary")
+        session.penstock("produce", "canary", "--receipt", "--file", session.file("hello\n"))
         for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"):
             assert session.sign_in(mechanism, "alice", FIRST)
             assert not session.sign_in(mechanism, "alice", WRONG)
@@ -196,10 +199,9 @@ def test_secrets_stand_in_their_files_alone(session: Session, issuer: Issuer) ->
         session.penstock("user", "add", "bob", "--password-file", str(cluster.directory), expect=2)
         metrics = ""
         for member in cluster.state.members:
-            port = member.ports["http"]
-            metrics += session.http(port, "/metrics")
+            metrics += session.http(member, "/metrics")
             for authorization in (basic, f"Bearer {foreign}", f"Bearer {good}"):
-                session.http(port, "/v1/topics", authorization)
+                session.http(member, "/v1/topics", authorization)
         cluster.kill("gateway-1")
         cluster.start("gateway-1")
         session.penstock("user", "delete", "alice")

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -27,6 +26,7 @@ from support.cluster import running_cluster, start_ready
 from support.groups import GroupLedger
 from support.java import missing_java
 from support.kafka import check_nothing_lost, read_all
+from support.secure import metrics_of
 from support.stock_clients import STOCK_MEMBERS, STOCK_WRITERS, config_of
 from support.waiting import wait_for
 
@@ -65,10 +65,10 @@ def sign_ins(cluster: LocalCluster, outcome: str) -> int:
     """How often, by the gateways and nodes that run now."""
     found = 0.0
     for member in [*cluster.state.of_role(GATEWAY), *cluster.state.of_role(NODE)]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{member.ports['http']}/metrics") as response:
-            for line in response.read().decode().splitlines():
-                if re.match(rf'penstock_kafka_sign_ins_total{{.*outcome="{outcome}"', line):
-                    found += float(line.rpartition(" ")[2])
+        for line in metrics_of(cluster, member).splitlines():
+            # Of the listeners: this asks at the door of HTTP itself.
+            if re.match(rf'penstock_kafka_sign_ins_total{{listener="[A-Z]+".*outcome="{outcome}"', line):
+                found += float(line.rpartition(" ")[2])
     return int(found)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
 import ssl
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +21,10 @@ import confluent_kafka
 import kafka
 import trustme
 
-from penstock.local import ports
+from penstock.connector import load
+from penstock.local import ports, secure
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE, Member
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.scram import ScramMechanism, credential
 from penstock_proto.v1 import controller_pb2 as api
@@ -319,3 +322,15 @@ class SteadyProducer:
             self._producer.produce(self._topic, str(number).encode(), on_delivery=on_delivery)
             self._producer.poll(0)
         self._producer.flush(30)
+
+
+def metrics_of(cluster: LocalCluster, member: Member) -> str:
+    """What a gateway or node of a cluster of `local up --secure` tells its admin."""
+    admin = load(secure.admin_file(cluster.directory))
+    assert admin.file is not None
+    request = urllib.request.Request(f"https://127.0.0.1:{member.ports['http']}/metrics")
+    said = f"{admin.file.username}:{admin.file.password}".encode()
+    request.add_header("Authorization", f"Basic {base64.b64encode(said).decode()}")
+    with urllib.request.urlopen(request, context=admin.context, timeout=READ_TIMEOUT_S) as response:
+        text: str = response.read().decode()
+    return text
