@@ -197,6 +197,7 @@ class SimPeerConnection:
         connecting: bool,
     ) -> None:
         self.peer_id: int | None = None
+        self.tls = None
         self.frame_bytes_max = HELLO_BYTES_MAX
         self.connecting = connecting
         self.opened_at = self.last_read_at = self.last_sent_at = now()
