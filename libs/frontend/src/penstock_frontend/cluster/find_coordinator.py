@@ -8,10 +8,11 @@ through a proxy it is a gateway, which routes by group again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.cluster.address_view import AddressView
@@ -41,12 +42,50 @@ _CODE_IS_SHOWN_SINCE: Final = 3
 """Version of FindCoordinator that only clients use which show a code that they do not expect."""
 _CREATE_TIMEOUT_MS: Final = 5_000
 
+_RDKAFKA: Final = "rdkafka"
+"""In what librdkafka and those made with it call themselves (KIP-511)."""
+_CLIENT_SOFTWARE: Final = "client_software"
+_AFTER_LOSS_MS: Final = 300_000
+"""How long after the loss of a gateway clients may come that knew a coordinator by its address."""
+_TOLD: Final = "coordinator_loss_told"
+
 _Found = tuple[int, str, int, ErrorCode, str | None]
 """Node id, host, port, code, message."""
 
 
 def _nowhere(code: ErrorCode, message: str) -> _Found:
     return -1, "", -1, code, message
+
+
+class LostGateways:
+    """Tells librdkafka that a coordinator's address is another one, once a gateway is lost.
+
+    It compares coordinators by node id alone, and goes on dialling the lost gateway where the same node has another
+    address now. COORDINATOR_NOT_AVAILABLE makes it forget the id (rd_kafka_cgrp_handle_FindCoordinator): so each of
+    its connections gets that once after each loss, and the address when it asks again, half a second later.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._losses = 0
+        self._lost_ms = 0
+
+    def metadata_changed(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Follow the metadata."""
+        if old.gateways is not new.gateways and old.gateways.keys() - new.gateways.keys():
+            self._losses += 1
+            self._lost_ms = self._clock_ms()
+
+    def has_to_forget(self, connection: Connection) -> bool:
+        """Whether this client is to forget where coordinators were; it is asked once for an answer."""
+        if not self._losses or self._clock_ms() - self._lost_ms > _AFTER_LOSS_MS:
+            return False
+        if _RDKAFKA not in connection.state.get(_CLIENT_SOFTWARE, ""):
+            return False
+        if connection.state.get(_TOLD) == self._losses:
+            return False
+        connection.state[_TOLD] = self._losses
+        return True
 
 
 class Coordinators:
@@ -66,6 +105,8 @@ class Coordinators:
         self._authorizer = authorizer
         self._metrics = metrics
         self._creation: asyncio.Task[str] | None = None
+        self._lost = LostGateways(controllers.clock_ms)
+        metadata.on_change(lambda old, new, _: self._lost.metadata_changed(old, new))
 
     def find(
         self, connection: Connection, header: RequestHeader, frame: bytearray
@@ -177,6 +218,10 @@ class Coordinators:
             return _nowhere(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the partition of group {key} has no leader"
             )
+        # At a listener of the node itself the address is the node's own, whatever gateways do.
+        by_gateway = all((each.host, each.port) != address for each in node.listeners.values())
+        if by_gateway and self._lost.has_to_forget(connection):
+            return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a gateway was lost: ask again")
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
 
     def _no_transactions(self, connection: Connection, version: int) -> _Found:
