@@ -319,7 +319,10 @@ class SteadyProducer:
                 if error is None:
                     self.acked.add(number)
 
-            self._producer.produce(self._topic, str(number).encode(), on_delivery=on_delivery)
+            try:
+                self._producer.produce(self._topic, str(number).encode(), on_delivery=on_delivery)
+            except confluent_kafka.KafkaException as error:
+                self.errors.append(error.args[0])  # it knows already that it may not write there
             self._producer.poll(0)
         self._producer.flush(30)
 
