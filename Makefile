@@ -118,6 +118,10 @@ fuzz: setup ## every parser against a coverage-guided fuzzer: EXECUTIONS=1000000
 security: setup ## attacks from outside on a real cluster, and what each costs everybody else (SECURITY="--help")
 	@PYTHONPATH=tests $(BIN)/python -m security $(SECURITY)
 
+.PHONY: rotation
+rotation: setup ## the CA and all certificates replaced twice under 1,000 messages a second
+	PENSTOCK_ROTATION_RATE=1000 $(PYTEST) tests/security/test_rotation.py -s
+
 .PHONY: quotas
 quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth; a login flood
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -k "keep_to or share or flood" -s
