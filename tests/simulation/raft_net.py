@@ -202,6 +202,8 @@ class SimPeerConnection:
         self.connecting = connecting
         self.opened_at = self.last_read_at = self.last_sent_at = now()
         self.closed = False
+        self.tls = None
+        """Links are plain here, as they are without `[tls]`."""
         self.number = sock.number
         self._now = now
         process: Any = sock.process
