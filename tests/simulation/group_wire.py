@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
@@ -147,6 +148,7 @@ class _Anybody:
 
     principal = ANONYMOUS
     identity = Identity(ANONYMOUS, "client")
+    state: Mapping[str, Any] = MappingProxyType({})
 
 
 class Finder:

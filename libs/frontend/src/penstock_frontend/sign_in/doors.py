@@ -109,6 +109,8 @@ class Doors:
         door_users = any(each.has_sasl or each.takes_certificates for each in doors)
         if self._authorizer is not None or door_users or any(map(self._has_users, self._listeners)):
             self._news = news
+            # At once, not at the next look: with these news the process may get something to serve.
+            metadata.on_change(lambda _, __, ___: self._judge(news))
         refused = self._refused
         metadata.on_change(lambda _, new, __: refused.take(new.security.refused_certificates))
         if not any(each.has_sasl for each in self._listeners) and not any(each.has_sasl for each in doors):
@@ -226,7 +228,8 @@ class Doors:
         told = ""
         while True:
             await asyncio.sleep(_NEWS_LOOK_S)
-            reason = news.ends()
+            # Before the first contact nobody has come in by anything.
+            reason = news.ends() if self._has_heard() else ""
             if reason and not told:
                 self._lifecycle.log.warning("clients are cut off", reason=reason)
                 for listener in listeners:
@@ -237,11 +240,19 @@ class Doors:
             elif told and not reason:
                 self._lifecycle.log.info("clients are served again: a controller was heard of")
             told = reason
-            if self._authorizer is not None:
-                if news.ends(self._grace_ms):
-                    self._authorizer.distrust()
-                else:
-                    self._authorizer.trust()
+            self._judge(news)
+
+    def _has_heard(self) -> bool:
+        return self._metadata.contact_age_ms() < NEVER_MS
+
+    def _judge(self, news: OldNews) -> None:
+        """Have the authorizer go by its rights, or not. One that has none yet denies nearly everything anyway."""
+        if self._authorizer is None or not self._has_heard():
+            return
+        if news.ends(self._grace_ms):
+            self._authorizer.distrust()
+        else:
+            self._authorizer.trust()
 
     async def _watch(self, name: str, files: ListenerTlsFiles) -> None:
         log = self._lifecycle.log
