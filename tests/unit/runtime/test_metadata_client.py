@@ -11,6 +11,7 @@ import pytest
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.metadata.image import MetadataImage
+from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime import metadata_client
 from penstock_runtime.controller_client import ControllerClient
@@ -68,6 +69,34 @@ async def following(
             with contextlib.suppress(asyncio.CancelledError, InvariantBroken, ZeroDivisionError):
                 await task
             await channels.close()
+
+
+def test_who_knows_less_makes_no_news_older(run: Run) -> None:
+    """A controller that has just begun, and has not heard of the active one, is no reason to cut clients off."""
+
+    async def main() -> None:
+        clock = Clock()
+        async with following(clock=clock) as (metadata, _, members, _t):
+            for member in members:
+                member.keepalives = False
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
+            version = metadata.image.version
+
+            def hear(age_ms: int) -> int:
+                told = api.WatchKeepalive(version=version, leader_contact_age_ms=age_ms)
+                metadata._take(api.WatchMetadataResponse(keepalive=told))
+                return metadata.contact_age_ms()
+
+            # Nobody has confirmed the image yet: a controller that was cut off may have sent it.
+            assert hear(90_000) == 90_000
+            assert hear(20) == 20
+            clock.now_ms += 1_000
+            assert hear(2**31 - 1) == 1_020
+            assert hear(500) == 500
+            clock.now_ms += 100
+            assert hear(2**31 - 1) == 600
+
+    run(main())
 
 
 def test_snapshot_then_deltas_in_order(run: Run) -> None:

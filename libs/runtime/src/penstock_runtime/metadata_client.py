@@ -81,6 +81,8 @@ class MetadataClient:
         self._incoming: _Incoming | None = None
         self._heard_ms: int | None = None
         self._leader_age_ms = 0
+        self._confirmed_ms: int | None = None
+        """When the active controller had nothing newer than our image, as far as a keepalive said."""
         self._last_message_ms = 0
         self._address = ""
 
@@ -114,10 +116,16 @@ class MetadataClient:
                 heapq.heapify(self._waiting)
 
     def contact_age_ms(self) -> int:
-        """How old the news may be: ms since the active controller was last heard of."""
+        """How old the news may be: ms since the active controller was last heard of.
+
+        A controller that knows less than we do, since it was away from the active one for longer, makes nothing
+        older that another one has confirmed: what we hold was all there was then.
+        """
         if self._heard_ms is None:
             return NEVER_MS
-        return self._clock_ms() - self._heard_ms + self._leader_age_ms
+        now_ms = self._clock_ms()
+        age_ms = now_ms - self._heard_ms + self._leader_age_ms
+        return age_ms if self._confirmed_ms is None else min(age_ms, now_ms - self._confirmed_ms)
 
     @property
     def watched_address(self) -> str:
@@ -199,9 +207,13 @@ class MetadataClient:
             term = response.keepalive.controller_term
             if 0 < term < self._controllers.heard_term:
                 return f"deposed: of term {term}, term {self._controllers.heard_term} was heard of"
-            self._heard(response.keepalive.leader_contact_age_ms)
+            age_ms = response.keepalive.leader_contact_age_ms
+            self._heard(age_ms)
             if response.keepalive.version < self.image.version:
                 return f"behind: at version {response.keepalive.version}, we hold {self.image.version}"
+            if response.keepalive.version == self.image.version:
+                confirmed_ms = self._clock_ms() - age_ms
+                self._confirmed_ms = max(confirmed_ms, self._confirmed_ms or confirmed_ms)
             return ""
         return "sent a message of an unknown kind"
 
