@@ -223,7 +223,9 @@ class Cluster:
                 if self._state(name) is ProcessState.DEAD:
                     raise AssertionError(f"{name} ended at its start: {self.last_words(name)}")
                 member = self.state.member(name)
-                answer = probe.http_ready(self._host(name), member.ports["http"], 1.0)
+                # A controller's HTTP port has no door of its own.
+                connector = PLAINTEXT if member.role == CONTROLLER else self._connector
+                answer = probe.http_ready(self._host(name), member.ports["http"], 1.0, connector)
                 if answer.ready and member.role == GATEWAY:
                     answer = probe.kafka_ready(
                         self._host(name), member.ports["kafka"], nodes, 5.0, self._connector
