@@ -60,7 +60,7 @@ def flags(**changes: str) -> list[str]:
         ({"controllers": "a:1,b:2"}, "name each controller once"),
         ({"raft_bind": "nowhere"}, "raft-bind"),
         ({"node_heartbeat_interval_ms": "1500"}, "at most half"),
-        ({"tls": "cert.pem"}, "--tls = cert.pem: give it as JSON"),
+        ({"tls": "cert.pem"}, "--tls: give it as JSON"),
         ({"tls": '{"cert": "a", "key": "b"}'}, "--tls.ca: field required"),
         (
             {"tls": '{"cert": "a", "key": "b", "ca": "c", "kye": "d"}'},

@@ -315,6 +315,7 @@ def _alter(
     """Refuse (with an end) and allow (with None); then show what is refused."""
 
     async def do(client: ControllerClient) -> Any:
+        from penstock.cli.controller import look
         from penstock_core.errors import ErrorCode, PenstockError
         from penstock_proto.v1 import controller_pb2 as api
         from penstock_proto.v1 import metadata_pb2 as pb
@@ -327,6 +328,7 @@ def _alter(
                 for serial, end, reason in changes
             ]
         )
+        await look(client)  # says of each address what is wrong with it
         reply: Any = await client.call("AlterRefusedCertificates", request)
         if reply.error.code:
             raise PenstockError(ErrorCode(reply.error.code), reply.error.message)

@@ -77,7 +77,7 @@ def answer(
 ) -> tuple[bytes, list[str]]:
     """The response, and what the controllers were asked."""
     controllers = NoController()
-    metadata: Any = SimpleNamespace(image=image)
+    metadata: Any = SimpleNamespace(image=image, on_change=lambda _: None)
     apis = ClusterApis(
         metadata,
         controllers,  # type: ignore[arg-type]

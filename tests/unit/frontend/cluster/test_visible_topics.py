@@ -44,7 +44,7 @@ class Process:
 
     def __init__(self, image: MetadataImage, *entries: Any, controllers: Any = None, **more: Any) -> None:
         self.controllers = controllers or NoController()
-        self.metadata: Any = SimpleNamespace(image=image)
+        self.metadata: Any = SimpleNamespace(image=image, on_change=lambda _: None)
         self.authorizer, self.told = authorizer_of(CLUSTER_ROWS[0], entries)
         self.apis = self.make(self.authorizer, **more)
 
