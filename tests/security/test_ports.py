@@ -6,7 +6,6 @@ table stands in docs/security.md, and is compared with what is seen.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -47,22 +46,17 @@ NAMES = {CONTROLLER: "controller", NODE: "storage node", GATEWAY: "gateway"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """`local up --secure`, and TLS on what is plaintext on loopback there: the native API and HTTP."""
+    """`local up --secure`, with a port for health alone, and no other HTTP port of controllers."""
     directory = tmp_path_factory.mktemp("ports") / "c"
     with running_cluster(directory, controllers=1, nodes=1, secure=True, steady=True) as running:
         state = running.store.load()
-        own = directory / "secure" / "gateway-gateway-1"
-        door = {"security": "SASL_SSL", "tls": {what: str(own / f"{what}.pem") for what in ("cert", "key")}}
         for role in (CONTROLLER, NODE, GATEWAY):
             (member,) = state.of_role(role)
             given = state.settings.setdefault(role, {})
-            # Who asks for readiness asks there.
-            given["health_bind"] = f"127.0.0.1:{member.ports['http']}"
-            given["http_bind"] = "" if role == CONTROLLER else "127.0.0.1:0"
-            if role != CONTROLLER:
-                given["http_door"] = json.dumps(door)
-            if role == GATEWAY:
-                given["grpc_door"] = json.dumps(door)
+            if role == CONTROLLER:  # who asks for readiness asks there
+                given |= {"health_bind": f"127.0.0.1:{member.ports['http']}", "http_bind": ""}
+            else:
+                given["health_bind"] = "127.0.0.1:0"
         with running.store.locked():
             running.store.save(state)
         for role in (CONTROLLER, NODE, GATEWAY):
@@ -97,12 +91,13 @@ def all_ports(cluster: LocalCluster) -> dict[tuple[str, str], int]:
     state = cluster.store.load()
     found: dict[tuple[str, str], int] = {}
     for member in state.members:
-        known = {port: use for use, port in member.ports.items() if use != "http"}
-        known[member.ports["http"]] = "health"
+        known = {port: use for use, port in member.ports.items()}
+        if member.role == CONTROLLER:
+            known[member.ports["http"]] = "health"
         pid = state.process(member.name).pid
         assert pid is not None
         for port in listening_ports(pid):
-            found[NAMES[member.role], known.get(port, "http")] = port
+            found[NAMES[member.role], known.get(port, "health")] = port
     return found
 
 
