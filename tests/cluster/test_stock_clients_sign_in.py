@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from penstock.local import secure
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
-from support.clients import Writer
+from support.clients import Writer, forget_leaks
 from support.cluster import running_cluster, start_ready
 from support.groups import GroupLedger
 from support.java import missing_java
@@ -76,6 +76,13 @@ def all_go_on(writers: dict[tuple[str, str], Writer], ledgers: dict[tuple[str, s
     for which, writer in writers.items():
         writer.wait_for_acks(20, PATIENCE_S)
         wait_for(lambda which=which: ledgers[which].count >= wanted[which], f"{which} reads", PATIENCE_S)  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def nothing_unclosed_is_left() -> Iterator[None]:
+    """kafka-python leaves sockets of dials that failed; what the test itself held is free only now."""
+    yield
+    forget_leaks()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
