@@ -23,7 +23,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
 from support.clients import Writer, forget_leaks
 from support.cluster import running_cluster, start_ready
-from support.groups import GroupLedger
+from support.groups import GroupLedger, GroupMember
 from support.java import missing_java
 from support.kafka import check_nothing_lost, read_all
 from support.stock_clients import STOCK_MEMBERS, STOCK_WRITERS, config_of
@@ -96,12 +96,16 @@ def test_they_sign_in_again_and_again_and_lose_nothing(cluster: LocalCluster, me
         future.result(PATIENCE_S)
     ledgers = {which: GroupLedger() for which in topics}
     writers: dict[tuple[str, str], Writer] = {}
+    members: dict[tuple[str, str], GroupMember] = {}
     with ExitStack() as reading:
         with ExitStack() as writing:
             for (client, mode), topic in topics.items():
                 where, config = bootstrap(cluster, mode), configs[client]
                 ledger = ledgers[client, mode]
-                reading.callback(STOCK_MEMBERS[client](where, topic, f"g-{topic}", ledger, **config).stop)
+                member = members[client, mode] = STOCK_MEMBERS[client](
+                    where, topic, f"g-{topic}", ledger, **config
+                )
+                reading.callback(member.stop)
                 writer = STOCK_WRITERS[client](where, topic, rate_per_s=RATE_PER_S, **config)
                 writers[client, mode] = writing.enter_context(writer)
             begun_s = time.monotonic()
@@ -118,9 +122,7 @@ def test_they_sign_in_again_and_again_and_lose_nothing(cluster: LocalCluster, me
         for which, writer in writers.items():
             wanted = set(writer.ledger.values.values())
             wait_for(
-                partial(wanted.issubset, ledgers[which].values),
-                f"the group of {which} has read all",
-                PATIENCE_S,
+                partial(members[which].has_read, wanted), f"the group of {which} has read all", PATIENCE_S
             )
     for which, writer in writers.items():
         records = read_all(cluster.bootstrap, topics[which], **configs["confluent-kafka"])

@@ -82,8 +82,17 @@ class GroupMember:
         self._thread.join(180)
         forget_leaks()
         assert not self._thread.is_alive(), "the client did not close"
+        self.check()
+
+    def check(self) -> None:
+        """Raises what ended this member before it was told to stop."""
         if self._failure is not None:
             raise self._failure
+
+    def has_read(self, values: set[bytes]) -> bool:
+        """Whether the group has processed them all; raises what ended this member."""
+        self.check()
+        return values <= self.ledger.values
 
     def _guarded(self) -> None:
         try:

@@ -195,7 +195,7 @@ class Gateway:
         suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._relay.on_stream_lost = suspected_leaders.suspect
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
-        book = AddressBook(settings.gateway_id, self._own, _host_gateways())
+        self._book = book = AddressBook(settings.gateway_id, self._own, _host_gateways())
         self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
         self._producer_ids = ProducerIdAllocator(self._controllers, settings.gateway_id)
         apart = GatewayAddresses(book, lambda: self._metadata.image, apart=True)
@@ -277,6 +277,7 @@ class Gateway:
             lifecycle.create_task(self._watch_contact(), "readiness")
             await lifecycle.stopping.wait()
             lifecycle.set_not_ready("stopping")
+            self._book.leave()
             await self._registration.leave(_LEAVE_MS)
             await asyncio.gather(*(listener.stop(_LISTENER_STOP_MS) for listener in self._listeners))
         finally:

@@ -161,6 +161,7 @@ def test_a_listener_of_another_security_is_named_to_nobody() -> None:
             "DIRECT": OwnListener("DIRECT", "direct", rules("auto"), security),
         }
         view = AddressBook("gateway-1", listeners, NO_GATEWAYS)
+        view.leave()
         assert set(view.view(now, at("10.9.9.9")).addresses.values()) == {(place, 9092)}
         assert set(view.view(now, at("10.9.9.9", listener="DIRECT")).addresses) == {node_id}
 
@@ -184,6 +185,16 @@ def test_alone_and_unregistered_a_gateway_names_what_the_client_reached() -> Non
     assert set(view.addresses.values()) == {("10.1.1.9", 9092)}
 
 
+def test_a_gateway_that_was_dropped_goes_on_naming_itself_until_it_leaves() -> None:
+    # It was paused, and the one that is still registered died meanwhile: the client has nobody else.
+    other = image(node(1), node(2), node(3), gateway("gateway-2", ("*", "127.0.0.1", 9102)))
+    mine = book()
+    assert set(mine.view(other, at("127.0.0.1")).addresses.values()) == {
+        ("127.0.0.1", 9092),
+        ("127.0.0.1", 9102),
+    }
+
+
 def test_two_loopback_gateways_are_both_named() -> None:
     both = image(
         node(1),
@@ -200,7 +211,9 @@ def test_two_loopback_gateways_are_both_named() -> None:
 
 def test_a_gateway_that_left_is_named_no_more_even_by_itself() -> None:
     other = image(node(1), gateway("gateway-2", ("*", "127.0.0.1", 9102)))
-    assert book().view(other, at("127.0.0.1")).addresses == {1: ("127.0.0.1", 9102)}
+    mine = book()
+    mine.leave()
+    assert mine.view(other, at("127.0.0.1")).addresses == {1: ("127.0.0.1", 9102)}
 
 
 def test_unknown_and_foreign_loopback_addresses_are_not_named() -> None:

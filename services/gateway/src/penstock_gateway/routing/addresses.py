@@ -82,7 +82,13 @@ class AddressBook:
         self._listeners = listeners
         self._host_gateways = host_gateways
         self._version = -1
+        self._leaving = False
         self._views: OrderedDict[Arrival, AddressView] = OrderedDict()
+
+    def leave(self) -> None:
+        """Clients are to go elsewhere: from now on this gateway counts only while it is registered."""
+        self._leaving = True
+        self._views.clear()
 
     def view(self, image: MetadataImage, arrival: Arrival) -> AddressView:
         """Every registered node's address for that client (nodes without one are left out)."""
@@ -115,7 +121,10 @@ class AddressBook:
     def gateway_addresses(self, image: MetadataImage, arrival: Arrival) -> list[Address]:
         """Distinct addresses of live gateways for that client on its proxy listener, sorted.
 
-        This gateway stands in it while it is registered, and when nobody else does.
+        This gateway stands in it until it leaves, registered or not: the client reached it here. The
+        controllers drop a gateway that was paused or cut off, and the others that they still name may be
+        dead; librdkafka (2.16) that is told of dead ones alone asks nobody else again. One that leaves
+        stands in it while it is registered, and when nobody else does.
         """
         own = self._own_address(arrival)
         security = self._listeners[arrival.listener].security
@@ -131,7 +140,7 @@ class AddressBook:
                 [AdvertisedRule.from_pb(a) for a in listener.advertised], arrival
             )
         }
-        if self._gateway_id in image.gateways or not places:
+        if not self._leaving or self._gateway_id in image.gateways or not places:
             places.add(own)
         return sorted(places)
 
