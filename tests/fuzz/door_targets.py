@@ -31,7 +31,7 @@ from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.acls import Acls
 from penstock_frontend.cluster.quotas import Quotas
 from penstock_frontend.cluster.users import Users
-from penstock_frontend.listener.connection import CLOSE
+from penstock_frontend.listener.answers import CLOSE
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import Doorkeeper

@@ -14,7 +14,7 @@ from penstock_core.security.sasl import OAUTHBEARER
 from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.audit import RightsAudit
 from penstock_frontend.listener.admission import ConnectionCaps
-from penstock_frontend.listener.connection import ListenerLimits
+from penstock_frontend.listener.limits import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
 from penstock_runtime.audit import Audit
 from penstock_runtime.door_settings import GrpcDoorSettings, HttpDoorSettings

@@ -131,12 +131,12 @@ def test_a_huge_announced_length_takes_no_memory(run: Run) -> None:
             w.write(struct.pack(">i", 100 * 1024 * 1024) + bytes(10))
 
             def all_came() -> bool:
-                return any(c._frame is not None and c._filled == 10 for c in listener.connections)
+                return any(c._partial is not None and c._partial.filled == 10 for c in listener.connections)
 
             await eventually(all_came, "the beginning of the frame")
             (connection,) = listener.connections
-            assert connection._frame is not None
-            assert len(connection._frame) <= 1024 * 1024
+            assert connection._partial is not None
+            assert connection._partial.held_bytes <= 1024 * 1024
 
     run(main())
 

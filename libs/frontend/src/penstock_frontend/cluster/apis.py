@@ -31,7 +31,8 @@ from penstock_frontend.cluster.quorum import QuorumApis, features_of
 from penstock_frontend.cluster.quotas import Quotas
 from penstock_frontend.cluster.reassignments import Reassignments
 from penstock_frontend.cluster.users import Users
-from penstock_frontend.listener.connection import CLOSE, Connection, Response
+from penstock_frontend.listener.answers import CLOSE, Response
+from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_frontend.producer_ids import ProducerIdAllocator

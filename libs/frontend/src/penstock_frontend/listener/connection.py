@@ -3,7 +3,7 @@
 Theory. Reads go into one buffer that all connections of a listener share, since the
 loop reads and hands over in one step; whole small frames are copied out of it. A frame
 that did not come whole gets a bytearray of its own and the rest is received straight
-into it: a large Produce is copied only for the part that came with its head.
+into it (`PartialFrame`): a large Produce is copied only for the part that came with its head.
 
 A handler's answer that is there at once is written at once; a Future gets a callback;
 only a coroutine costs a task. Coroutines start in arrival order but after `handle` has
@@ -22,9 +22,6 @@ time: the next one is not looked at before the one before is answered.
 
 Quotas. Where anybody has one (`QuotaGate.is_active`) each request carries a charge; its answer says for how long the
 client is throttled, and for that time nothing more is read.
-
-Warts. Growth of a large frame copies it (256 KiB, 1 MiB, 2, 4, ...), so that memory
-follows what was received and not what was announced.
 """
 
 from __future__ import annotations
@@ -34,44 +31,24 @@ import fcntl
 import struct
 import termios
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
-from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
 from penstock_core.security.quota_book import Account
-from penstock_core.security.sasl_session import AUTHENTICATION_MS_MAX
 from penstock_frontend.audit import ASKING, ListenerAudit
-from penstock_frontend.listener.admission import ConnectionCaps
+from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Response, Signal
 from penstock_frontend.listener.frame_memory import FrameMemory
+from penstock_frontend.listener.limits import ListenerLimits
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
+from penstock_frontend.listener.partial_frame import PartialFrame, first_room_bytes
 from penstock_frontend.listener.proxy_protocol import ProxyHeader
 from penstock_frontend.listener.quota_gate import Charge, QuotaGate, Timed
-from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX, Malformed
+from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.logs import Log
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import SLICE_S, LoopTurns
-
-Buffer = bytes | bytearray | memoryview
-
-
-class Signal(Enum):
-    """Answers that are no bytes."""
-
-    NO_RESPONSE = "no response"
-    CLOSE = "close"
-
-
-NO_RESPONSE: Final = Signal.NO_RESPONSE
-"""The request has no response (Produce with acks=0)."""
-CLOSE: Final = Signal.CLOSE
-"""Close the connection, after the responses to earlier requests."""
-
-Response = Sequence[Buffer] | bytes | Signal
-"""One response without its length prefix, header first, as buffers or whole; or a signal."""
 
 
 class FrameHandler(Protocol):
@@ -86,36 +63,6 @@ class FrameHandler(Protocol):
         the connection.
         """
         ...
-
-
-@dataclass(frozen=True)
-class ListenerLimits:
-    """What one listener gives its clients at most."""
-
-    frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX
-    inflight_requests_max: int = 256
-    """Unanswered requests of one connection; then its reading stops."""
-    inflight_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of unanswered requests of one connection; one request may exceed it."""
-    frames_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of large or unanswered requests of all connections together, a quarter of it for one address."""
-    write_buffer_bytes_max: int = 1024 * 1024
-    """Unsent response bytes of one connection; then no more of its requests are handled."""
-    request_items_max: int = REQUEST_ITEMS_MAX
-    """Items of all arrays of one request but Produce and Fetch."""
-    caps: ConnectionCaps = field(default_factory=ConnectionCaps)
-    first_request_timeout_ms: int = 10_000
-    """From a connection's first byte to its first whole request; the PROXY header is due in the same time."""
-    unauthenticated_frame_bytes_max: int = 64 * 1024
-    """Largest request of a connection that has not signed in, where it has to."""
-    authentication_timeout_ms: int = AUTHENTICATION_MS_MAX
-    """From the accept until a client has signed in, where it has to."""
-    handshake_timeout_ms: int = 10_000
-    """For a TLS handshake, from the client's first bytes."""
-    frame_timeout_ms: int = 10_000
-    """How far a request that comes in pieces may fall behind FRAME_BYTES_PER_S."""
-    idle_timeout_ms: int = 600_000
-    """Silence on both sides after which a connection is closed (connections.max.idle.ms)."""
 
 
 class ConnectionOwner(Protocol):
@@ -160,13 +107,6 @@ _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
 _TOKEN_BYTES_MIN = 2
 """What may come as it is after SaslHandshake 0: no mechanism has a shorter message."""
-_BEGIN_BYTES = 64 * 1024
-_BEGIN_EASY_BYTES = 256 * 1024
-"""First buffer of a frame, where memory is scarce for its address and where it is not."""
-_GROW_FAST_BYTES = 1024 * 1024
-"""Up to that size buffers grow to the fourfold, then to the double."""
-FRAME_BYTES_PER_S = 64 * 1024
-"""What a client sends at least while a request of its comes in pieces."""
 _FLUSH_BYTES = 256 * 1024
 
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]
@@ -182,12 +122,8 @@ class Connection(asyncio.BufferedProtocol):
         "_charged",
         "_close_when_empty",
         "_deferred",
-        "_filled",
-        "_frame",
         "_frame_bytes_max",
         "_frame_bytes_min",
-        "_frame_length",
-        "_frame_view",
         "_handler",
         "_head",
         "_inflight_bytes",
@@ -199,13 +135,12 @@ class Connection(asyncio.BufferedProtocol):
         "_out",
         "_out_bytes",
         "_owner",
+        "_partial",
         "_pending",
         "_proxied",
         "_quotas",
         "_read_paused",
-        "_shortfall_bytes",
         "_starved",
-        "_swept_bytes",
         "_tasks",
         "_transport",
         "_write_paused",
@@ -272,14 +207,9 @@ class Connection(asyncio.BufferedProtocol):
             self.detain(self.opened_s + owner.limits.authentication_timeout_ms / 1000)
         self._proxied = proxied
         self._deferred = False
-        self._swept_bytes = 0
-        self._shortfall_bytes = 0.0
         self._head = b""
         self._backlog = b""
-        self._frame: bytearray | None = None
-        self._frame_view: memoryview | None = None
-        self._frame_length = 0
-        self._filled = 0
+        self._partial: PartialFrame | None = None
         self._charged = 0
         self._starved = False
         self._pending: deque[_Pending] = deque()
@@ -403,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
             task.cancel()
         self._pending.clear()
         self._out.clear()
-        self._frame = self._frame_view = None
+        self._partial = None
         self._backlog = self._head = b""
         self._memory.ended(self.address, self)
         self._release(self._charged)
@@ -418,38 +348,33 @@ class Connection(asyncio.BufferedProtocol):
     # Event loop: reading
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        view = self._frame_view
-        if view is None:
-            return self._owner.scratch
-        return view[self._filled :]
+        partial = self._partial
+        return self._owner.scratch if partial is None else partial.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.moved = True
-        if self._frame is None:
+        partial = self._partial
+        if partial is None:
             self._parse(self._owner.scratch[:nbytes], nbytes)
             return
-        self._filled += nbytes
-        if self._filled == self._frame_length:
-            frame, self._frame, self._frame_view = self._frame, None, None
+        partial.filled += nbytes
+        if partial.is_whole:
+            self._partial = None
             self._memory.ended(self.address, self)
-            self._dispatch(frame, charged=True)
+            self._dispatch(partial.take(), charged=True)
             self._flush()
             self._check_blocked()
-        elif self._filled == len(self._frame):
-            self._grow()
+        elif partial.is_full:
+            self._grow(partial)
 
-    def _grow(self) -> None:
+    def _grow(self, partial: PartialFrame) -> None:
         """More room for the frame that is coming, or wait for memory."""
-        filled = self._filled
-        room = min(self._frame_length, filled * (4 if filled < _GROW_FAST_BYTES else 2))
-        if not self._memory.grow(self.address, room - filled, self):
+        growth_bytes = partial.growth_bytes
+        if not self._memory.grow(self.address, growth_bytes, self):
             self._starve()
             return
-        self._charged += room - filled
-        frame = bytearray(room)
-        frame[:filled] = self._frame  # type: ignore[assignment]
-        self._frame = frame
-        self._frame_view = memoryview(frame)
+        self._charged += growth_bytes
+        partial.grow()
 
     def _starve(self) -> None:
         self._starved = True
@@ -493,21 +418,14 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_frame(self, length: int, data: memoryview | bytes, pos: int, size: int) -> None:
         """Give a frame that is still coming a buffer of its own."""
         have = size - pos - 4
-        room = _BEGIN_EASY_BYTES if self._memory.is_easy(self.address) else _BEGIN_BYTES
-        room = min(length, max(room, have))
+        room = first_room_bytes(length, have, easy=self._memory.is_easy(self.address))
         if not self._memory.charge(self.address, room):
             # Start again at this frame's length once there is memory for it.
             self._backlog = bytes(data[pos:size])
             self._starve()
             return
         self._charged += room
-        frame = bytearray(room)
-        frame[:have] = data[pos + 4 : size]
-        self._frame = frame
-        self._frame_view = memoryview(frame)
-        self._frame_length = length
-        self._filled = self._swept_bytes = have
-        self._shortfall_bytes = 0.0
+        self._partial = PartialFrame(length, data[pos + 4 : size], room)
 
     def _defer(self) -> None:
         """Go on when the loop has turned for others."""
@@ -728,8 +646,8 @@ class Connection(asyncio.BufferedProtocol):
         self._starved = False
         if self.closing:
             return
-        if self._frame is not None and self._filled == len(self._frame):
-            self._grow()
+        if self._partial is not None and self._partial.is_full:
+            self._grow(self._partial)
         self._go_on()
 
     def pause_writing(self) -> None:
@@ -750,14 +668,13 @@ class Connection(asyncio.BufferedProtocol):
 
         While it waits for memory of ours only that counts whether the client has sent more.
         """
-        if self._frame is None or (self._read_paused and not self._starved):
+        partial = self._partial
+        if partial is None or (self._read_paused and not self._starved):
             return False
-        received, self._swept_bytes = self._filled - self._swept_bytes, self._filled
+        received = partial.sweep()
         if self._starved and self._has_unread():
             return False
-        wanted = FRAME_BYTES_PER_S * elapsed_s
-        self._shortfall_bytes = max(0.0, self._shortfall_bytes + wanted - received)
-        return self._shortfall_bytes > FRAME_BYTES_PER_S * self._owner.limits.frame_timeout_ms / 1000
+        return partial.falls_behind(received, elapsed_s) > self._owner.limits.frame_timeout_ms / 1000
 
     def _has_unread(self) -> bool:
         raw = self._transport.get_extra_info("socket")
@@ -768,12 +685,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def mid_frame(self) -> bool:
         """Waiting for the client to send the rest of something."""
-        return not self._read_paused and (self._frame is not None or bool(self._head))
+        return not self._read_paused and (self._partial is not None or bool(self._head))
 
     @property
     def frame_length(self) -> int:
         """Bytes of the frame that is coming in pieces."""
-        return self._frame_length if self._frame is not None else 0
+        return 0 if self._partial is None else self._partial.length
 
     @property
     def may_be_idle(self) -> bool:

@@ -19,18 +19,11 @@ from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal
 from penstock_frontend.audit import ListenerAudit
-from penstock_frontend.listener.connection import (
-    CLOSE,
-    NO_RESPONSE,
-    Buffer,
-    Connection,
-    FrameHandler,
-    ListenerLimits,
-    Response,
-    Signal,
-)
+from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Response, Signal
+from penstock_frontend.listener.connection import Connection, FrameHandler
 from penstock_frontend.listener.doorway import Doorway
 from penstock_frontend.listener.frame_memory import FrameMemory
+from penstock_frontend.listener.limits import ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_runtime.addresses import bind_sockets

@@ -18,7 +18,8 @@ from penstock_core.errors import ErrorCode
 from penstock_core.security.principal import user as user_principal
 from penstock_core.security.sasl import SaslFailure
 from penstock_core.security.sasl_session import Close, Goes, Reply, SaslSession, Stage
-from penstock_frontend.listener.connection import CLOSE, Connection, Response
+from penstock_frontend.listener.answers import CLOSE, Response
+from penstock_frontend.listener.connection import Connection
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.exchanges import Exchange, exchange_of
 from penstock_frontend.sign_in.passwords import TooManyPasswords

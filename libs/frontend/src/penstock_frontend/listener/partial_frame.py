@@ -1,0 +1,84 @@
+"""A request that did not come whole: the rest is received straight into a buffer of its own.
+
+Pure. The buffer grows as bytes come (64 or 256 KiB, then fourfold to 1 MiB, then double), so that memory follows
+what was received and not what was announced. Who owns it asks for memory before `grow`.
+"""
+
+from __future__ import annotations
+
+FRAME_BYTES_PER_S = 64 * 1024
+"""What a client sends at least while a request of its comes in pieces."""
+
+_BEGIN_BYTES = 64 * 1024
+_BEGIN_EASY_BYTES = 256 * 1024
+_GROW_FAST_BYTES = 1024 * 1024
+"""Up to that size buffers grow to the fourfold, then to the double."""
+
+
+def first_room_bytes(length: int, have: int, *, easy: bool) -> int:
+    """Size of the first buffer for a frame of `length` bytes, of which `have` are there.
+
+    `easy`: memory is not scarce, speed counts.
+    """
+    return min(length, max(_BEGIN_EASY_BYTES if easy else _BEGIN_BYTES, have))
+
+
+class PartialFrame:
+    """The buffer, and how far behind its client is. One that is full and not whole wants `growth_bytes` more."""
+
+    __slots__ = ("_buffer", "_shortfall_bytes", "_swept_bytes", "_view", "filled", "length")
+
+    def __init__(self, length: int, head: memoryview | bytes, room: int) -> None:
+        """`head` is what came of it; `room` as of `first_room_bytes`."""
+        self.length = length
+        self.filled = self._swept_bytes = len(head)
+        self._shortfall_bytes = 0.0
+        self._buffer = bytearray(room)
+        self._buffer[: self.filled] = head
+        self._view = memoryview(self._buffer)
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; `filled` is to be raised by as many."""
+        return self._view[self.filled :]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.filled == self.length
+
+    @property
+    def is_full(self) -> bool:
+        """No byte more can be received."""
+        return self.filled == len(self._buffer)
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of the buffer."""
+        return len(self._buffer)
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much `grow` makes it larger."""
+        filled = self.filled
+        return min(self.length, filled * (4 if filled < _GROW_FAST_BYTES else 2)) - filled
+
+    def grow(self) -> None:
+        """More room for a full one: copies what is there."""
+        buffer = bytearray(self.filled + self.growth_bytes)
+        buffer[: self.filled] = self._buffer
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+
+    def take(self) -> bytearray:
+        """The whole frame."""
+        return self._buffer
+
+    def sweep(self) -> int:
+        """Bytes that came since the last sweep."""
+        received, self._swept_bytes = self.filled - self._swept_bytes, self.filled
+        return received
+
+    def falls_behind(self, received: int, elapsed_s: float) -> float:
+        """By how many seconds of FRAME_BYTES_PER_S its client is behind, after `elapsed_s` in which `received` came."""
+        shortfall = self._shortfall_bytes + FRAME_BYTES_PER_S * elapsed_s - received
+        self._shortfall_bytes = max(0.0, shortfall)
+        return self._shortfall_bytes / FRAME_BYTES_PER_S
