@@ -4,6 +4,7 @@
 `audit`              the audit log of a process: who signed in, was denied, changed what
 `audit_file`         the file that its lines go to, or standard error
 `controller_client`  calls to whichever controller is active
+`door`               what all doors have in common: security, certificate, who a client is
 `door_settings`      settings of the doors beside the Kafka listeners
 `failpoints`         arming failpoints from the environment
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes

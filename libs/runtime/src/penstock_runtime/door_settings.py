@@ -4,73 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from penstock_core.security.sasl import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from penstock_core.security.session_token import LIFETIME_MS_MAX
-from penstock_runtime.listener_settings import (
-    PLAINTEXT,
-    SASL_PLAINTEXT,
-    SASL_SSL,
-    SECURITY,
-    SSL,
-    ListenerTls,
-)
-
-
-class DoorSettings(BaseModel):
-    """Who may come in by a port, in the words of a Kafka listener."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    security: str = PLAINTEXT
-    """One of SECURITY."""
-    tls: ListenerTls | None = None
-    """For SSL and SASL_SSL."""
-    principal_mapping_rules: str = "DEFAULT"
-    """What user a client's certificate makes; with SSL."""
-
-    @property
-    def has_tls(self) -> bool:
-        """Whether its connections are encrypted."""
-        return self.security in (SSL, SASL_SSL)
-
-    @property
-    def has_sasl(self) -> bool:
-        """Whether clients sign in."""
-        return self.security in (SASL_PLAINTEXT, SASL_SSL)
-
-    @property
-    def takes_certificates(self) -> bool:
-        """Whether a client's certificate makes its user."""
-        return self.security == SSL and self.tls is not None and self.tls.client_auth != "none"
-
-    @property
-    def may_face_others(self) -> bool:
-        """Whether it is encrypted and knows who comes, so that any machine may reach it."""
-        certified = self.tls is not None and self.tls.client_auth == "required"
-        return self.security == SASL_SSL or (self.security == SSL and certified)
-
-    @field_validator("security")
-    @classmethod
-    def _check_security(cls, value: str) -> str:
-        if value.upper() not in SECURITY:
-            raise ValueError(f"security is one of {', '.join(SECURITY)}")
-        return value.upper()
-
-    @model_validator(mode="after")
-    def _check_door(self) -> DoorSettings:
-        where = f"security = {self.security}"
-        if self.has_tls and self.tls is None:
-            raise ValueError(f"{where} needs tls = {{cert, key}}, the files of a certificate and its key")
-        if self.tls is not None and not self.has_tls:
-            raise ValueError(f"{where} has no use for tls; set it to SSL or SASL_SSL, or take tls away")
-        if self.principal_mapping_rules != "DEFAULT" and not self.takes_certificates:
-            raise ValueError(
-                "principal_mapping_rules are for security = SSL with tls.client_auth; elsewhere no certificate "
-                "says who a client is"
-            )
-        return self
+from penstock_runtime.door import DoorSettings
 
 
 class GrpcDoorSettings(DoorSettings):
@@ -125,6 +63,3 @@ class HttpDoorSettings(DoorSettings):
         if self.mechanisms and not self.has_sasl:
             raise ValueError(f"security = {self.security} has no use for mechanisms; set it to SASL_SSL")
         return self
-
-
-__all__ = ["OAUTHBEARER", "PLAIN", "DoorSettings", "GrpcDoorSettings", "HttpDoorSettings"]

@@ -23,10 +23,10 @@ from penstock_frontend.sign_in.credentials import Reliance
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.http import host_of, http_desk, identity_of, is_harmless_host
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_runtime.door import ListenerTls
 from penstock_runtime.door_settings import HttpDoorSettings
 from penstock_runtime.http import HttpServer, web
 from penstock_runtime.lifecycle import Lifecycle
-from penstock_runtime.listener_settings import ListenerTls
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from support.secure import ListenerFiles
 from support.sign_in import Metadata, removal, user_record

@@ -19,7 +19,7 @@ from penstock_core.security.principal import ANONYMOUS, user
 from penstock_frontend.listener.listener import ListenerLimits
 from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_runtime.addresses import StartupError
-from penstock_runtime.listener_settings import ListenerTls
+from penstock_runtime.door import ListenerTls
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 from support.listening import (

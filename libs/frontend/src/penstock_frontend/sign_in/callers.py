@@ -37,7 +37,8 @@ from penstock_frontend.sign_in.exchanges import PlainExchange
 from penstock_frontend.sign_in.old_news import OldNews
 from penstock_frontend.sign_in.passwords import TooManyPasswords
 from penstock_runtime.audit import Audit
-from penstock_runtime.door_settings import DoorSettings, HttpDoorSettings
+from penstock_runtime.door import DoorSettings
+from penstock_runtime.door_settings import HttpDoorSettings
 
 CREDENTIAL_LENGTH_MAX: Final = 16 * 1024
 JWTS_KEPT: Final = 1_024

@@ -20,7 +20,8 @@ from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.doorkeeper import AnswerVersions, Doorkeeper
 from penstock_frontend.sign_in.old_news import OldNews
 from penstock_runtime.audit import audit_of
-from penstock_runtime.door_settings import DoorSettings, GrpcDoorSettings, HttpDoorSettings
+from penstock_runtime.door import DoorSettings
+from penstock_runtime.door_settings import GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
 from penstock_runtime.oauth_settings import OauthSettings

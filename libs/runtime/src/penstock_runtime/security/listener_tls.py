@@ -11,7 +11,7 @@ import ssl
 from typing import Any, Final, NamedTuple
 
 from penstock_runtime.addresses import StartupError
-from penstock_runtime.listener_settings import ListenerTls
+from penstock_runtime.door import ListenerTls
 from penstock_runtime.security import role_tls
 from penstock_runtime.security.role_tls import Pem, RoleTls
 from penstock_runtime.security.tls_files import WatchedFiles

@@ -12,7 +12,8 @@ from penstock_frontend.listener.listener import Buffer, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire.apis import RELAYED_ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
-from penstock_runtime.listener_settings import PLAINTEXT, ListenerSettings
+from penstock_runtime.door import PLAINTEXT
+from penstock_runtime.listener_settings import ListenerSettings
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
 from penstock_storage_node.kafka.describe_node import DescribeNodeHandler
