@@ -302,6 +302,31 @@ async def test_a_coordinator_serves_once_what_it_has_read_is_committed(
     groups.on_stop(node.partition)
 
 
+async def test_a_new_replica_of_a_log_of_which_all_is_deleted_begins_at_its_end(tmp_path: Path) -> None:
+    """Its segment is there still, and nothing in it to be read: the leader read that for ever, and did nothing else."""
+    cluster = await MiniCluster(tmp_path).start(1)
+    try:
+        cluster.make_topic(isr=(1,), min_insync_replicas="1")
+        await hosted(cluster)
+        leader = cluster.nodes[1]
+        for _ in range(3):
+            assert (await leader.produce(*[b"x" * 80] * 10)).error == ErrorCode.NONE
+        leader.partition.raise_log_start(30)
+        assert leader.partition.log.first_segment_offset == 0
+        await cluster.start_node(2)
+        both = replace(cluster.state, replicas=ids(1, 2), partition_epoch=cluster.state.partition_epoch + 1)
+        cluster.change(pb.MetadataRecord(partition=both.to_pb()))
+        await eventually(lambda: KEY in cluster.nodes[2].manager.registry.partitions)
+        follower = cluster.nodes[2].partition.log
+        await eventually(lambda: (follower.log_start_offset, follower.log_end_offset) == (30, 30))
+        await eventually(lambda: leader.partition.replica.state in leader.proposed)
+        cluster.set_isr(1, 2)
+        assert (await leader.produce(b"y")).error == ErrorCode.NONE
+        assert follower.flushed_offset == 31
+    finally:
+        await cluster.stop()
+
+
 @pytest.mark.parametrize("first_segment", ["whole", "gone"])
 async def test_a_new_replica_of_a_log_that_starts_inside_a_batch_catches_up(
     tmp_path: Path, first_segment: str

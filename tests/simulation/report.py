@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,7 +20,13 @@ from simulation.world import Result, run_seed
 
 SEEDS_PER_PROCESS = 16
 """No garbage is collected within a run, nor between these few: the process ends instead."""
+SEED_CPU_S_MAX = 240.0
+"""A seed takes one or two. Code that never lets the loop go on would take for ever."""
 _runs = 0
+
+
+class SeedNeverEnds(BaseException):
+    """Raised in the middle of whatever runs; no `except Exception` stops it."""
 
 
 def command(seed: int, planted: str = "") -> str:
@@ -33,17 +40,25 @@ def run_one(seed: int) -> Result:
     global _runs
     _runs += 1
     started = time.process_time()
+    signal.signal(signal.SIGVTALRM, _never_ends)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S_MAX)
     try:
         result, world = run_seed(seed)
-    except Exception:
+    except (Exception, SeedNeverEnds):
         result = Result(seed, False, 0, 0, 0.0, traceback.format_exc(), "the simulator itself")
     else:
         del world
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if _runs > SEEDS_PER_PROCESS:
         _runs = 0
         gc.collect()
     result.cpu_s = time.process_time() - started
     return result
+
+
+def _never_ends(_signal: int, _frame: object) -> None:
+    raise SeedNeverEnds(f"it took {SEED_CPU_S_MAX:.0f} s of a processor")
 
 
 def quiet() -> None:

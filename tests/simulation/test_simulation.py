@@ -6,6 +6,7 @@ In processes of their own, because a simulation patches shipped modules (see `pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ import pytest
 
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
+from simulation import report
 from simulation.network import DEAD_AFTER_US, Network, NetworkProfile, Pipe
 from simulation.patches import PATCHED, installed
 from simulation.planted import BUGS, Bug
@@ -130,6 +132,19 @@ def test_who_asks_the_real_clock_or_the_system_for_chance_in_a_run_is_refused() 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_a_seed_that_never_ends_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin(_seed: int) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                continue
+
+    monkeypatch.setattr(report, "run_seed", spin)
+    monkeypatch.setattr(report, "SEED_CPU_S_MAX", 0.2)
+    result = report.run_one(7)
+    assert not result.ok
+    assert "SeedNeverEnds" in result.violation
+
+
 def test_seeds_hold() -> None:
     """The same seeds each time, `PENSTOCK_SIMULATION_FIRST` apart: a change is judged by what it changes.
     New ones are looked for by `make simulate`."""

@@ -295,16 +295,21 @@ class _Stream:
             self._end_session(partition, session, error)
         elif data.size_bytes and data.base_offset < session.next_offset and not session.closed:
             # It began at our log start, inside a batch (DeleteRecords): no log ends there.
-            log = partition.log
-            self.sender.start_over(session, log.first_segment_offset, log.log_end_offset)
-            partition.sessions.pop(session, None)
-            self._note_closed(partition)
+            self._start_over(partition, session, partition.log.first_segment_offset)
+        elif not data.size_bytes and session.next_offset < data.base_offset and not session.closed:
+            # It is empty, and all that is left of ours in front of our log start: there is nothing to read.
+            self._start_over(partition, session, partition.log.log_start_offset)
         elif not self.sender.takes(data.size_bytes):
             message = f"a batch of {data.size_bytes} bytes is too large for node {self._follower}'s build: upgrade it"
             self._end_session(partition, session, PenstockError(ErrorCode.UNSUPPORTED_VERSION, message))
         elif not session.closed:
             self.sender.on_read(session, data.base_offset, data.next_offset, data.buffers, data.size_bytes)
         self._wake.set()
+
+    def _start_over(self, partition: Partition, session: ReplicationSession, offset: int) -> None:
+        self.sender.start_over(session, offset, partition.log.log_end_offset)
+        partition.sessions.pop(session, None)
+        self._note_closed(partition)
 
     def _end_session(self, partition: Partition, session: ReplicationSession, error: BaseException) -> None:
         code = error.code if isinstance(error, PenstockError) else ErrorCode.KAFKA_STORAGE_ERROR
