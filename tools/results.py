@@ -230,15 +230,16 @@ def _fuzz(held: Sequence[Figures]) -> str:
 def _security(held: Sequence[Sequence[Figures]]) -> str:
     """One run, or one and another one of before, whose figures stand in brackets."""
     now, *others = held
-    before = {one["attack"]: one for one in others[0]} if others else {}
+    before = {(one["attack"], one["cluster"], one["who"]): one for one in others[0]} if others else {}
 
     def cell(one: Figures, key: str, form: Callable[[Any], str]) -> str:
-        old = before.get(one["attack"])
+        old = before.get((one["attack"], one["cluster"], one["who"]))
         return form(one[key]) + (f" ({form(old[key])})" if old is not None else "")
 
     rows = [
         (
             f"{one['attack'].replace('_', ' ')}: {one['text']}",
+            f"{one['cluster']}, {one['who']}",
             cell(one, "refused", lambda v: "yes" if v else "no"),
             cell(one, "lag_ms", lambda v: f"{v:,.0f}"),
             cell(one, "memory_mb", lambda v: f"{v:.0f}"),
@@ -249,7 +250,15 @@ def _security(held: Sequence[Sequence[Figures]]) -> str:
         )
         for one in now
     ]
-    head = ("attack", "refused or bounded", "loop lag ms", "memory MB", "lost", "p99 ratio")
+    head = (
+        "attack",
+        "cluster, as whom",
+        "refused or bounded",
+        "loop lag ms",
+        "memory MB",
+        "lost",
+        "p99 ratio",
+    )
     made = table((*head, "128 KiB at most ms", "failed"), rows)
     return f"In brackets: before the mends.\n\n{made}" if before else made
 

@@ -1,4 +1,4 @@
-"""Every attack against a plain cluster, and what each costs: `make security`.
+"""Every attack against a plain cluster and against a secure one, and what each costs: `make security`.
 
 Exit code 0 when each was refused or bounded and no process or node was lost.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from security.measure import Cost, as_json, attackable, cost_of, names
+from security.measure import Cost, as_json, attackable, cost_of, runs
 
 SECONDS = 8.0
 
@@ -20,27 +21,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m security", description=__doc__)
     parser.add_argument("--only", default="", metavar="WORDS", help="attacks whose names hold one of these")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="least time under each attack")
+    parser.add_argument("--on", choices=("plain", "secure", "both"), default="both", help="which cluster")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     words = options.only.split()
-    chosen = [n for n in names() if not words or any(w in n for w in words)]
     costs: list[Cost] = []
-    for name in chosen:
-        with (
-            tempfile.TemporaryDirectory(prefix="penstock-security-") as directory,
-            attackable(Path(directory) / "cluster") as (cluster, target),
-        ):
-            cost = cost_of(name, cluster, target, options.seconds)
-        costs.append(cost)
-        print(_line(cost), flush=True)
-        if options.json:
-            options.json.write_text(as_json(costs))
+    for on in ("plain", "secure") if options.on == "both" else (options.on,):
+        secure = on == "secure"
+        print(f"{on}:", flush=True)
+        for name, who in runs(secure=secure):
+            if words and not any(word in name for word in words):
+                continue
+            with (
+                tempfile.TemporaryDirectory(prefix="penstock-security-") as directory,
+                attackable(Path(directory) / "cluster", secure=secure) as (cluster, target),
+            ):
+                cost = replace(cost_of(name, who, cluster, target, options.seconds), cluster=on)
+            costs.append(cost)
+            print(_line(cost), flush=True)
+            if options.json:
+                options.json.write_text(as_json(costs))
     return 0 if all(c.refused and not c.lost for c in costs) else 1
 
 
 def _line(c: Cost) -> str:
     return (
-        f"{c.attack:<18} refused {'yes' if c.refused else 'NO':<4} lag {c.lag_ms:7.0f} ms  "
+        f"{c.attack:<18} {c.who:<21} refused {'yes' if c.refused else 'NO':<4} lag {c.lag_ms:7.0f} ms  "
         f"memory {c.memory_mb:+6.1f} MB  lost {c.lost}  p99 x {c.p99_ratio:5.1f}  "
         f"128 KiB at most {c.large_ms:6.0f} ms  failed {c.failures:3}  {c.said}"
     )

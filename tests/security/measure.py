@@ -8,26 +8,39 @@ import json
 import os
 import pkgutil
 import re
+import ssl
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from penstock.local import secure
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, NODE
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock.local.processes import ProcessState
 from security import attacks
-from security.target import NARROW_TOPIC, WIDE_PARTITIONS, WIDE_TOPIC, Outcome, Target
+from security.role_ports import RolePorts, client_certificate
+from security.target import NARROW_TOPIC, WIDE_PARTITIONS, WIDE_TOPIC, Entry, Outcome, Target
 from support.cluster import running_cluster, wait_until_ready
-from support.kafka import create_topic, produce
+from support.kafka import client_config, produce
+from support.stock_clients import lines_of
 
 SAMPLE_S = 0.1
+TOPICS_S = 60.0
 _FENCED = re.compile(rb"^penstock_controller_nodes_fenced (\S+)", re.MULTILINE)
 
 
@@ -51,11 +64,30 @@ class Cost:
     """The slowest honest produce of 128 KiB under attack."""
     failures: int
     """Honest requests and connections that failed under attack."""
+    cluster: str = "plain"
+    """plain or secure."""
+    who: str = "a stranger"
+    """As whom: a key of `WHO`."""
 
 
-def names() -> list[str]:
-    """Every attack there is."""
-    return sorted(m.name for m in pkgutil.iter_modules(attacks.__path__))
+STRANGER, NO_RIGHTS = "a stranger", "a user without rights"
+WHO = {STRANGER: "mallory comes as far as TLS", NO_RIGHTS: "mallory has signed in, and no ACL names him"}
+MALLORY = "mallory"
+
+
+def names(*, secure: bool = False) -> list[str]:
+    """Every attack that such a cluster can be attacked by."""
+    found = sorted(m.name for m in pkgutil.iter_modules(attacks.__path__))
+    return [name for name in found if secure or not hasattr(load(name), "NEEDS")]
+
+
+def runs(*, secure: bool) -> list[tuple[str, str]]:
+    """Attacks, and as whom each is made."""
+    found: list[tuple[str, str]] = []
+    for name in names(secure=secure):
+        who = (STRANGER,) if not secure or hasattr(load(name), "NEEDS") else tuple(WHO)
+        found.extend((name, each) for each in who)
+    return found
 
 
 def load(name: str) -> ModuleType:
@@ -64,16 +96,53 @@ def load(name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def attackable(directory: Path, *, small: bool = False) -> Iterator[tuple[LocalCluster, Target]]:
-    """A cluster with what attacks and honest clients need."""
-    with running_cluster(directory, controllers=1, nodes=3) as cluster:
-        create_topic(cluster.bootstrap, NARROW_TOPIC, 1, 3)
-        create_topic(cluster.bootstrap, WIDE_TOPIC, WIDE_PARTITIONS, 3)
-        produce(cluster.bootstrap, NARROW_TOPIC, 10)
-        nodes = [f"127.0.0.1:{m.ports['direct']}" for m in cluster.state.members if m.role == NODE]
-        http = cluster.http.removeprefix("http://")
-        target = Target(cluster.bootstrap, tuple(nodes), http, small)
-        yield cluster, target
+def attackable(
+    directory: Path, *, small: bool = False, secure: bool = False
+) -> Iterator[tuple[LocalCluster, Target]]:
+    """A cluster with what attacks and honest clients need; the target is a stranger's."""
+    with running_cluster(directory, controllers=1, nodes=3, secure=secure) as cluster:
+        admin = AdminClient(client_config(cluster.bootstrap, **honest_config(cluster)))
+        topics = [NewTopic(NARROW_TOPIC, 1, 3), NewTopic(WIDE_TOPIC, WIDE_PARTITIONS, 3)]
+        for future in admin.create_topics(topics).values():
+            future.result(TOPICS_S)
+        produce(cluster.bootstrap, NARROW_TOPIC, 10, **honest_config(cluster))
+        yield cluster, _target(cluster, small, directory)
+
+
+def honest_config(cluster: LocalCluster) -> dict[str, Any]:
+    """What librdkafka needs to come in as whoever may do everything."""
+    found = lines_of(secure.admin_file(cluster.directory)) if cluster.state.secure else {}
+    return {name: value for name, value in found.items() if name != "bootstrap.servers"}
+
+
+def _target(cluster: LocalCluster, small: bool, directory: Path) -> Target:
+    state = cluster.state
+    host = cluster.bootstrap.rpartition(":")[0]
+
+    def at(role: str, use: str) -> list[str]:
+        return [f"{host}:{m.ports[use]}" for m in state.members if m.role == role]
+
+    gateway, nodes, (http,) = cluster.bootstrap, tuple(at(NODE, "direct")), at(GATEWAY, "http")
+    if not state.secure:
+        return Target(gateway, nodes, http, small)
+    ca_directory = secure.directory_of(cluster.directory)
+    cert, key = client_certificate(ca_directory, directory.parent)
+    ca = ca_directory / "ca.pem"
+    grpc = at(CONTROLLER, "grpc")[0], at(NODE, "grpc")[0]
+    roles = RolePorts(*grpc, at(CONTROLLER, "raft")[0], secure.DOMAIN, ca, cert, key)
+    return Target(gateway, nodes, http, small, Entry(str(ca)), roles)
+
+
+def as_user_without_rights(cluster: LocalCluster, target: Target) -> Target:
+    """The same target for somebody who may sign in."""
+    password = os.urandom(12).hex()
+    admin = AdminClient(client_config(cluster.bootstrap, **honest_config(cluster)))
+    change = UserScramCredentialUpsertion(
+        MALLORY, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4_096), password.encode()
+    )
+    for future in admin.alter_user_scram_credentials([change]).values():
+        future.result(TOPICS_S)
+    return replace(target, entry=Entry(target.entry.ca, MALLORY, password))
 
 
 class _Watch:
@@ -83,9 +152,11 @@ class _Watch:
         state = cluster.state
         self._cluster = cluster
         self._pids = {p.name: p.pid or 0 for p in state.processes if p.role != CONTROLLER}
+        scheme = "https" if state.secure else "http"
         self._controllers = [
-            f"http://127.0.0.1:{m.ports['http']}/metrics" for m in state.members if m.role == CONTROLLER
+            f"{scheme}://127.0.0.1:{m.ports['http']}/metrics" for m in state.members if m.role == CONTROLLER
         ]
+        self._context = _admin_context(cluster) if state.secure else None
         self._before = {name: _rss_bytes(pid) for name, pid in self._pids.items()}
         self.grown_bytes = 0
         self.fenced = 0
@@ -105,7 +176,10 @@ class _Watch:
             for name, pid in self._pids.items():
                 self.grown_bytes = max(self.grown_bytes, _rss_bytes(pid) - self._before[name])
             for url in self._controllers:
-                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as response:
+                with (
+                    contextlib.suppress(OSError),
+                    urllib.request.urlopen(url, timeout=2, context=self._context) as response,
+                ):
                     found = _FENCED.search(response.read())
                     if found:
                         self.fenced = max(self.fenced, int(float(found[1])))
@@ -115,6 +189,15 @@ class _Watch:
         return sum(p.state is not ProcessState.RUNNING for p in self._cluster.status().processes)
 
 
+def _admin_context(cluster: LocalCluster) -> ssl.SSLContext:
+    """Controllers tell their metrics to who shows an admin's certificate."""
+    context = ssl.create_default_context(cafile=str(secure.directory_of(cluster.directory) / "ca.pem"))
+    context.check_hostname = False
+    chain = secure.admin_certificate(cluster.directory)
+    context.load_cert_chain(chain / "cert.pem", chain / "key.pem")
+    return context
+
+
 def _rss_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -122,11 +205,13 @@ def _rss_bytes(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def witnessed(target: Target, seconds: float) -> Iterator[dict[str, Any]]:
+def witnessed(cluster: LocalCluster, target: Target, seconds: float) -> Iterator[dict[str, Any]]:
     """Honest clients at work for at least `seconds`; what they saw is there at the end."""
     command = [sys.executable, "-m", "security.witness", target.gateway, ",".join(target.nodes)]
+    config = honest_config(cluster)
+    entry = [target.entry.ca, config["sasl.username"]] if target.entry.ca else []
     child = subprocess.Popen(
-        [*command, NARROW_TOPIC, str(seconds)],
+        [*command, NARROW_TOPIC, str(seconds), *entry],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -135,6 +220,9 @@ def witnessed(target: Target, seconds: float) -> Iterator[dict[str, Any]]:
     seen: dict[str, Any] = {}
     assert child.stdin is not None and child.stdout is not None
     try:
+        if entry:
+            child.stdin.write(config["sasl.password"] + "\n")
+            child.stdin.flush()
         assert child.stdout.readline() == "begun\n"
         yield seen
         child.stdin.close()
@@ -147,24 +235,36 @@ def witnessed(target: Target, seconds: float) -> Iterator[dict[str, Any]]:
         child.wait()
 
 
-def cost_of(name: str, cluster: LocalCluster, target: Target, seconds: float) -> Cost:
+def made(name: str, target: Target) -> Outcome:
+    """Make an attack; one whose connection is ended in the middle was refused."""
+    try:
+        outcome: Outcome = load(name).run(target)
+    except ConnectionError as error:
+        outcome = Outcome(True, f"closed ({type(error).__name__})")
+    except ssl.SSLError as error:
+        outcome = Outcome(True, f"closed ({error.reason})")
+    return outcome
+
+
+def cost_of(name: str, who: str, cluster: LocalCluster, target: Target, seconds: float) -> Cost:
     """Do the attack for about `seconds`."""
-    module = load(name)
-    with witnessed(target, seconds) as quiet:
+    if who == NO_RIGHTS:
+        target = as_user_without_rights(cluster, target)
+    with witnessed(cluster, target, seconds) as quiet:
         pass
     with _Watch(cluster) as watch:
-        with witnessed(target, seconds) as busy:
+        with witnessed(cluster, target, seconds) as busy:
             time.sleep(0.5)
-            outcome: Outcome = module.run(target)
+            outcome = made(name, target)
         dead = watch.dead()
     wait_until_ready(cluster)
     time.sleep(1)
-    with witnessed(target, seconds) as after:
+    with witnessed(cluster, target, seconds) as after:
         pass
     quiet_ms = (quiet["small_p99_ms"] + after["small_p99_ms"]) / 2
     return Cost(
         attack=name,
-        text=module.TEXT,
+        text=load(name).TEXT,
         refused=outcome.refused,
         said=outcome.said,
         lag_ms=busy["lag_ms"],
@@ -173,6 +273,7 @@ def cost_of(name: str, cluster: LocalCluster, target: Target, seconds: float) ->
         p99_ratio=busy["small_p99_ms"] / quiet_ms,
         large_ms=busy["large_max_ms"],
         failures=sum(busy["failures"].values()),
+        who=who,
     )
 
 

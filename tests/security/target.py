@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from security.role_ports import RolePorts
 
 NARROW_TOPIC = "honest"
 WIDE_TOPIC = "wide"
 WIDE_PARTITIONS = 60
 ATTACKER = "127.0.0.66"
 """Loopback has a whole network of addresses: the attacker's is not the honest clients'."""
+TLS = "TLS"
+ROLE_PORTS = "role ports"
+"""What an attack needs of a cluster (`NEEDS` of its module): TLS at listeners, or certificates between roles."""
+SERVER_NAME = "localhost"
+"""In every certificate of a local cluster."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,45 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """How far somebody comes in by a Kafka port."""
+
+    ca: str = ""
+    """The listeners' CA: TLS is spoken. "": plain TCP."""
+    user: str = ""
+    """Who signs in; "": nobody does."""
+    password: str = field(default="", repr=False)
+
+    def connect(self, address: str, source: str = "", timeout_s: float = 60.0) -> socket.socket:
+        """A connection to `host:port`, from a loopback address of one's own. Raises OSError when it is not let in."""
+        host, _, port = address.rpartition(":")
+        raw = socket.create_connection((host, int(port)), timeout_s, source_address=(source, 0))
+        if not self.ca:
+            return raw
+        connection = raw
+        try:
+            connection = ssl.create_default_context(cafile=self.ca).wrap_socket(
+                raw, server_hostname=SERVER_NAME
+            )
+            if self.user:
+                self._sign_in(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _sign_in(self, connection: socket.socket) -> None:
+        token = f"\0{self.user}\0{self.password}".encode()
+        for api_key, body in ((17, b"\x00\x05PLAIN"), (36, struct.pack(">i", len(token)) + token)):
+            connection.sendall(frame(api_key, 1, body, flexible=False))
+            response = answer(connection)
+            if response is None or response[4:6] != b"\x00\x00":
+                raise ConnectionError(f"{self.user} is not let in")
+
+
+@dataclass(frozen=True)
 class Target:
-    """Where a cluster can be reached, as `host:port`."""
+    """Where a cluster can be reached, as `host:port`, and as whom."""
 
     gateway: str
     nodes: tuple[str, ...]
@@ -33,11 +80,18 @@ class Target:
     http: str
     small: bool = False
     """Ask for the short form."""
+    entry: Entry = field(default_factory=Entry)
+    """The attacker's."""
+    roles: RolePorts | None = None
+    """The ports between roles, where they have TLS."""
 
     def connect(self, source: str = ATTACKER, address: str = "", timeout_s: float = 60.0) -> socket.socket:
-        """A connection to the gateway, or to `address`, from a loopback address of one's own."""
-        host, _, port = (address or self.gateway).rpartition(":")
-        return socket.create_connection((host, int(port)), timeout_s, source_address=(source, 0))
+        """A connection to the gateway, or to `address`, as far as the attacker comes.
+
+        Another port than a listener of ours gets plain TCP.
+        """
+        entry = self.entry if (address or self.gateway) in (self.gateway, *self.nodes) else Entry()
+        return entry.connect(address or self.gateway, source, timeout_s)
 
 
 def frame(api_key: int, version: int, body: bytes, *, flexible: bool, correlation_id: int = 1) -> bytes:
@@ -71,7 +125,7 @@ def is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
         return connection.recv(1) != b""
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError):
         return True
     except OSError:
         return False

@@ -12,8 +12,17 @@ import pytest
 from penstock.local.cluster import LocalCluster
 from penstock.local.processes import ProcessState
 from security.attacks.shown_client_ids import CLIENT_ID
-from security.measure import attackable, load, names
-from security.target import NARROW_TOPIC, Outcome, Target
+from security.measure import (
+    NO_RIGHTS,
+    as_user_without_rights,
+    attackable,
+    honest_config,
+    load,
+    made,
+    names,
+    runs,
+)
+from security.target import NARROW_TOPIC, Target
 from support.kafka import produce
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -28,11 +37,35 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCl
 @pytest.mark.parametrize("name", names())
 def test_an_attack_is_refused_and_others_go_on(attacked: tuple[LocalCluster, Target], name: str) -> None:
     cluster, target = attacked
-    outcome: Outcome = load(name).run(target)
+    hold_out(cluster, target, name)
+
+
+def hold_out(cluster: LocalCluster, target: Target, name: str) -> None:
+    outcome = made(name, target)
     assert outcome.refused, outcome.said
     assert all(p.state is ProcessState.RUNNING for p in cluster.status().processes)
-    ledger = produce(cluster.bootstrap, NARROW_TOPIC, 20)
+    ledger = produce(cluster.bootstrap, NARROW_TOPIC, 20, **honest_config(cluster))
     assert len(ledger.acked) == 20, ledger.errors
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Target]]:
+    with attackable(tmp_path_factory.mktemp("secured") / "c", small=True, secure=True) as both:
+        yield both
+
+
+WAITING = {"announced_frames", "slow_senders"}
+"""They take half a minute; what ends them is the same for a user: `make security`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "who"), [(n, w) for n, w in runs(secure=True) if not (w == NO_RIGHTS and n in WAITING)]
+)
+def test_an_attack_on_a_secure_cluster_is_refused(
+    secured: tuple[LocalCluster, Target], name: str, who: str
+) -> None:
+    cluster, target = secured
+    hold_out(cluster, as_user_without_rights(cluster, target) if who == NO_RIGHTS else target, name)
 
 
 def test_no_byte_of_a_client_id_reaches_a_log_raw(attacked: tuple[LocalCluster, Target]) -> None:

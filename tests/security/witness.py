@@ -1,7 +1,8 @@
 """An honest client and a clock at every event loop, in a process of their own.
 
-    python -m security.witness GATEWAY NODE,NODE,... TOPIC SECONDS
+    python -m security.witness GATEWAY NODE,NODE,... TOPIC SECONDS [CA USER]
 
+(with a CA over TLS, and signed in; the password is the first line of standard input)
 prints JSON when standard input is closed and SECONDS are over. The client produces 1 KiB (acks=all) through
 the gateway again and again, 128 KiB every 200 ms, and opens a new connection every 500 ms. The clock asks every
 process for ApiVersions on a connection that it has: what that takes is how long its loop was busy with others.
@@ -25,24 +26,19 @@ from penstock_kafka.wire.produce import (
     decode_produce_response,
     encode_produce_request,
 )
-from security.target import answer, frame
+from security.target import Entry, answer, frame
 
 VERSION = 9
 PATIENCE_S = 30.0
 API_VERSIONS = frame(18, 0, b"", flexible=False)
 
 
-def connect(address: str) -> socket.socket:
-    """A connection to `host:port`."""
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE_S)
-
-
 class Witness:
     """What is seen until `over`."""
 
-    def __init__(self, gateway: str, topic: str) -> None:
+    def __init__(self, gateway: str, topic: str, entry: Entry) -> None:
         self.gateway = gateway
+        self.entry = entry
         self.topic = topic
         self.over = threading.Event()
         self.small_ms: list[float] = []
@@ -50,6 +46,10 @@ class Witness:
         self.new_ms: list[float] = []
         self.failures: dict[str, int] = {"small": 0, "large": 0, "new": 0}
         self.lag_ms: dict[str, float] = {}
+
+    def connect(self, address: str) -> socket.socket:
+        """A connection to `host:port`."""
+        return self.entry.connect(address, timeout_s=PATIENCE_S)
 
     def produce(self, kind: str, into: list[float], size: int, pause_s: float) -> None:
         batch = memoryview(build_batch([NewRecord(None, b"x" * size)]))
@@ -60,7 +60,7 @@ class Witness:
         while not self.over.is_set():
             began = time.monotonic()
             try:
-                connection = connection or connect(self.gateway)
+                connection = connection or self.connect(self.gateway)
                 connection.sendall(request)
                 response = answer(connection)
                 if response is None or decode_produce_response(response, VERSION).results[0].error:
@@ -79,7 +79,7 @@ class Witness:
         while not self.over.is_set():
             began = time.monotonic()
             try:
-                with connect(self.gateway) as connection:
+                with self.connect(self.gateway) as connection:
                     connection.sendall(API_VERSIONS)
                     if answer(connection) is None:
                         raise ConnectionError("closed")
@@ -90,13 +90,13 @@ class Witness:
 
     def watch(self, address: str) -> None:
         self.lag_ms[address] = 0.0
-        connection = connect(address)
+        connection = self.connect(address)
         while not self.over.is_set():
             began = time.monotonic()
             with suppress(OSError):
                 connection.sendall(API_VERSIONS)
                 if answer(connection) is None:
-                    connection = connect(address)
+                    connection = self.connect(address)
             self.lag_ms[address] = max(self.lag_ms[address], (time.monotonic() - began) * 1000)
             time.sleep(0.02)
 
@@ -108,7 +108,10 @@ def p99(values: list[float]) -> float:
 
 def main() -> None:
     gateway, nodes, topic, seconds = sys.argv[1:5]
-    witness = Witness(gateway, topic)
+    entry = (
+        Entry(sys.argv[5], sys.argv[6], sys.stdin.readline().rstrip("\n")) if len(sys.argv) > 5 else Entry()
+    )
+    witness = Witness(gateway, topic, entry)
     jobs = [
         threading.Thread(target=witness.produce, args=("small", witness.small_ms, 1024, 0.005)),
         threading.Thread(target=witness.produce, args=("large", witness.large_ms, 128 * 1024, 0.2)),
