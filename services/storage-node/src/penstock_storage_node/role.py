@@ -86,9 +86,8 @@ class StorageNode:
         self._ports = ports
         self._clocks = ports.clocks
         self._pool = ports.pool(settings.disk_threads)
-        self._tls = open_certificate(settings.tls, ROLE.name, self._name_fault)
-        self._channels = ports.channels(tls=self._tls)
-        self._replica_channels = ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
+        if not settings.has_slot_certificates:
+            self._open_certificate()
         self._metrics = NodeMetrics()
         self._doors = Doors(
             settings.listeners,
@@ -121,6 +120,12 @@ class StorageNode:
         try:
             self._directory = await self._pool.run(self._open_directory)
             opened = True
+            if settings.has_slot_certificates:
+                clean = self._directory.was_clean  # as it was found, if there is no certificate
+                self._settings = settings = self._of_slot()
+                self._open_certificate()
+                lifecycle.bind_identity(str(settings.node_id))
+                clean = False
             await self._choose_flush()
             logs = await self._open_logs()
             self._build(logs)
@@ -162,6 +167,15 @@ class StorageNode:
             raise StartupError(e.message) from None
         except OSError as e:
             raise StartupError(f"data_dir = {settings.data_dir}: {e.strerror}: {e.filename}") from None
+
+    def _of_slot(self) -> StorageNodeSettings:
+        directory = self._directory
+        return self._settings.in_slot(directory.node_id if directory.node_id > 0 else directory.slot + 1)
+
+    def _open_certificate(self) -> None:
+        self._tls = open_certificate(self._settings.tls, ROLE.name, self._name_fault)
+        self._channels = self._ports.channels(tls=self._tls)
+        self._replica_channels = self._ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
 
     async def _choose_flush(self) -> None:
         """Have commits share flushes where the filesystem allows it."""

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock_core.config.catalog import NODE_STATIC
 from penstock_frontend.settings import KafkaServerSettings
 from penstock_runtime.settings import ListenerSettings
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
+NODE_IN_PATH: Final = "{node}"
+"""In paths of `tls`, with `slots_dir`: the id of the node whose slot was claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ class StorageNodeSettings(KafkaServerSettings):
         default_factory=list, description="Kafka listeners of mode direct, as JSON"
     )
     slots_dir: Path | None = Field(
-        None, description="claim the first free slot-N in this directory, in place of data_dir"
+        None,
+        description="claim the first free slot-N in this directory, in place of data_dir; {node} in paths of tls is"
+        " the id of the slot's node then, N+1 in a new one",
     )
     disk_threads: int = Field(4, ge=1, le=64, description="writes and flushes at the same time")
     group_flush: bool = Field(
@@ -173,6 +177,29 @@ class StorageNodeSettings(KafkaServerSettings):
                     ' write "mode": "direct"'
                 )
         return value
+
+    @property
+    def has_slot_certificates(self) -> bool:
+        """Whether the slot decides which certificate is this node's."""
+        return self.tls is not None and any(NODE_IN_PATH in str(path) for path in self.tls.paths())
+
+    def in_slot(self, node_id: int) -> StorageNodeSettings:
+        """These settings, for the node of that slot and with its certificate."""
+        assert self.tls is not None
+        told = {
+            name: Path(str(path).replace(NODE_IN_PATH, str(node_id)))
+            for name, path in self.tls
+            if isinstance(path, Path)
+        }
+        return self.model_copy(update={"node_id": node_id, "tls": self.tls.model_copy(update=told)})
+
+    @model_validator(mode="after")
+    def _check_slot_certificates(self) -> StorageNodeSettings:
+        if self.has_slot_certificates and (self.slots_dir is None or self.node_id > 0):
+            raise ValueError(
+                f"{NODE_IN_PATH} in paths of tls is for slots_dir without node_id; write the certificate's own path"
+            )
+        return self
 
     @field_validator("node_id")
     @classmethod

@@ -129,6 +129,8 @@ class LogDirectory:
         self.path = path
         self.ports = ports
         self.node_id = -1
+        self.slot = -1
+        """N of slot-N; -1 of a directory that was opened by its path."""
         self.cluster_id = b""
         self.directory_id = b""
         self.is_new = False
@@ -185,9 +187,11 @@ class LogDirectory:
         """Open the first `slot-N/` (from 0) that no other process holds."""
         for number in range(SLOTS_MAX):
             try:
-                return cls.open(ports, slots_dir / f"slot-{number}")
+                directory = cls.open(ports, slots_dir / f"slot-{number}")
             except DirectoryLocked:
                 continue
+            directory.slot = number
+            return directory
         raise PenstockError(
             ErrorCode.KAFKA_STORAGE_ERROR, f"all {SLOTS_MAX} slots under {slots_dir} are in use"
         )
