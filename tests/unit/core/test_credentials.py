@@ -55,3 +55,20 @@ def test_a_token_is_read_as_it_is_now(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ClientFileError, match="chmod 600"):
         read_token(path)
+
+
+def test_files_that_are_not_in_the_working_directory_are_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "secrets"
+    place.mkdir()
+    path = place / "alice.properties"
+    path.write_text(WHOLE + "ssl.ca.location=ca.pem\n")
+    path.chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    assert load_client_file(path).ca_file == "ca.pem", "nowhere: as Kafka's clients have it"
+    (place / "ca.pem").touch()
+    assert load_client_file(path).librdkafka()["ssl.ca.location"] == str(place / "ca.pem")
+    assert load_client_file(Path("secrets/alice.properties")).ca_file == str(place / "ca.pem")
+    (tmp_path / "ca.pem").touch()
+    assert load_client_file(path).ca_file == "ca.pem"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,29 @@ TOKEN_BYTES_MAX: Final = 64 * 1024
 
 
 def load_client_file(path: Path) -> ClientFile:
-    """Read a client file. Raises ClientFileError, also where it has a secret and others may read it."""
+    """Read a client file. Raises ClientFileError, also where it has a secret and others may read it.
+
+    Relative paths in it count from the working directory, as with Kafka's clients; what is not there is looked for
+    beside the file.
+    """
     text, mode = _read(path, FILE_BYTES_MAX, "client file")
     found = ClientFile.parse(text, str(path))
     if found.has_secrets:
         _check_mode(path, mode)
-    return found
+    return replace(
+        found,
+        token_file=_beside(path, found.token_file),
+        ca_file=_beside(path, found.ca_file),
+        certificate_file=_beside(path, found.certificate_file),
+        key_file=_beside(path, found.key_file),
+    )
+
+
+def _beside(client_file: Path, place: str | None) -> str | None:
+    if place is None:
+        return None
+    near = client_file.absolute().parent / place
+    return str(near) if not Path(place).exists() and near.exists() else place
 
 
 def read_token(path: Path) -> str:
