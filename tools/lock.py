@@ -2,8 +2,9 @@
 
 constraints.txt pins every third-party package, with hashes, for the packages of this
 repository and the `dev` group of the root pyproject.toml, resolved together.
-`services/<role>/requirements.txt` is the part of it that one service needs, `client/requirements-pytest.txt`
-what `penstock[pytest]` does: derived, never edited; a test proves that they are current.
+`services/<role>/requirements.txt` is the part of it that one service needs, `client/requirements.txt`
+what the command line's image does, `client/requirements-pytest.txt` what `penstock[pytest]` does:
+derived, never edited; a test proves that they are current.
 
     .venv/bin/python tools/lock.py             resolve again, keeping versions where possible
     .venv/bin/python tools/lock.py --upgrade   take the newest versions
@@ -31,9 +32,10 @@ DERIVED = {
     "services/controller/requirements.txt": ("penstock-controller", ""),
     "services/storage-node/requirements.txt": ("penstock-storage-node", ""),
     "services/gateway/requirements.txt": ("penstock-gateway", ""),
+    "client/requirements.txt": ("penstock", "cert,native"),
     "client/requirements-pytest.txt": ("penstock", "pytest"),
 }
-"""Files, and the package and extra that each is for."""
+"""Files, and the package and extras that each is for."""
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
 
 
@@ -75,7 +77,7 @@ def pinned_blocks() -> dict[str, str]:
 def closure(package: str, extra: str) -> set[str]:
     """The package and all that it needs with that extra, by the metadata of the installed packages."""
     seen: set[str] = set()
-    waiting = [(package, ""), (package, extra)]
+    waiting = [(package, ""), *((package, each) for each in extra.split(","))]
     while waiting:
         name, extra = waiting.pop()
         key = canonicalize_name(name)

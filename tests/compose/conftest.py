@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -9,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -23,10 +25,14 @@ import pytest
 
 from compose import engine
 from penstock.local.ports import choose_free
+from penstock_core.credentials import load_client_file
+from penstock_core.security.client_file import ClientFile
+from support.kafka import Door
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
-BUILT = ("controller-1", "controller-2", "controller-3", "storage-node", "gateway")
+PLAINTEXT_FILE = ROOT / "deploy" / "compose" / "compose.plaintext.yaml"
+BUILT = ("secrets", "cli", "controller-1", "controller-2", "controller-3", "storage-node", "gateway")
 READY_TIMEOUT_S = 300
 ENGINE_STOP_TIMEOUT_S = 180
 
@@ -41,15 +47,29 @@ class Stack:
     environment: dict[str, str]
     kafka_port: int
     http_port: int
+    secrets: Path
+    """The directory of this machine that client files come to."""
+    plaintext: bool = False
+    """Whether it was last started with the second file."""
+
+    @property
+    def client_file(self) -> ClientFile:
+        return load_client_file(self.secrets / "admin.properties")
 
     @property
     def bootstrap(self) -> str:
-        return f"localhost:{self.kafka_port}"
+        address = f"localhost:{self.kafka_port}"
+        return address if self.plaintext else Door.of(address, self.client_file.librdkafka())
 
     def compose(self, *arguments: str) -> str:
         """Run compose on this project; a failure shows what it printed."""
+        more = ["-f", str(PLAINTEXT_FILE)] if self.plaintext else []
         done = subprocess.run(
-            [*self.command, *arguments], env=self.environment, capture_output=True, text=True, check=False
+            [*self.command, *more, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             pytest.fail(
@@ -62,8 +82,14 @@ class Stack:
         return list(self.client.containers.list(all=True, filters={"label": labels}))
 
     def get_json(self, path: str) -> Any:
-        url = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=20) as response:
+        request, context = urllib.request.Request(f"http://localhost:{self.http_port}{path}"), None
+        if not self.plaintext:
+            file = self.client_file
+            request.full_url = f"https://localhost:{self.http_port}{path}"
+            word = base64.b64encode(f"{file.username}:{file.password}".encode()).decode()
+            request.add_header("Authorization", f"Basic {word}")
+            context = ssl.create_default_context(cafile=file.ca_file)
+        with urllib.request.urlopen(request, timeout=20, context=context) as response:
             return json.load(response)
 
     def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -110,19 +136,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # the stack's end and its return.
     ports = dict(zip(("KAFKA", "GRPC", "HTTP"), choose_free(3, set()), strict=True))
     project = f"penstocktest{random.SystemRandom().randrange(10**6)}"
+    secrets = scratch / "secrets"
+    secrets.mkdir()
     environment = dict(os.environ) | {
         "BASE_IMAGE": base_image,
         "HAPROXY_IMAGE": edge_image,
         "DOCKER_BUILDKIT": "0",
         "COMPOSE_DOCKER_CLI_BUILD": "0",
         "PENSTOCK_VERSION": "test",
+        "PENSTOCK_SECRETS": str(secrets),
         "PENSTOCK_ADVERTISED_TO_HOST": f"localhost:{ports['KAFKA']}",
         **{f"PENSTOCK_{name}_PORT": str(port) for name, port in ports.items()},
     }
     command += ["-p", project, "-f", str(COMPOSE_FILE), "-f", str(override)]
-    running = Stack(client, project, command, environment, ports["KAFKA"], ports["HTTP"])
+    running = Stack(client, project, command, environment, ports["KAFKA"], ports["HTTP"], secrets)
     try:
-        running.compose("build", "--quiet")
+        # Those that share an image are built once.
+        running.compose("build", "--quiet", "secrets", "controller-1", "storage-node", "gateway")
         running.compose("up", "-d")
         running.wait("three live nodes", lambda: running.live_node_count() == 3)
         yield running

@@ -1,29 +1,56 @@
-"""The laptop deployment keeps its promises: one address, no loss, scaling with no edit."""
+"""The laptop deployment keeps its promises: one address, no loss, scaling with no edit, nothing for strangers."""
 
 from __future__ import annotations
 
+import json
+import stat
 import subprocess
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
-from support.kafka import Load, check_nothing_lost, create_topic, read_all
+from compose.conftest import BUILT
+from support.kafka import Load, check_nothing_lost, client_config, create_topic, produce, read_all
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
 
 PARTITION_COUNT = 6
+CA = "/secrets/ca"
+IN_USE = b"new certificate in use"
+HTTP2_FRAME, HTTP2_DATA, HTTP2_HEADERS = 9, 0, 1
+STRANGER = Path(__file__).with_name("stranger.py")
+EVERY_PORT = (
+    *("penstock:9092", "penstock:9094", "penstock:8080"),
+    *("gateway:9092", "gateway:9094", "gateway:8080"),
+    *("controller-1:7000", "controller-1:7001", "storage-node:7002"),
+)
 CONTAINER_CLIENT = """
-    import asyncio, sys
+    import asyncio, ssl, sys
+    from pathlib import Path
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+    from penstock_core.credentials import load_client_file
 
-    async def main(bootstrap, topic, count):
-        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
+    async def main(topic, count):
+        file = load_client_file(Path("/run/penstock/admin-container.properties"))
+        door = {
+            "bootstrap_servers": file.bootstrap,
+            "security_protocol": file.security_protocol,
+            "ssl_context": ssl.create_default_context(cafile=file.ca_file),
+            "sasl_mechanism": file.mechanism,
+            "sasl_plain_username": file.username,
+            "sasl_plain_password": file.password,
+        }
+        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, **door)
         await producer.start()
         for n in range(count):
             await producer.send(topic, f"container-{n}".encode(), partition=n % 6)
         await producer.stop()
-        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+        consumer = AIOKafkaConsumer(**door)
         await consumer.start()
         partitions = [TopicPartition(topic, p) for p in range(6)]
         ends = await consumer.end_offsets(partitions)
@@ -36,26 +63,80 @@ CONTAINER_CLIENT = """
         await consumer.stop()
         print(seen)
 
-    asyncio.run(asyncio.wait_for(main(sys.argv[1], sys.argv[2], int(sys.argv[3])), 240))
+    asyncio.run(asyncio.wait_for(main(sys.argv[1], int(sys.argv[2])), 240))
 """
+
+
+def run_in_container(stack: Any, *arguments: str, volumes: Sequence[str] = ()) -> str:
+    """Python in a new container on the stack's network; what it prints. As root: the files belong to this user."""
+    mounts = [part for volume in volumes for part in ("--volume", volume)]
+    image = stack.containers("gateway")[0].image.id
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network", f"{stack.project}_penstock", "--user", "0:0", *mounts,
+         "--entrypoint", "python3", image, *arguments],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_host_and_container_use_the_one_address(stack: Any) -> None:
     create_topic(stack.bootstrap, "one-address", PARTITION_COUNT, 3)
     with Load(stack.bootstrap, "one-address") as load:
         load.wait_for_acks(1000)
-    network = f"{stack.project}_penstock"
-    image = stack.containers("gateway")[0].image.id
-    done = subprocess.run(
-        ["docker", "run", "--rm", "--network", network, "--entrypoint", "python3", image, "-c",
-         textwrap.dedent(CONTAINER_CLIENT), "penstock:9092", "one-address", "600"],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == len(load.ledger.acked) + 600
+    program = textwrap.dedent(CONTAINER_CLIENT)
+    volume = f"{stack.secrets}:/run/penstock:ro"
+    seen = run_in_container(stack, "-c", program, "one-address", "600", volumes=[volume])
+    assert int(seen) == len(load.ledger.acked) + 600
     records = read_all(stack.bootstrap, "one-address")
     assert len(records) == len({record.value for record in records}) == len(load.ledger.acked) + 600
     check_nothing_lost(load.ledger, [r for r in records if not r.value.startswith(b"container-")])
+    topics = json.loads(stack.compose("run", "--rm", "-T", "cli", "topic", "list", "--json"))
+    assert "one-address" in str(topics), "the command line of the stack comes in by itself"
+
+
+def test_secrets_are_where_they_belong(stack: Any) -> None:
+    names = {path.name for path in stack.secrets.iterdir()}
+    files = {"admin.properties", "admin-java.properties", "admin-container.properties"}
+    assert names == {*files, "ca.pem", "admin"}
+    for path in (stack.secrets, *stack.secrets.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    password = stack.client_file.password
+    roles = [each for name in (*BUILT, "edge") for each in stack.containers(name)]
+    assert len(roles) >= 10
+    for container in roles:
+        told = container.attrs
+        assert password not in json.dumps(told), container.name
+        having = {mount.get("Name", "") for mount in told["Mounts"]}
+        is_maker = told["Config"]["Labels"]["com.docker.compose.service"] == "secrets"
+        assert (f"{stack.project}_ca" in having) == is_maker, container.name
+        assert password.encode() not in container.logs(), container.name
+
+
+def test_a_stranger_on_the_network_gets_nothing(stack: Any) -> None:
+    volume = f"{STRANGER}:/stranger.py:ro"
+    found = json.loads(run_in_container(stack, "/stranger.py", *EVERY_PORT, volumes=[volume]))
+    assert len(found) >= 200
+    faults = [
+        f"{address}: {how}: {bytes.fromhex(back)[:80]!r}"
+        for address, how, back, _ in found
+        if not is_nothing(bytes.fromhex(back))
+    ]
+    assert not faults, faults
+    unreached = {address for address, *_, error in found if error == "ConnectionRefusedError"}
+    assert not unreached, "they have to be there for this to say anything"
+    assert any(bytes.fromhex(back).startswith(b"HTTP/1.1 401") for *_, back, _ in found), "it was understood"
+
+
+def is_nothing(back: bytes) -> bool:
+    """Whether it has no data: silence, a refusal of the HTTP port, or frames that begin every HTTP/2 connection."""
+    if back.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 401 ")):
+        return b"controller" not in back and b"storage" not in back
+    while len(back) >= HTTP2_FRAME:
+        if back[3] in (HTTP2_DATA, HTTP2_HEADERS):
+            return False
+        back = back[HTTP2_FRAME + int.from_bytes(back[:3], "big") :]
+    return not back
 
 
 def test_killed_storage_container_loses_nothing(stack: Any) -> None:
@@ -99,7 +180,30 @@ def test_scaling_needs_no_edit(stack: Any) -> None:
     assert len(used) == 5, "new topics spread over all five nodes"
 
 
-def test_stopped_stack_comes_back_with_its_data(stack: Any) -> None:
+def test_the_ca_is_replaced_as_the_runbook_says(stack: Any) -> None:
+    roles = [each for name in BUILT for each in stack.containers(name) if each.status == "running"]
+    before = {each.id: each.logs().count(IN_USE) for each in roles}
+    first = (stack.secrets / "ca.pem").read_text()
+    tool = ["run", "--rm", "-T", "--entrypoint", "penstock", "secrets", "cert"]
+    steps = (["rotate", CA, "--add"], ["renew", CA, "--all"], ["rotate", CA, "--remove"])
+    for number, step in enumerate(steps, 1):
+        stack.compose(*tool, *step)
+        stack.compose("run", "--rm", "-T", "secrets")
+
+        def all_have_it(number: int = number) -> bool:
+            return all(each.logs().count(IN_USE) >= before[each.id] + number for each in roles)
+
+        stack.wait(f"step {number} in use everywhere", all_have_it)
+    last = (stack.secrets / "ca.pem").read_text()
+    assert first.count("BEGIN") == last.count("BEGIN") == 1
+    assert first != last
+    create_topic(stack.bootstrap, "another-ca", PARTITION_COUNT, 3)
+    ledger = produce(stack.bootstrap, "another-ca", 500)
+    check_nothing_lost(ledger, read_all(stack.bootstrap, "another-ca"))
+
+
+def test_stopped_stack_comes_back_with_its_data_in_plaintext_too(stack: Any) -> None:
+    """Plain text by the second file alone; without it the same data are behind the door again."""
     # Five, whatever ran before: a partition comes back with the nodes that hold it, not with others.
     five = ["up", "-d", "--scale", "storage-node=5"]
     stack.compose(*five)
@@ -108,6 +212,17 @@ def test_stopped_stack_comes_back_with_its_data(stack: Any) -> None:
     with Load(stack.bootstrap, "kept") as load:
         load.wait_for_acks(500)
     stack.compose("down", "--timeout", "20")
+    stack.plaintext = True
+    try:
+        stack.compose(*five)
+        stack.wait("five live nodes in plain text", lambda: stack.live_node_count() == 5)
+        produce(stack.bootstrap, "kept", 100, first=10**6, ledger=load.ledger)
+        check_nothing_lost(load.ledger, read_all(stack.bootstrap, "kept"))
+        stack.compose("down", "--timeout", "20")
+    finally:
+        stack.plaintext = False
     stack.compose(*five)
     stack.wait("five live nodes again", lambda: stack.live_node_count() == 5)
     check_nothing_lost(load.ledger, read_all(stack.bootstrap, "kept"))
+    with pytest.raises(KafkaException):
+        AdminClient(client_config(str(stack.bootstrap))).list_topics(timeout=5)

@@ -63,8 +63,23 @@ class Ledger:
         return max((later - sooner for sooner, later in pairwise(times)), default=0.0)
 
 
+class Door(str):
+    """An address together with what a client needs to come in there."""
+
+    settings: dict[str, str]
+
+    @classmethod
+    def of(cls, bootstrap: str, settings: dict[str, str]) -> Door:
+        door = cls(bootstrap)
+        door.settings = settings
+        return door
+
+
 def client_config(bootstrap: str, **more: Any) -> dict[str, Any]:
     """A client's settings: one address, and its log kept off the terminal."""
+    if isinstance(bootstrap, Door):
+        more = bootstrap.settings | more
+        more.pop("bootstrap.servers", None)
     logger = logging.getLogger("tests.librdkafka")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())

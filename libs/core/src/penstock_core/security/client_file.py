@@ -63,7 +63,8 @@ class ClientFileError(ValueError):
 
 @dataclass(frozen=True)
 class ClientFile:
-    """What a client file says. Paths are as written: relative ones count from the working directory.
+    """What a client file says. Paths are as written: relative ones count from the working directory
+    (`load_client_file` looks beside the file too).
 
     Nothing of it is shown by `repr` but the path.
     """
