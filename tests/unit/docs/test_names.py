@@ -62,6 +62,7 @@ CLIENT_CONFIGS = frozenset(
 OTHERS = frozenset(
     [
         "admin.properties",
+        "ca.pem",
         "flexibleVersions",
         "kafka.bootstrap.servers",
         "meta.properties",
