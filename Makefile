@@ -25,9 +25,16 @@ demo: setup ## real flights, a killed node, Spark: the whole thing in about a mi
 .PHONY: test lint unit-test cluster-test spark-test compose-test proto lock clean
 PYTEST := $(BIN)/python -m pytest
 
-test: setup ## every check and test: the README's test command
+# How many tests at once. Most of them wait more than they compute; a file's tests stay together, in their order.
+WORKERS ?= 2
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile
+
+test: setup ## every check and test: the README's test command (WORKERS=4 where there are cores)
 	$(MAKE) --no-print-directory lint
-	$(PYTEST) tests
+	@failed=; set -x; \
+	$(PYTEST) tests -m "not alone" $(SIDE_BY_SIDE) || failed="$$failed side by side,"; \
+	$(PYTEST) tests -m alone || failed="$$failed alone,"; \
+	set +x; test -z "$$failed" || { echo "tests failed: $${failed%,}; each part ends with a summary of its own"; exit 1; }
 
 lint: setup ## ruff, mypy --strict, import contracts, generated files current
 	$(BIN)/ruff check .
@@ -40,7 +47,7 @@ lint: setup ## ruff, mypy --strict, import contracts, generated files current
 	$(BIN)/bandit -q -ll -r $(PACKAGES) --exclude proto/src/penstock_proto/v1
 
 unit-test: setup ## the quick tests: no processes but short-lived ones, servers on loopback alone
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit $(SIDE_BY_SIDE)
 
 cluster-test: setup ## real processes and real Kafka clients
 	$(PYTEST) tests/cluster

@@ -32,6 +32,8 @@ from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 from support.controllers import Controllers
 
+pytestmark = pytest.mark.alone
+
 PARTITIONS = 100_000
 PER_TOPIC = 1_000
 NODES = (1, 2, 3)

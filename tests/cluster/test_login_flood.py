@@ -15,6 +15,8 @@ from support.login_flood import flood, logins
 from support.secure import SecureCluster, secure_cluster
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.alone
+
 IS_LONG = "PENSTOCK_QUOTA_SECONDS" in os.environ
 ROUNDS, LOGINS = (12, 20) if IS_LONG else (1, 10)
 

@@ -25,6 +25,8 @@ from support.kafka import client_config, create_topic
 from support.quota_load import Limited, LimitedConsumer, LimitedProducer
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.alone
+
 SECONDS = int(os.environ.get("PENSTOCK_QUOTA_SECONDS", "0"))
 IS_LONG = SECONDS > 0
 SETTLE_S = 12.0

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from compose.conftest import BUILT
 from support.kafka import Load, check_nothing_lost, client_config, create_topic, produce, read_all
 
-pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(2400)]
 
 PARTITION_COUNT = 6
 CA = "/secrets/ca"

@@ -22,7 +22,7 @@ from support.cluster import running_cluster
 from support.kafka import Load, read_all
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RATE_PER_S = float(os.environ.get("PENSTOCK_ROTATION_RATE", "100"))
 TOPIC = "rotation"
