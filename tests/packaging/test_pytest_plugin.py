@@ -12,19 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.packages import LIBRARIES, OTHERS, Packages
 from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    *("proto", "libs/core", "libs/kafka", "libs/runtime", "libs/frontend", "client"),
-    *("services/controller", "services/storage-node", "services/gateway"),
-)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interpreter(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Path:
     """Python of a new environment that holds `penstock[pytest]` and nothing else."""
     folder = tmp_path_factory.mktemp("env")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -33,8 +30,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [*pip, "--require-hashes", "-r", str(ROOT / "client" / "requirements-pytest.txt")], check=True
     )
-    subprocess.run([*pip, "--no-build-isolation", *(f"{ROOT / package}" for package in PACKAGES)], check=True)
-    subprocess.run([str(python), "-m", "pip", "check"], check=True)
+    packages.install(python, (*LIBRARIES, *OTHERS))
     return python
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.local.ports import choose_free
+from support.packages import Packages
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120
@@ -24,7 +25,7 @@ STOP_TIMEOUT_S = 120
 pytestmark = pytest.mark.timeout(1200)
 
 
-def install(service: str, folder: Path) -> Path:
+def install(service: str, folder: Path, packages: Packages) -> Path:
     """A new environment that holds one service; returns its bin folder."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     bin_folder = folder / "bin"
@@ -32,12 +33,8 @@ def install(service: str, folder: Path) -> Path:
     requirements = ROOT / "services" / service / "requirements.txt"
     subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(requirements)], check=True)
     kafka = [] if service == "controller" else ["libs/kafka", "libs/frontend"]
-    packages = ["proto", "libs/core", "libs/runtime", *kafka, f"services/{service}"]
-    subprocess.run(
-        [*pip, "--no-deps", "--no-build-isolation", *(f"{ROOT / package}" for package in packages)],
-        check=True,
-    )
-    subprocess.run([*pip[:3], "check"], check=True)
+    needed = ["proto", "libs/core", "libs/runtime", *kafka, f"services/{service}"]
+    packages.install(bin_folder / "python", needed)
     return bin_folder
 
 
@@ -59,8 +56,8 @@ def arguments(service: str, folder: Path, http_port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("service", ["controller", "storage-node", "gateway"])
-def test_service_installs_and_starts_alone(service: str, tmp_path: Path) -> None:
-    bin_folder = install(service, tmp_path / "env")
+def test_service_installs_and_starts_alone(service: str, tmp_path: Path, packages: Packages) -> None:
+    bin_folder = install(service, tmp_path / "env", packages)
     if service == "controller":
         listed = [*(str(bin_folder / "python"), "-m", "pip", "list", "--format", "freeze")]
         installed = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.lower()
