@@ -37,9 +37,15 @@ test: setup ## every check and test: the README's test command (WORKERS=4 where 
 	set +x; test -z "$$failed" || { echo "tests failed: $${failed%,}; each part ends with a summary of its own"; exit 1; }
 
 lint: setup ## ruff, mypy --strict, import contracts, generated files current
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-types lint-rest
+
+.PHONY: lint-types lint-rest
+lint-types: # about as long as the rest of lint together
+	$(BIN)/mypy
+
+lint-rest:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/lock.py --check
