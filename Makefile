@@ -140,7 +140,7 @@ quotas: setup ## quotas of bytes with stock clients, on one gateway and on three
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -k "keep_to or share or flood" -s
 
 .PHONY: secure-clients
-secure-clients: setup ## stock clients that sign in for a minute by each mechanism, a gateway and a node killed (java, mvn, kcat)
+secure-clients: setup ## stock clients that come in for a minute by each mechanism and by certificate, a gateway and a node killed (java, mvn, kcat)
 	PENSTOCK_STOCK_CLIENTS_S=60 $(PYTEST) tests/cluster/test_stock_clients_sign_in.py
 
 .PHONY: conformance-java

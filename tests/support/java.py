@@ -136,10 +136,10 @@ def _move(building: Path, there: Path) -> None:
 
 
 class JavaDriver:
-    """The JVM. Thread-safe; calls on different handles run side by side. Close it."""
+    """The JVM. Thread-safe; calls on different handles run side by side. Close it. `options` are the JVM's own."""
 
-    def __init__(self, log: Path | None = None) -> None:
-        command = ["java", *JVM, "-cp", compiled(), "Driver"]
+    def __init__(self, log: Path | None = None, *, options: Sequence[str] = ()) -> None:
+        command = ["java", *JVM, *options, "-cp", compiled(), "Driver"]
         with open(log or os.devnull, "ab") as errors:
             self._process = subprocess.Popen(
                 command,

@@ -22,6 +22,8 @@ from support.groups import MEMBERS, GroupMember
 KCAT_END_S = 180.0
 LOGIN_FAILED = "Authentication failed"
 POLL_S = 0.2
+LIBRARY = "its librdkafka"
+"""Among kcat's settings: the path of another librdkafka than the one that it was made with."""
 
 
 def lines_of(file: Path) -> dict[str, str]:
@@ -61,6 +63,9 @@ class KcatWriter(ThreadWriter):
     It gives up when for a moment no broker is there; then those lines may be written or not, and are sent again.
     """
 
+    given_up: tuple[str, ...] = ()
+    """What it said each time that it gave up."""
+
     def run(self) -> None:
         for first in itertools.count(step=self._rate_per_s):
             if self._stop.wait(1):
@@ -79,6 +84,7 @@ class KcatWriter(ThreadWriter):
                 check_logins(done.stderr)
                 if done.returncode == 0:
                     break
+                self.given_up += (done.stderr[-400:],)
             for number in numbers:
                 self._acked(number, -1, None)
 
@@ -111,7 +117,10 @@ class KcatMember(GroupMember):
 
 def kcat(bootstrap: str, config: dict[str, Any]) -> list[str]:
     """The command, without what it is to do."""
+    config = dict(config)
+    library = config.pop(LIBRARY, None)
     return [
+        *(("env", f"LD_PRELOAD={library}") if library else ()),
         "kcat",
         "-b",
         bootstrap,

@@ -11,7 +11,8 @@ POLL_MS = 200
 
 
 class JavaMember(GroupMember):
-    """With the classic protocol. `own` is a JVM for this member alone, which `die` kills."""
+    """With the classic protocol. `own` is a JVM for this member alone, which `die` kills; `driver` is one that others
+    have as well, in the place of the one that all share."""
 
     def __init__(
         self,
@@ -21,10 +22,11 @@ class JavaMember(GroupMember):
         ledger: GroupLedger,
         *,
         own: JavaDriver | None = None,
+        driver: JavaDriver | None = None,
         **config: Any,
     ) -> None:
         self._own = own
-        self._driver = own or shared_driver()
+        self._driver = own or driver or shared_driver()
         self._dying = False
         super().__init__(bootstrap, topic, group, ledger, **config)
 

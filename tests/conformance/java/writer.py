@@ -15,8 +15,10 @@ ANSWER_TIMEOUT_S = 150.0
 
 
 class JavaWriter(ThreadWriter):
+    """`driver` in its settings: another JVM than the shared one."""
+
     def run(self) -> None:
-        driver = shared_driver()
+        driver = self._config.pop("driver", None) or shared_driver()
         handle = driver.call("producer.open", config={"bootstrap.servers": self._bootstrap, **self._config})
         sent: list[Future[Any]] = []
         for first in itertools.count(step=BATCH):
