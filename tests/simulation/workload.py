@@ -238,6 +238,8 @@ class Workload:
     def finish(self) -> None:
         """Faults are over: one more batch to everybody from everybody."""
         self._finished = True
+        for consumer in self.consumers:
+            consumer.finish()
         for producer in self._all_producers():
             for key in self.live_partitions():
                 if self._producer_for(key, producer) is producer:
