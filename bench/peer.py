@@ -8,13 +8,14 @@ script would: 1 GiB heap, G1. Ends its processes by their ids.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +27,26 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pensto
 START_TIMEOUT_S = 60
 
 
+@contextlib.contextmanager
+def only_one_fetches() -> Iterator[None]:
+    """Whoever comes meanwhile, in whatever process, waits: Maven keeps its files as if nobody else ran it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "fetching.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or the process dead
+        yield
+
+
 def fetch_jars() -> Path:
-    """Folder with Kafka's jars; needs mvn on the first call."""
+    """Folder with Kafka's jars; needs mvn on the first call. Processes may call it at the same time."""
     folder = CACHE / f"kafka-{KAFKA_VERSION}"
-    if (folder / "complete").exists():
-        return folder
+    if not (folder / "complete").exists():
+        with only_one_fetches():
+            if not (folder / "complete").exists():
+                _fetch_jars(folder)
+    return folder
+
+
+def _fetch_jars(folder: Path) -> None:
     if shutil.which("mvn") is None:
         raise SystemExit("the peer's jars come by Maven coordinates: install maven, then run this again")
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +67,6 @@ def fetch_jars() -> Path:
         check=True,
     )  # fmt: skip
     (folder / "complete").touch()
-    return folder
 
 
 @dataclass(frozen=True)

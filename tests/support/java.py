@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.peer import KAFKA_VERSION, fetch_jars
+from bench.peer import KAFKA_VERSION, fetch_jars, only_one_fetches
 
 SOURCES = Path(__file__).resolve().parents[1] / "conformance" / "java"
 COMPILE_TIMEOUT_S = 300
@@ -109,8 +109,14 @@ def fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> Path:
     Dependencies are left out since Maven would have to read the poms of all of them: some name hosts of
     their own.
     """
-    if folder.exists():
-        return folder
+    if not folder.exists():
+        with only_one_fetches():
+            if not folder.exists():
+                _fetch_artifacts(folder, artifacts)
+    return folder
+
+
+def _fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent))
     for artifact in artifacts:
@@ -125,7 +131,6 @@ def fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     _move(building, folder)
-    return folder
 
 
 def _move(building: Path, there: Path) -> None:
