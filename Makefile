@@ -143,6 +143,10 @@ quotas: setup ## quotas of bytes with stock clients, on one gateway and on three
 secure-clients: setup ## stock clients that come in for a minute by each mechanism and by certificate, a gateway and a node killed (java, mvn, kcat)
 	PENSTOCK_STOCK_CLIENTS_S=60 $(PYTEST) tests/cluster/test_stock_clients_sign_in.py
 
+.PHONY: upgrade-secure
+upgrade-secure: setup ## from a build of before in plaintext to this one and SASL_SSL, under load: BEFORE=DIR, a checkout with its .venv (java, mvn, kcat)
+	PENSTOCK_BEFORE=$(BEFORE) $(PYTEST) tests/security/test_upgrade.py -s
+
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
 	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py

@@ -7,11 +7,9 @@ listener for users beside the plaintext one, then the plaintext one goes.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,80 +22,18 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock.local.plan import GATEWAY
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
-from support.certificates import ClusterCa, as_flag
-from support.cluster import running_cluster, wait_until_ready
+from support.cluster import running_cluster
 from support.kafka import Load, create_topic, read_all
-from support.secure import ListenerFiles
+from support.moving import Moving
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_S = 90.0
-ROLES = {CONTROLLER: "controller", NODE: "storage-node", GATEWAY: "gateway"}
 TOPIC, USER, PASSWORD = "moved", "alice", "correct horse"
-
-
-class Moving:
-    """A cluster that is restarted process by process with other settings."""
-
-    def __init__(self, cluster: LocalCluster, directory: Path) -> None:
-        self.cluster = cluster
-        self.files = ListenerFiles(directory / "listener")
-        self._ca, self._directory = ClusterCa(), directory
-        self.mode = ""
-        self.listeners: tuple[str, ...] = ("PROXY",)
-
-    def tls(self, role: str, name: str, mode: str) -> str:
-        """The `[tls]` table of a process."""
-        directory = self._directory / f"{role}-{name}".replace("*", "any")
-        if not (directory / "cert.pem").exists():
-            self._ca.issue(directory, role, name)
-        table = {what: str(directory / f"{what}.pem") for what in ("cert", "key", "ca")}
-        return as_flag({**table, "mode": mode})
-
-    def restart(self, name: str) -> None:
-        """Stop a process as an operator does, and start it with the settings of now."""
-        state = self.cluster.store.load()
-        member = state.member(name)
-        settings: dict[str, str] = {}
-        if self.mode:
-            named = str(member.id) if member.role == CONTROLLER else "*"
-            settings["tls"] = self.tls(ROLES[member.role], named, self.mode)
-        if member.role == GATEWAY:
-            settings["listeners"] = json.dumps(
-                [self._listener(member.ports, each) for each in self.listeners]
-            )
-        self.cluster.kill(name, signal.SIGTERM)
-        with self.cluster.store.locked():
-            state = self.cluster.store.load()
-            state.settings[member.role] = {**state.settings.get(member.role, {}), **settings}
-            self.cluster.store.save(state)
-        self.cluster.start(name)
-        wait_until_ready(self.cluster)
-
-    def round(self, *roles: str) -> None:
-        """Restart every process, one after another."""
-        for member in self.cluster.store.load().members:
-            if not roles or member.role in roles:
-                self.restart(member.name)
-
-    def _listener(self, ports: dict[str, int], name: str) -> dict[str, Any]:
-        if name == "PROXY":
-            return {"name": name, "bind": f"127.0.0.1:{ports['kafka']}"}
-        tls = self.files.table()
-        return {"name": name, "bind": f"localhost:{ports['direct']}", "security": "SASL_SSL", "tls": tls}
-
-    def bootstrap(self, use: str) -> str:
-        """Addresses of both gateways."""
-        host = "127.0.0.1" if use == "kafka" else "localhost"
-        return ",".join(f"{host}:{m.ports[use]}" for m in self.cluster.store.load().of_role(GATEWAY))
-
-    def log(self, name: str) -> str:
-        return (self.cluster.directory / name / "log.txt").read_text(errors="replace")
 
 
 @pytest.fixture(scope="module")
