@@ -204,19 +204,18 @@ def test_from_a_build_of_before_to_secure_without_a_failed_request(moving: Movin
             moving.mode = mode
             moving.round()
             step(f"tls, {mode}", old)
-        # 5. Another listener, users, rights.
+        # 5. Another listener, ACLs that count; then users and rights.
         moving.listeners = ("PROXY", "SECURE")
-        moving.round(GATEWAY)
+        for role in (GATEWAY, NODE):
+            admins = json.dumps(["User:admin", "User:ANONYMOUS"])
+            moving.more[role] = {"authorizer": "acl", "super_users": admins}
+        moving.round(GATEWAY, NODE)
         password = tmp_path / "password"
         password.touch(0o600)
         password.write_text(PASSWORD)
         penstock(None, "user", "add", USER, "--password-file", str(password), "-b", plain)
         penstock(None, "acl", "add", f"User:{USER}", "read,write", "topic:moved-", "--prefixed", "-b", plain)
         penstock(None, "acl", "add", f"User:{USER}", "read", "group:g-", "--prefixed", "-b", plain)
-        admins = ["User:admin", "User:ANONYMOUS"]
-        for role in (GATEWAY, NODE):
-            moving.more[role] = {"authorizer": "acl", "super_users": json.dumps(admins)}
-        moving.round(GATEWAY, NODE)
         step("SASL_SSL beside plaintext, ACLs on", old)
         # 6. Clients move: first there, then no more here.
         files = client_files(tmp_path, moving.files.ca)
