@@ -42,7 +42,7 @@ from support.stock_credentials import (
 from support.tokens import Issuer
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1_800)]
 
 LONG = "PENSTOCK_STOCK_CLIENTS_S"
 """How long clients go on, in s: set by `make secure-clients`."""

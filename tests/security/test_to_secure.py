@@ -30,7 +30,7 @@ from support.kafka import Load, create_topic, read_all
 from support.moving import Moving
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 PATIENCE_S = 90.0
 TOPIC, USER, PASSWORD = "moved", "alice", "correct horse"
