@@ -229,9 +229,12 @@ def run(doors: Doors, credentials: Credentials, way: str) -> None:
             assert way == CERTIFICATE or sign_ins(cluster, "success") > before
         for which, writer in writers.items():
             wanted = set(writer.ledger.values.values())
-            wait_for(
-                partial(members[which].has_read, wanted), f"the group of {which} has read all", PATIENCE_S
-            )
+            try:
+                wait_for(
+                    partial(members[which].has_read, wanted), f"the group of {which} has read all", PATIENCE_S
+                )
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {members[which].unread(writer.ledger)}") from None
     for which, writer in writers.items():
         records = read_all(proxy, topics[which], **configs["confluent-kafka"])
         check_nothing_lost(writer.ledger, records, idempotent=which[0] not in ("kcat",))

@@ -19,7 +19,7 @@ import kafka.errors
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from support.clients import forget_leaks
-from support.kafka import client_config
+from support.kafka import Ledger, client_config
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -93,6 +93,19 @@ class GroupMember:
         """Whether the group has processed them all; raises what ended this member."""
         self.check()
         return values <= self.ledger.values
+
+    def unread(self, book: Ledger) -> str:
+        """By partition, which acknowledged records nobody processed, and how far the group has committed."""
+        missing: dict[int, list[int]] = {}
+        for number, (partition, offset) in list(book.acked.items()):
+            if book.values[number] not in self.ledger.values:
+                missing.setdefault(partition, []).append(-1 if offset is None else offset)
+        told = [
+            f"{len(offsets)} of partition {partition} from offset {min(offsets)} to {max(offsets)}, committed"
+            f" {self.ledger.committed.get(partition)}"
+            for partition, offsets in sorted(missing.items())
+        ]
+        return f"{'; '.join(told)}; it owns {sorted(self.owned)}"
 
     def _guarded(self) -> None:
         try:
