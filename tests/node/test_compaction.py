@@ -14,6 +14,7 @@ from node.harness import TOPIC, MiniCluster, MiniNode, eventually, wall_ms
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
+from penstock_kafka.records.batch import HEADER_BYTES
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import read_all
 from penstock_kafka.wire import codec
@@ -102,6 +103,34 @@ async def write_alone(leader: MiniNode, first: int, count: int) -> None:
         key = b"key-%d" % (number % 7)
         result = await leader.produce_batch(keyed((key, b"%d:" % number + bytes(200)), codec_id=number % 5))
         assert result.error == ErrorCode.NONE, result.error_message
+
+
+async def test_a_read_goes_through_segments_of_which_nothing_is_left(tmp_path: Path) -> None:
+    """One fetch after the other without a record: librdkafka tells its user that a batch is too large."""
+    cluster = await MiniCluster(tmp_path).start(1)
+    try:
+        cluster.make_topic(isr=(1,), min_insync_replicas="1", **SMALL)
+        leader = cluster.nodes[1]
+        await eventually(lambda: leader.manager.registry.partitions)
+        await write_alone(leader, 0, 700)
+        log = leader.partition.log
+        count = log.segment_count
+        compactor = compaction_of(leader)
+        assert await compactor.run_once()
+        await compactor.end_worker()
+        hollow = [s for s in log.segments[:-1] if s.written == HEADER_BYTES]
+        assert len(hollow) > 20, (count, [s.written for s in log.segments])
+        offset = 0
+        while offset < log.log_end_offset:
+            for max_bytes in (1, 100, 1 << 20):
+                found_or_job = leader.partition.read(offset, max_bytes, log.log_end_offset)
+                if isinstance(found_or_job, ReadJob):
+                    found_or_job = await leader.partition.run_read(found_or_job)
+                found = found_or_job
+                assert any(read_all(b"".join(found.buffers))), (offset, max_bytes)
+            offset = found.next_offset
+    finally:
+        await cluster.stop()
 
 
 async def test_replicas_compact_by_themselves_and_rebuild_from_one_another(cluster: MiniCluster) -> None:

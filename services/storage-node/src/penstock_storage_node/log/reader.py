@@ -88,21 +88,35 @@ class LogReader:
         else:
             index = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
         hint = hints.get(offset)
-        for segment in segments[index : index + READ_SEGMENTS_MAX]:
+        parts: list[ReadData] = []
+        last = min(index + READ_SEGMENTS_MAX, len(segments))
+        while index < last:
+            segment = segments[index]
             if files.may_block:  # what the cache does not have the disk gives, and then reads on ahead
                 segment.found_bytes = segment.written
             found = reading.read_segment(segment, files, wanted, hint)
-            if isinstance(found, Found):
-                if found.size_bytes:
-                    reading.remember(hints, found.next_offset, segment, found.end_position)
-                return found
-            if found is not None:
+            if found is None:
+                index += 1
+                continue
+            if not isinstance(found, Found):
                 return Stuck(segment, found)
-        return reading.empty(offset)
+            if found.size_bytes:
+                parts.append(found)
+                if len(parts) <= reading.HOLLOW_PARTS_MAX and reading.is_hollow(found):
+                    # Whoever reads wants records: on behind it, in this segment or the next.
+                    wanted, hint = wanted.after(found), (segment, found.end_position)
+                    if found.end_position >= segment.written:
+                        index += 1
+                    continue
+                reading.remember(hints, found.next_offset, segment, found.end_position)
+            break
+        return reading.joined(parts) if parts else reading.empty(offset)
 
     def _read_in_pool(self, wanted: Wanted) -> ReadData:
         stuck: Stuck | None = None
-        for _ in range(READ_TRIES_MAX):
+        tries = 0
+        while tries < READ_TRIES_MAX:
+            tries += 1
             try:
                 if stuck is not None:
                     self._unstick(stuck)
@@ -117,6 +131,8 @@ class LogReader:
                     # after it would be taken for all there is.
                     raise self._out_of_range(wanted.offset)
                 return found
+            if stuck is not None and found.segment is not stuck.segment:
+                tries = 0  # it came further: one segment without a record after the other
             stuck = found
         raise PenstockError(
             ErrorCode.KAFKA_STORAGE_ERROR,

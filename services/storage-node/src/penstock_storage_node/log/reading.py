@@ -46,6 +46,13 @@ WALK_BATCHES_MAX = 256
 CHECK_BATCHES_MAX = 1024
 """More are not checked on the loop (0.5 us each, and 40 us for a MiB)."""
 
+HOLLOW_BATCHES_MAX = 64
+"""Of one segment; more of them are an answer like any other."""
+
+HOLLOW_PARTS_MAX = 64
+"""Runs of batches without a record that one read goes through to come to one. librdkafka takes ten answers without
+a record for a batch that is too large for it, and says so to its user."""
+
 LOOP_BATCH_BYTES_MAX = WHOLE_BATCH_BYTES_MAX
 """A larger batch isn't read on the loop, wherever it is: a MiB takes half a millisecond."""
 
@@ -61,6 +68,10 @@ class Wanted(NamedTuple):
     upper_offset: int
     """Batches that begin there or later are left out."""
     min_one: bool
+
+    def after(self, found: ReadData) -> Wanted:
+        """What is wanted still."""
+        return self._replace(offset=found.next_offset, max_bytes=max(0, self.max_bytes - found.size_bytes))
 
 
 class Need(Enum):
@@ -102,6 +113,26 @@ class DamagedData(PenstockError):
 
 def empty(offset: int) -> ReadData:
     return ReadData(offset, offset, [], 0)
+
+
+def is_hollow(found: ReadData) -> bool:
+    """Batches without a record, and nothing else: what compaction leaves of a segment of which nothing stays."""
+    size = found.size_bytes
+    if not size or size % HEADER_BYTES or size > HOLLOW_BATCHES_MAX * HEADER_BYTES:
+        return False
+    return all(
+        SHORT_HEADER.unpack_from(buffer, at)[1] + LENGTH_OVERHEAD_BYTES == HEADER_BYTES
+        for buffer in found.buffers
+        for at in range(0, len(buffer), HEADER_BYTES)
+    )
+
+
+def joined(parts: Sequence[ReadData]) -> ReadData:
+    """Reads that follow one another, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    buffers = [buffer for part in parts for buffer in part.buffers]
+    return ReadData(parts[0].base_offset, parts[-1].next_offset, buffers, sum(p.size_bytes for p in parts))
 
 
 class CachedFiles:
