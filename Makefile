@@ -145,6 +145,7 @@ secure-clients: setup ## stock clients that come in for a minute by each mechani
 
 .PHONY: upgrade-secure
 upgrade-secure: setup ## from a build of before in plaintext to this one and SASL_SSL, under load: BEFORE=DIR, a checkout with its .venv (java, mvn, kcat)
+	@test -x "$(BEFORE)/.venv/bin/python" || { echo "BEFORE=$(BEFORE) is no checkout with a .venv; make upgrade-secure BEFORE=DIR"; exit 1; }
 	PENSTOCK_BEFORE=$(BEFORE) $(PYTEST) tests/security/test_upgrade.py -s
 
 .PHONY: conformance-java

@@ -36,8 +36,10 @@ def run(target: Target) -> Outcome:
         thread.start()
     for thread in threads:
         thread.join()
+    # Where clients sign in nobody without rights has a group made (30: GROUP_AUTHORIZATION_FAILED).
+    refused = not target.entry.ca or not codes.keys() - {-1, 30}
     return Outcome(
-        True, ", ".join(f"code {code}: {count}" for code, count in sorted(codes.items())) or "closed"
+        refused, ", ".join(f"code {code}: {count}" for code, count in sorted(codes.items())) or "closed"
     )
 
 

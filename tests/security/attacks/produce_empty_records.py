@@ -33,7 +33,9 @@ def run(target: Target) -> Outcome:
     if response is None:
         return Outcome(True, "closed")
     codes = {result.error for result in decode_produce_response(response, VERSION).results}
-    return Outcome(True, f"{len(body) / 1e6:.1f} MB, codes {sorted(codes)}")
+    # Where clients sign in nobody without rights writes (29: TOPIC_AUTHORIZATION_FAILED).
+    refused = not target.entry.ca or codes == {29}
+    return Outcome(refused, f"{len(body) / 1e6:.1f} MB, codes {sorted(codes)}")
 
 
 @cache

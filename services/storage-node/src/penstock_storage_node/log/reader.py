@@ -114,7 +114,7 @@ class LogReader:
 
     def _read_in_pool(self, wanted: Wanted) -> ReadData:
         stuck: Stuck | None = None
-        tries = 0
+        tries, furthest = 0, -1
         while tries < READ_TRIES_MAX:
             tries += 1
             try:
@@ -131,8 +131,9 @@ class LogReader:
                     # after it would be taken for all there is.
                     raise self._out_of_range(wanted.offset)
                 return found
-            if stuck is not None and found.segment is not stuck.segment:
-                tries = 0  # it came further: one segment without a record after the other
+            if found.segment.base_offset > furthest:
+                # It came further, through segments without a record: each may want something. It never goes back.
+                tries, furthest = 0, found.segment.base_offset
             stuck = found
         raise PenstockError(
             ErrorCode.KAFKA_STORAGE_ERROR,
