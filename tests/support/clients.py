@@ -24,8 +24,10 @@ import kafka
 import kafka.admin
 
 from support.kafka import Ledger, Load, create_topic, read_all
+from support.kafka_python import mend_dials
 from support.waiting import wait_for
 
+mend_dials()
 RATE_PER_S = 200
 READ_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 120.0

@@ -20,7 +20,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from support.clients import forget_leaks
 from support.kafka import Ledger, client_config
+from support.kafka_python import mend_dials
 
+mend_dials()
 SESSION_TIMEOUT_MS = 6_000
 
 

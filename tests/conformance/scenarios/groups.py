@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from conformance.client import Client, ClientError, Place, Record
@@ -21,12 +22,23 @@ def settle(
     each: bool = True,
     seconds: float = JOIN_S,
 ) -> list[list[Place]]:
-    """Poll all members in turn until they share all partitions, each with some; their assignments."""
+    """Poll all members until they share all partitions, each with some; their assignments.
+
+    Processes are polled side by side, members of the same process in turn: a client that joins only while it is
+    polled (kafka-python) may never agree with others that always wait for it.
+    """
     taken: list[Record] = []
+    of_client: dict[Client, list[str]] = {}
+    for client, name in members:
+        of_client.setdefault(client, []).append(name)
+
+    def poll(client: Client) -> list[Record]:
+        return [record for name in of_client[client] for record in client.poll(name, 0, 200)]
 
     def look() -> list[list[Place]]:
-        for client, name in members:
-            taken.extend(client.poll(name, 0, 200))
+        with ThreadPoolExecutor(len(of_client)) as threads:
+            for found in threads.map(poll, of_client):
+                taken.extend(found)
         return [client.assignment(name) for client, name in members]
 
     def shared(found: list[list[Place]]) -> bool:
@@ -75,10 +87,10 @@ def one_member(c: Client, t: Case) -> Outcome:
 def _shares(kind: str, count: int, **more: Any) -> Play:
     def play(c: Client, t: Case) -> Outcome:
         topic, group = t.topic(partitions=7), t.group()
-        members = [(c, f"m{n}") for n in range(count)]
-        for _, name in members:
-            c.open_consumer(name, group_settings(group, **more))
-            c.subscribe(name, [topic])
+        members = [(c, "m0"), *((c.spawn(), f"m{n}") for n in range(1, count))]
+        for client, name in members:
+            client.open_consumer(name, group_settings(group, **more))
+            client.subscribe(name, [topic])
         found = settle(members, topic, 7)
         described = until(
             lambda: c.describe_groups([group])[group],
