@@ -30,6 +30,7 @@ from confluent_kafka.admin import (
     ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
+    UserScramCredentialAlteration,
     UserScramCredentialUpsertion,
 )
 from rich.console import Console
@@ -71,7 +72,7 @@ def fill(running: Running) -> None:
     admin = AdminClient({"bootstrap.servers": running.bootstrap, **running.client})
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     for begin in range(0, USERS, AT_ONCE):
-        wanted = [
+        wanted: list[UserScramCredentialAlteration] = [
             UserScramCredentialUpsertion(user_name(number), info, PASSWORD.encode())
             for number in range(begin, begin + AT_ONCE)
         ]

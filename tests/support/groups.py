@@ -201,7 +201,11 @@ class KafkaPythonMember(GroupMember):
         positions: dict[int, int] = {}
         try:
             while self.going:
-                found = consumer.poll(timeout_ms=200)
+                try:
+                    found = consumer.poll(timeout_ms=200)
+                except kafka.errors.KafkaConnectionError:
+                    # While it looks for its coordinator, one dial that is refused comes out of `poll`; nothing is lost.
+                    continue
                 for place, records in found.items():
                     for record in records:
                         self.ledger.process(place.partition, record.offset, record.value)
