@@ -7,10 +7,11 @@
     make failpoints ARGS="--json failpoints.json"
     make kill-all ROUNDS=100 ARGS="--json kill.json"; make power-cut ROUNDS=20 ARGS="--json cut.json"
     make fuzz EXECUTIONS=10000000 ARGS="--json fuzz.json"
+    make fuzz EXECUTIONS=10000000 ONLY="sasl.scram" ARGS="--json scram.json"
     make security SECURITY="--json security.json"
 
-The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz
-or security (a second file is of a run before a change).
+The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz,
+families (of fuzz targets, one file per family) or security (a second file is of a run before a change).
 Commit and date stand above the table: of HEAD and today, unless --commit and --date say otherwise.
 """
 
@@ -202,9 +203,13 @@ def _rounds(held: Sequence[Figures]) -> str:
     return table((*head, "back after, median / most", "files and names that lost something"), rows)
 
 
-def _fuzz(held: Sequence[Figures]) -> str:
-    (run,) = held
-    targets = run["targets"]
+_FUZZ_HEAD: Final = (
+    *("target", "executions", "accepted", "per CPU second", "edges", "corpus", "peak RSS", "grown", "result"),
+)
+
+
+def _fuzz_rows(targets: Sequence[Figures]) -> list[Sequence[object]]:
+    """A row for each, and one for all of them."""
     rows: list[Sequence[object]] = [
         (
             f"`{one['target']}`",
@@ -223,8 +228,18 @@ def _fuzz(held: Sequence[Figures]) -> str:
     accepted = sum(one["accepted"] for one in targets)
     rate = executions / cpu_s if cpu_s else 0
     rows.append(("all", f"{executions:,}", f"{accepted:,}", f"{rate:,.0f}", "", "", "", "", ""))
-    head = ("target", "executions", "accepted", "per CPU second", "edges", "corpus", "peak RSS", "grown")
-    return f"Seed {run['seed']}.\n\n" + table((*head, "result"), rows)
+    return rows
+
+
+def _fuzz(held: Sequence[Figures]) -> str:
+    (run,) = held
+    return f"Seed {run['seed']}.\n\n" + table(_FUZZ_HEAD, _fuzz_rows(run["targets"]))
+
+
+def _families(held: Sequence[Figures]) -> str:
+    seeds = ", ".join(str(run["seed"]) for run in held)
+    rows = [row for run in held for row in _fuzz_rows(run["targets"])]
+    return f"Seeds {seeds}, one of each family.\n\n" + table(_FUZZ_HEAD, rows)
 
 
 def _security(held: Sequence[Sequence[Figures]]) -> str:
@@ -278,6 +293,7 @@ KINDS: Final[dict[str, Kind]] = {
         _rounds,
     ),
     "fuzz": Kind("fuzz.md", ("make fuzz",), _fuzz),
+    "families": Kind("fuzz.md", ('make fuzz EXECUTIONS=10000000 ONLY="..."',), _families),
     "security": Kind("security.md", ("make security",), _security),
 }
 

@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from penstock.local import plan, ports, secure
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import ADMIN, GATEWAY, NODE
-from support.clients import Writer, forget_leaks
+from support.clients import LEAKING_DIALS, Writer, forget_leaks
 from support.cluster import running_cluster, start_ready
 from support.groups import GroupLedger, GroupMember
 from support.java import missing_java
@@ -42,7 +42,13 @@ from support.stock_credentials import (
 from support.tokens import Issuer
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1_800)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(1_800),
+    LEAKING_DIALS,
+]
 
 LONG = "PENSTOCK_STOCK_CLIENTS_S"
 """How long clients go on, in s: set by `make secure-clients`."""

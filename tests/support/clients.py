@@ -22,6 +22,7 @@ import aiokafka
 import aiokafka.admin
 import kafka
 import kafka.admin
+import pytest
 
 from support.kafka import Ledger, Load, create_topic, read_all
 from support.kafka_python import mend_dials
@@ -48,6 +49,10 @@ class Writer(ABC):
     def wait_for_acks(self, more: int, timeout_s: float = 120.0) -> None:
         wanted = len(self.ledger.acked) + more
         wait_for(lambda: len(self.ledger.acked) >= wanted, f"{more} more acknowledgements", timeout_s)
+
+
+LEAKING_DIALS = pytest.mark.filterwarnings("ignore:unclosed <(ssl.SSLSocket|socket.socket):ResourceWarning")
+"""For tests so long that kafka-python's sockets of dials that failed are collected while they run."""
 
 
 def forget_leaks() -> None:

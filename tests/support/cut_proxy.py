@@ -50,6 +50,8 @@ class CutProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # What was aborted is closed in the loop's next turn, and this loop has no other one.
+        await asyncio.sleep(0)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -65,7 +67,8 @@ class CutProxy:
             self._tasks.discard(task)
             for each in (writer, far):
                 if each is not None:
-                    each.close()
+                    # Closed in an orderly way it would stay open until somebody takes what is unsent.
+                    each.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

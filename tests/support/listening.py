@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -63,6 +64,7 @@ async def listening(
     tls: Callable[[], ssl.SSLContext] | None = None,
     certified: Callable[[bytes | None, Connection], Principal] | None = None,
     quotas: QuotaGate | None = None,
+    wall_s: Callable[[], float] = time.time,
     **settings: Any,
 ) -> AsyncIterator[tuple[KafkaListener, Handler, Endpoint, Lifecycle]]:
     lifecycle = Lifecycle("test")
@@ -79,6 +81,7 @@ async def listening(
         tls=tls,
         certified=certified,
         quotas=quotas,
+        wall_s=wall_s,
     )
     endpoint = await listener.start()
     try:
@@ -88,6 +91,7 @@ async def listening(
         assert not listener.connections
         assert listener.memory.held_bytes == 0
         assert listener._doorway._admission.count == 0
+        assert not len(listener._doorway._strangers)
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,8 @@ class Limited:
         self.throttle_ms: list[int] = []
         """The longest throttle time that each statistics report of the client named."""
         self.errors: list[str] = []
+        self.began_s = 0.0
+        """When it began, by the monotonic clock."""
         self.topic = topic
         self._stop = threading.Event()
         self._config = client_config(
@@ -31,6 +33,7 @@ class Limited:
         self._thread = threading.Thread(target=self._run, name=client_id, daemon=True)
 
     def __enter__(self) -> Limited:
+        self.began_s = time.monotonic()
         self._thread.start()
         return self
 

@@ -26,6 +26,9 @@ from penstock_storage_node.log.fs import OPEN_FILES_MAX, FileSystem
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
 
+DISK_BYTES = 1 << 40
+"""What a disk says that it has."""
+
 WriteOp = tuple[int, bytes]
 """(position, bytes); a truncation is (size, b"")."""
 
@@ -313,6 +316,11 @@ class SimulatedFileSystem(FileSystem):
     def open_directory(self, path: str) -> int:
         self._find(path)
         return self._open(path, SimulatedFile())
+
+    def room(self, path: str) -> tuple[int, int]:
+        self._find(path)
+        disk = self._first or self
+        return DISK_BYTES, DISK_BYTES // 2 if disk.space_bytes is None else disk.space_bytes
 
     def device(self, fd: int) -> int:
         del fd

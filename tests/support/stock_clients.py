@@ -60,7 +60,8 @@ def config_of(client: str, file: Path, java_file: Path, mechanism: str) -> dict[
 class KcatWriter(ThreadWriter):
     """`kcat -P` again and again: it tells no acks, but ends well when all that it read is acknowledged.
 
-    It gives up when for a moment no broker is there; then those lines may be written or not, and are sent again.
+    It goes on where for a moment no broker is there (-E): both gateways of a rolling restart are down for a client
+    that does not look again at the one before. Where it gives up its lines may be written or not, and are sent again.
     """
 
     given_up: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ class KcatWriter(ThreadWriter):
             lines = "".join(f"key-{n % 8}|{self._value(n).decode()}\n" for n in numbers)
             while True:
                 done = subprocess.run(
-                    [*kcat(self._bootstrap, self._config), "-P", "-t", self._topic, "-K", "|"],
+                    [*kcat(self._bootstrap, self._config), "-E", "-P", "-t", self._topic, "-K", "|"],
                     input=lines,
                     capture_output=True,
                     text=True,

@@ -27,13 +27,11 @@ to Spark partitions), `progress` and `stream` (micro-batches), `gateway` and `fe
 `decode` (record batches to Arrow).
 """
 
-import os
+from penstock_core import grpc_process
 
-# gRPC would write every lost connection to stderr by itself; each comes back as a status that
-# is handled. It reads this when it is imported first.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+grpc_process.prepare()
 
-from pyspark_penstock.source import DefaultSource
+from pyspark_penstock.source import DefaultSource  # noqa: E402  # it imports gRPC
 
 __version__ = "0.1.0"
 

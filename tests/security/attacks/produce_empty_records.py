@@ -23,7 +23,12 @@ VERSION = 9
 
 def run(target: Target) -> Outcome:
     """Send it once through the gateway; all nodes lead some of the partitions."""
-    batch = memoryview(empty_batch(50_000 if target.small else RECORDS))
+    return write_once(target, empty_batch(50_000 if target.small else RECORDS))
+
+
+def write_once(target: Target, records: bytes) -> Outcome:
+    """One Produce of that batch to every partition."""
+    batch = memoryview(records)
     items = [ProducePartition(WIDE_TOPIC, None, p, batch) for p in range(WIDE_PARTITIONS)]
     parts = encode_produce_request(VERSION, 7, "bad", ProduceSkim(None, -1, 30_000, items))
     body = b"".join(bytes(part) for part in parts)

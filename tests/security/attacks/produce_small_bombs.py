@@ -16,7 +16,12 @@ RECORDS = 60_000
 
 def run(target: Target) -> Outcome:
     """Send all at once, wait for all answers."""
-    batch = memoryview(empty_batch(5_000 if target.small else RECORDS))
+    return write_all(target, empty_batch(5_000 if target.small else RECORDS))
+
+
+def write_all(target: Target, records: bytes) -> Outcome:
+    """100 Produces of that batch on each connection."""
+    batch = memoryview(records)
     answered: list[int] = []
 
     def one(address: str, first: int) -> None:

@@ -81,6 +81,10 @@ FIGURES = {
         {"seed": 4, "targets": [Outcome("kafka.request", executions=1000, accepted=10, cpu_s=0.5).figures()]},
         ["| `kafka.request` | 1,000 | 10 | 2,000 | 0 | 0 → 0 | 0 MiB | +0.0 MiB | ok |", "| all | 1,000 |"],
     ),
+    "families": (
+        {"seed": 5, "targets": [Outcome("sasl.plain", executions=1000, accepted=10, cpu_s=0.5).figures()]},
+        ["| `sasl.plain` | 1,000 | 10 | 2,000 | 0 | 0 → 0 | 0 MiB | +0.0 MiB | ok |", "Seeds 5, one"],
+    ),
     "security": (
         [asdict(Cost("idle_sockets", "many sockets", True, "shut", 12.4, 3.6, 0, 1.26, 180.0, 2))],
         ["| idle sockets: many sockets | plain, a stranger | yes | 12 | 4 | 0 | 1.3 | 180 | 2 |"],

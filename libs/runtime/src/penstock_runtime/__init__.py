@@ -19,6 +19,7 @@
 `metadata_client`    following the cluster's metadata: one image, always moving forward
 `oauth_settings`     the `[oauth]` table: whose tokens count, and where their keys are
 `ports`              what a role takes from the world around it: clocks, chance, the network
+`recent_max`         the largest of what was seen lately
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
 `security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
@@ -29,8 +30,6 @@ Roles build on this package; it knows none of them. Decisions that need no event
 live in `penstock_core`.
 """
 
-import os
+from penstock_core import grpc_process
 
-# gRPC reads this once, when it is first loaded. Its own lines on standard error would
-# stand between ours; what they say comes back as call statuses too.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+grpc_process.prepare()

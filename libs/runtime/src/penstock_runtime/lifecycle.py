@@ -26,11 +26,13 @@ from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
 from penstock_runtime.addresses import Plaintext, StartupError
 from penstock_runtime.logs import error_fields, get_log
+from penstock_runtime.recent_max import RecentMax
 from penstock_runtime.version import VERSION
 
 EXIT_DRAIN_TOO_LONG = 1
 EXIT_FAILED = 70
 LOOP_TICK_MS = 100
+LAG_WINDOW_S = 60.0
 _TASK_END_TIMEOUT_MS = 2_000
 _CLOSE_TIMEOUT_MS = 2_000
 
@@ -97,11 +99,11 @@ class Lifecycle:
         )
         self._lag = Gauge(
             "penstock_loop_lag_seconds_max",
-            "Longest delay of a timer of the event loop since the last scrape.",
+            "Longest delay of a timer of the event loop in the last 60 s.",
             registry=self.registry,
         )
-        self._lag_max = 0.0
-        self._lag.set_function(self._take_lag)
+        self._lag_max = RecentMax(LAG_WINDOW_S)
+        self._lag.set_function(lambda: self._lag_max.value(self._next_tick))
         self.unhandled_errors = Counter(
             "penstock_unhandled_errors",
             "Errors that nothing expected; each is logged once.",
@@ -249,13 +251,9 @@ class Lifecycle:
     def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         self.loop_ticks += 1
-        self._lag_max = max(self._lag_max, now - self._next_tick)
+        self._lag_max.add(now, now - self._next_tick)
         self._next_tick = now + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
-
-    def _take_lag(self) -> float:
-        lag, self._lag_max = self._lag_max, 0.0
-        return lag
 
 
 ClockMs = Callable[[], int]

@@ -90,7 +90,9 @@ def answer(
     frame = frame_of(row, version)
 
     async def main() -> bytes:
-        return await apis.handle(CONNECTION, parse_request_header(frame), frame)  # type: ignore[arg-type]
+        answer = await apis.handle(CONNECTION, parse_request_header(frame), frame)  # type: ignore[arg-type]
+        assert isinstance(answer, bytes)
+        return answer
 
     return asyncio.run(main()), controllers.asked
 

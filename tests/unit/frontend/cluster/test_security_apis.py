@@ -84,11 +84,12 @@ class Turns(LoopTurns):
 
     def __init__(self) -> None:
         self.given = 0
-        super().__init__(clock_s=(n / 10_000 for n in itertools.count()).__next__)
+        clock_s = (n / 10_000 for n in itertools.count()).__next__
+        super().__init__(clock_s, clock_s)
 
-    async def next(self) -> None:
+    async def next_slice(self) -> None:
         self.given += 1
-        await super().next()
+        await super().next_slice()
 
 
 class Only(AllowAll):

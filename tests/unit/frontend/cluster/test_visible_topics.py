@@ -55,8 +55,9 @@ class Process:
     def ask(self, connection: Any, api: ApiKey, version: int, **values: Any) -> Any:
         request = build_request(api.name.lower(), version, values)
         frame = bytearray(request_header(api, version, 7, "test") + codec.encode_body(request))
-        answer = self.apis.handle(connection, parse_request_header(frame), frame)
-        return codec.decode_response(api, version, asyncio.run(answer))[1]
+        answer = asyncio.run(self.apis.handle(connection, parse_request_header(frame), frame))
+        assert isinstance(answer, bytes)
+        return codec.decode_response(api, version, answer)[1]
 
 
 SEES_A = acl(Op.READ, Kind.TOPIC, "a", principal="User:*")

@@ -142,6 +142,50 @@ def test_a_full_listener_closes_an_idle_connection_of_whoever_has_most(run: Run)
     run(main())
 
 
+@pytest.mark.parametrize("proxied", [False, True])
+def test_of_those_that_say_nothing_the_oldest_go_and_nobody_else(run: Run, proxied: bool) -> None:
+    """With a header that is due they have not even been let in."""
+    settings: dict[str, Any] = {"proxy_protocol": True, "proxy_from": ("127.0.0.0/8",)} if proxied else {}
+    head = V2 if proxied else b""
+
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(strangers_max=5))
+        async with contextlib.AsyncExitStack() as stack:
+            _, _h, where, life = await stack.enter_async_context(listening(echo, limits, **settings))
+            honest = [await stack.enter_async_context(connected(where, "127.0.0.8")) for _ in range(2)]
+            for n, (r, w) in enumerate(honest):
+                w.write(head + request(n))
+                assert (await read_response(r))[0] == n
+            greedy = [await stack.enter_async_context(connected(where, "127.0.0.7")) for _ in range(12)]
+            for r, _ in greedy[:7]:
+                assert await closed_by_peer(r)
+            new = await stack.enter_async_context(connected(where, "127.0.0.9"))
+            assert await closed_by_peer(greedy[7][0])
+            new[1].write(head + request(9))
+            assert (await read_response(new[0]))[0] == 9
+            for n, (r, w) in enumerate([*honest, new]):
+                w.write(request(20 + n))
+                assert (await read_response(r))[0] == 20 + n
+            assert metric(life, "penstock_kafka_connections_refused_total") == 8
+            for n, (r, w) in enumerate(greedy[8:]):
+                w.write(head + request(n))
+                assert (await read_response(r))[0] == n
+
+    run(main())
+
+
+def test_who_has_to_go_before_it_was_looked_at_is_closed_and_no_longer_counted(run: Run) -> None:
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(strangers_max=0))
+        async with listening(echo, limits) as (_, _h, where, life):
+            for _ in range(5):
+                async with connected(where) as (r, _w):
+                    assert await closed_by_peer(r)
+            assert metric(life, "penstock_kafka_connections_refused_total") == 5
+
+    run(main())
+
+
 def test_the_handler_sees_no_frame_before_the_doorkeeper_admits(run: Run) -> None:
     def ask(connection: Connection, frame: bytearray) -> Response:
         if frame[8:] == b"open":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,62 @@ def test_a_clients_certificate_makes_a_user(run: Run, files: Files) -> None:
                 await asks(where, stranger)
             assert len(handler.frames) == 1
             assert metric(life, "penstock_kafka_bad_frames_total") == 3
+
+    run(scenario())
+
+
+def test_a_session_of_a_certificate_that_has_ended_is_not_resumed(run: Run, files: Files) -> None:
+    """TLS 1.2 does without the certificate then, so nobody else looks at its end."""
+    now_s = time.time()
+
+    async def scenario() -> None:
+        nonlocal now_s
+        tls = ListenerTlsFiles("A", files.tls("required"))
+        certified = Certified("A", "DEFAULT")
+        table = _table(files, "required")
+        async with listening(
+            echo, tls=tls.context, certified=certified, wall_s=lambda: now_s, security="SSL", **table
+        ) as (_, handler, where, _):
+            context = files.client("alice")
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+            def ask(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool | None]:
+                with (
+                    socket.create_connection((where.host, where.port), 60) as raw,
+                    context.wrap_socket(raw, server_hostname="localhost", session=session) as made,
+                ):
+                    made.sendall(request(1, b"hi"))
+                    with made.makefile("rb") as stream:
+                        return stream.read(10), made.session, made.session_reused
+
+            answer, session, resumed = await asyncio.to_thread(ask, None)
+            assert answer.endswith(b"hi") and not resumed
+            answer, _, resumed = await asyncio.to_thread(ask, session)
+            assert answer.endswith(b"hi") and resumed
+            now_s += 2_000 * 365 * 86_400  # those of trustme last until 3000
+            with contextlib.suppress(OSError):
+                answer, _, resumed = await asyncio.to_thread(ask, session)
+                assert not answer
+            assert len(handler.frames) == 2
+
+    run(scenario())
+
+
+def test_sessions_of_tls_1_2_are_forgotten_when_there_are_many(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        async with listening(echo, tls=tls.context, security="SSL", **_table(files)) as (_, _, where, _):
+            context = files.client()
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            before = tls.context()
+            assert await asks(where, context) == b"hi"
+            assert not tls.reload()
+            assert tls.context() is before
+            for _ in range(1_000):
+                assert await asks(where, context) == b"hi"
+            assert not tls.reload()  # no new files
+            assert tls.context() is not before
+            assert await asks(where, context) == b"hi"
 
     run(scenario())
 

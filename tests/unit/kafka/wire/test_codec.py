@@ -221,6 +221,21 @@ def test_a_response_is_put_together_of_its_items(version: int) -> None:
     assert count == 300 * len(answer.results)
 
 
+def test_in_pieces_one_that_comes_again_is_the_same_bytes() -> None:
+    answer = sample(codec.response_type(ApiKey.DESCRIBE_CONFIGS, 4))
+    header = RequestHeader(ApiKey.DESCRIBE_CONFIGS, 4, 5, None, 0)
+    one = codec.encode_body(answer.results[0])
+    steps = codec.encode_pieces_steps(header, replace(answer, results=()), "results", [one] * 200)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            whole = codec.encode_response(header, replace(answer, results=answer.results[:1] * 200))
+            assert b"".join(end.value) == whole
+            assert len({id(piece) for piece in end.value}) == 3
+            break
+
+
 def test_more_items_than_a_request_may_have_are_refused() -> None:
     entity = sample(codec.request_type(ApiKey.DESCRIBE_CONFIGS, 4))
     entity = replace(entity, resources=entity.resources * 40)

@@ -18,7 +18,14 @@ import structlog
 import penstock_proto.v1
 from penstock_core.metadata.security import RefusedCertificate
 from penstock_core.security.audit import Event
-from penstock_proto.v1 import common_pb2, controller_pb2, controller_pb2_grpc, gateway_pb2, storage_pb2
+from penstock_proto.v1 import (
+    admin_pb2,
+    common_pb2,
+    controller_pb2,
+    controller_pb2_grpc,
+    gateway_pb2,
+    storage_pb2,
+)
 from penstock_runtime import grpc_tools
 from penstock_runtime.audit import Audit
 from penstock_runtime.grpc_tools import ChannelPool, serve
@@ -101,7 +108,7 @@ async def describe(to: Any) -> Any:
 
 def test_every_method_has_a_row_and_every_row_a_method() -> None:
     found = set()
-    for module in (controller_pb2, storage_pb2, gateway_pb2):
+    for module in (controller_pb2, storage_pb2, gateway_pb2, admin_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             if service.full_name not in CLIENT_SERVICES:
                 found |= {f"/{service.full_name}/{method.name}" for method in service.methods}
@@ -111,7 +118,12 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
         for p in Path(penstock_proto.v1.__path__[0]).glob("*_pb2_grpc.py")
         if "def add_" in p.read_text()
     }
-    assert with_services == {"controller_pb2_grpc", "storage_pb2_grpc", "gateway_pb2_grpc"}
+    assert with_services == {
+        "controller_pb2_grpc",
+        "storage_pb2_grpc",
+        "gateway_pb2_grpc",
+        "admin_pb2_grpc",
+    }
 
 
 async def test_the_handler_knows_who_calls(port: Port, tmp_path: Path, ca: ClusterCa) -> None:

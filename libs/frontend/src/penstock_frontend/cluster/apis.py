@@ -139,7 +139,7 @@ class ClusterApis:
         acls = Acls(calls, authorizer, metrics, self._turns)
         quota_apis = Quotas(calls, authorizer, metrics, self._turns)
         self._handlers: dict[
-            int, Callable[[Connection, RequestHeader, bytearray], bytes | Coroutine[Any, Any, bytes]]
+            int, Callable[[Connection, RequestHeader, bytearray], Response | Coroutine[Any, Any, Response]]
         ] = {
             ApiKey.API_VERSIONS: self.api_versions,
             ApiKey.SASL_HANDSHAKE: self._sasl_handshake,
@@ -181,7 +181,7 @@ class ClusterApis:
 
     def answer(
         self, connection: Connection, header: RequestHeader, frame: bytearray
-    ) -> bytes | Coroutine[Any, Any, bytes]:
+    ) -> Response | Coroutine[Any, Any, Response]:
         """The response, at once where it needs nobody else and is no long work. Raises Malformed."""
         if len(frame) > _AT_ONCE_BYTES_MAX and header.api_key not in _READ_BY_HAND:
             return self._guard(self._answer_long(connection, header, frame), header, frame)
@@ -191,9 +191,9 @@ class ClusterApis:
             raise
         except PenstockError as e:
             return self._failure(header, frame, e)
-        if isinstance(result, bytes):
-            return result
-        return self._guard(result, header, frame)
+        if isinstance(result, Coroutine):
+            return self._guard(result, header, frame)
+        return result
 
     def _sasl_handshake(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
         """One that comes through to here has no place: nobody signs in, or somebody has (Kafka: KafkaApis)."""
@@ -211,18 +211,20 @@ class ClusterApis:
             auth_bytes=b"",
         )
 
-    async def _answer_long(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    async def _answer_long(self, connection: Connection, header: RequestHeader, frame: bytearray) -> Response:
         """The response to a request that is long work to read: it is read in turns of the event loop."""
         await self._turns.run(codec.decode_request_steps(header, frame))
         result = self._handlers[header.api_key](connection, header, frame)
-        return result if isinstance(result, bytes) else await result
+        return await result if isinstance(result, Coroutine) else result
 
-    async def handle(self, connection: Connection, header: RequestHeader, frame: bytearray) -> bytes:
+    async def handle(self, connection: Connection, header: RequestHeader, frame: bytearray) -> Response:
         """The response, without length prefix. Raises Malformed when the request cannot be read."""
         result = self.answer(connection, header, frame)
-        return result if isinstance(result, bytes) else await result
+        return await result if isinstance(result, Coroutine) else result
 
-    async def _guard(self, response: Awaitable[bytes], header: RequestHeader, frame: bytearray) -> bytes:
+    async def _guard(
+        self, response: Awaitable[Response], header: RequestHeader, frame: bytearray
+    ) -> Response:
         try:
             return await response
         except Malformed:

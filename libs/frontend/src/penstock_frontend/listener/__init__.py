@@ -11,4 +11,5 @@
 `partial_frame`   a request that comes in pieces
 `proxy_protocol`  the PROXY protocol header, versions 1 and 2
 `quota_gate`      what requests use of quotas, and for how long their clients wait then
+`strangers`       connections that made no request yet
 """

@@ -27,6 +27,8 @@ class ConnectionCaps:
     """What one listener takes."""
 
     connections_max: int = 10_000
+    strangers_max: int = 2_500
+    """Of those, such as made no request yet, or have to sign in and have not."""
     per_address_max: int = 1_000
     new_per_address_per_s: int = 100
     new_per_address_burst: int = 1_000

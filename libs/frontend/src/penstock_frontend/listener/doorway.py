@@ -25,6 +25,7 @@ from typing import Protocol
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
+from penstock_frontend.listener.strangers import Strangers
 
 _REFUSED_LOG_INTERVAL_S = 1.0
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -62,7 +63,11 @@ class Doorway:
         self._balancers = [ipaddress.ip_network(each) for each in owner.settings.proxy_from]
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self._entering: dict[asyncio.Task[None], socket.socket] = {}
+        self._entering: dict[asyncio.Task[None], socket.socket | None] = {}
+        """None once the task takes care of the socket itself."""
+        self._strangers: Strangers[asyncio.Task[None] | Connection] = Strangers(
+            owner.limits.caps.strangers_max, _is_stranger
+        )
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
         self._room_looked_for_s = -1e9
@@ -86,9 +91,10 @@ class Doorway:
             each.close()
         self._sockets = []
 
-    def left(self, address: str) -> None:
+    def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""
-        self._admission.removed(address)
+        self._admission.removed(connection.address)
+        self._strangers.gone(connection.address, connection)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = self._owner.loop
@@ -114,7 +120,18 @@ class Doorway:
             return
         task = owner.loop.create_task(self._enter(client, host, proxied))
         self._entering[task] = client
-        task.add_done_callback(self._entering.pop)
+        self._is_here(host, task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._strangers.gone(host, task)
+            not_begun = self._entering.pop(task)
+            if not_begun is None:
+                return
+            not_begun.close()
+            if not proxied:
+                self._admission.removed(host)
+
+        task.add_done_callback(over)
 
     def _is_balancer(self, host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -123,8 +140,11 @@ class Doorway:
 
     async def _enter(self, client: socket.socket, host: str, proxied: bool) -> None:
         owner = self._owner
+        task = asyncio.current_task()
+        assert task is not None
+        self._entering[task] = None
         header: ProxyHeader | None = None
-        counted = not proxied
+        came_from, counted = host, not proxied
         made: list[Connection] = []
         try:
             if proxied:
@@ -159,7 +179,11 @@ class Doorway:
             raise
         finally:
             # Once it is connected, `lost` says that it left.
-            if counted and not (made and made[0].connected):
+            if made and made[0].connected:
+                if not made[0].closed:
+                    self._strangers.gone(came_from, task)  # the connection takes its place
+                    self._is_here(host, made[0])
+            elif counted:
                 self._admission.removed(host)
 
     async def _says_hello(self, client: socket.socket, host: str) -> bool:
@@ -242,6 +266,21 @@ class Doorway:
         self._admission.added(host)
         return True
 
+    def _is_here(self, host: str, one: asyncio.Task[None] | Connection) -> None:
+        """Somebody more who made no request yet: another one may have to go for it."""
+        goes = self._strangers.come(host, one)
+        if goes is None:
+            return
+        address, other = goes
+        reason = "too many wait that made no request yet, and its address has most of them"
+        self._owner.metrics.refused[self._owner.name, "strangers"] += 1
+        self._say_refused(address, reason)
+        self._owner.audit.refused(address, reason)
+        if isinstance(other, Connection):
+            other.abort(reason)
+        else:
+            other.cancel()
+
     def _make_room(self, newcomer: str) -> bool:
         """Close an idle connection of whoever has most; False when that is the newcomer itself."""
         owner, by_address = self._owner, self._admission.by_address
@@ -281,6 +320,12 @@ class Doorway:
         self._say_refused(host, reason)
         owner.audit.refused(host, reason)
         _reset(client)
+
+
+def _is_stranger(one: asyncio.Task[None] | Connection) -> bool:
+    if isinstance(one, Connection):
+        return one.is_stranger and not one.closing
+    return not one.done()
 
 
 def _speaks_no_tls(security: str) -> str:

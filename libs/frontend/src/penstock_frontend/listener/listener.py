@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -66,6 +67,7 @@ class KafkaListener:
         certified: Callable[[bytes | None, Connection], Principal] | None = None,
         quotas: QuotaGate | None = None,
         keeps_out: Callable[[], str] | None = None,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
         next connection; `certified` says whom a client's certificate (DER, None without one) makes, and raises
@@ -93,6 +95,7 @@ class KafkaListener:
         self._doorway = Doorway(self, tls)
         self._certified = certified
         self._keeps_out = keeps_out
+        self._wall_s = wall_s
         self._quiet_since: dict[Connection, float] = {}
         self._starved: deque[Connection] = deque()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -145,8 +148,11 @@ class KafkaListener:
             connection.abort(reason)
         if self._certified is not None:
             try:
-                certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                principal = self._certified(certificate, connection)
+                made_tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+                # With TLS 1.2 a session of before may be resumed; nobody has looked at the certificate then.
+                if made_tls.session_reused and _has_ended(made_tls, self._wall_s()):
+                    raise NotCertified("its certificate has ended, and its session was resumed; renew it")
+                principal = self._certified(made_tls.getpeercert(binary_form=True), connection)
                 connection.identity = Identity(principal, connection.identity.host)
                 if principal != ANONYMOUS:
                     connection.mechanism = CERTIFICATE
@@ -168,7 +174,7 @@ class KafkaListener:
         """Forget a connection."""
         self.connections.discard(connection)
         self._quiet_since.pop(connection, None)
-        self._doorway.left(connection.address)
+        self._doorway.left(connection)
         self.metrics.connections[self.name] = len(self.connections)
         if not self.connections:
             self._empty.set()
@@ -256,6 +262,12 @@ class KafkaListener:
         if quiet_ms > limits.idle_timeout_ms and connection.may_be_idle:
             return "idle"
         return ""
+
+
+def _has_ended(made_tls: ssl.SSLObject, now_s: float) -> bool:
+    """Whether the other side's certificate has."""
+    certificate = made_tls.getpeercert()
+    return bool(certificate) and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < now_s  # type: ignore[index]
 
 
 __all__ = [

@@ -14,7 +14,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.metadata.security import CredentialKey
@@ -22,6 +22,7 @@ from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal, client_identity, user
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.sasl_session import FAILURE_DELAY_MS
+from penstock_core.security.serial_number import serial_of
 from penstock_core.security.session_token import (
     PREFIX,
     BadSessionToken,
@@ -39,8 +40,10 @@ from penstock_frontend.sign_in.passwords import TooManyPasswords
 from penstock_runtime.audit import Audit
 from penstock_runtime.door import DoorSettings
 from penstock_runtime.door_settings import HttpDoorSettings
+from penstock_runtime.security.refused import RefusedCertificates
 
 CREDENTIAL_LENGTH_MAX: Final = 16 * 1024
+K = TypeVar("K")
 JWTS_KEPT: Final = 1_024
 """Whose signatures need not be looked at again."""
 JWT_KEPT_MS: Final = 60_000
@@ -82,6 +85,8 @@ class Caller(NamedTuple):
     """On which credential; None for certificates and JWTs."""
     expires_at_ms: int | None = None
     """By the wall clock, of a JWT: what it began ends then. Of our own tokens the credential is watched."""
+    certificate: str = ""
+    """The serial number of the one that was shown; "" without one."""
 
 
 class Tokens:
@@ -139,16 +144,18 @@ class CallerDoor:
         self.name = name
         self.settings = settings
         self.mechanisms = mechanisms
-        self._certified = (
-            Certified(name, settings.principal_mapping_rules, holders)
-            if settings.takes_certificates
-            else None
-        )
+        holders = holders or Holders(RefusedCertificates())
+        # Where they sign in a certificate makes nobody; a refused one lets nobody in all the same.
+        rules = settings.principal_mapping_rules if settings.takes_certificates else None
+        shows = settings.tls is not None and settings.tls.client_auth != "none"
+        self._certified = Certified(name, rules, holders) if shows else None
         self._takes_basic = PLAIN in mechanisms and isinstance(settings, HttpDoorSettings)
         self.desk = desk
         self.tokens = None if desk is None else Tokens(desk, image, token_lifetime_ms)
         self._jwts: OrderedDict[bytes, tuple[TokenIdentity, int]] = OrderedDict()
         self.present = Present()
+        refused = holders.refused
+        refused.on_change(lambda: self.present.end_refused(refused.fault))
         self._news = news
         self._audit = ListenerAudit(audit or Audit(), name)
 
@@ -186,8 +193,13 @@ class CallerDoor:
         """Who calls: `authorization` is the header, `certificate` DER. Raises NotLetIn and CutOff."""
         if self.signs_in or self.settings.takes_certificates:
             self.check_news()
+        shown = self._by_certificate(certificate, address)
         if not self.signs_in:
-            return self._by_certificate(certificate, address)
+            return shown
+        signed_in = await self._by_authorization(authorization, address)
+        return signed_in._replace(certificate=shown.certificate)
+
+    async def _by_authorization(self, authorization: str | None, address: str) -> Caller:
         assert self.desk is not None
         scheme, _, value = (authorization or "").partition(" ")
         value = value.strip()
@@ -220,9 +232,11 @@ class CallerDoor:
     def _by_certificate(self, certificate: bytes | None, address: str) -> Caller:
         if self._certified is None:
             return Caller(ANONYMOUS)
-        self.check_news(for_sign_in=True)
+        if not self.signs_in:
+            self.check_news(for_sign_in=True)
         try:
-            return Caller(self._certified(certificate))
+            principal = self._certified(certificate)
+            return Caller(principal, certificate="" if certificate is None else serial_of(certificate))
         except NotCertified as error:
             raise self._turned_away(address, str(error)) from None
 
@@ -309,6 +323,7 @@ class Present:
     def __init__(self) -> None:
         self._all: set[Stay] = set()
         self._by_key: dict[CredentialKey, set[Stay]] = {}
+        self._by_certificate: dict[str, set[Stay]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -332,6 +347,8 @@ class Present:
         self._all.add(stay)
         if reliance is not None:
             self._by_key.setdefault(reliance.key, set()).add(stay)
+        if caller.certificate:
+            self._by_certificate.setdefault(caller.certificate, set()).add(stay)
         try:
             yield
         finally:
@@ -339,10 +356,16 @@ class Present:
             if timer is not None:
                 timer.cancel()
             if reliance is not None:
-                stays = self._by_key[reliance.key]
-                stays.discard(stay)
-                if not stays:
-                    del self._by_key[reliance.key]
+                _leave(self._by_key, reliance.key, stay)
+            if caller.certificate:
+                _leave(self._by_certificate, caller.certificate, stay)
+
+    def end_refused(self, fault: Callable[[str], str]) -> None:
+        """End calls whose certificate counts no more; `fault` says why, "" when it does."""
+        for certificate, stays in list(self._by_certificate.items()):
+            if reason := fault(certificate):
+                for stay in list(stays):
+                    stay.end(reason, False)
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
         """End calls whose credential is another one now, or none."""
@@ -355,6 +378,13 @@ class Present:
                 assert stay.caller.reliance is not None
                 if found is None or found.version != stay.caller.reliance.version:
                     stay.end("its user was deleted, or has another password; sign in again", False)
+
+
+def _leave(of: dict[K, set[Stay]], key: K, stay: Stay) -> None:
+    stays = of[key]
+    stays.discard(stay)
+    if not stays:
+        del of[key]
 
 
 def _of_jwt(identity: TokenIdentity) -> Caller:

@@ -22,13 +22,13 @@ class Holders:
     """Connections whose clients showed a certificate, by its serial number; of all listeners of a process."""
 
     def __init__(self, refused: RefusedCertificates) -> None:
-        self._refused = refused
+        self.refused = refused
         self._by_serial: defaultdict[str, set[Connection]] = defaultdict(set)
         refused.on_change(self._look)
 
     def admit(self, serial: str, connection: Connection | None) -> None:
         """A client has come with that certificate. Raises NotCertified."""
-        fault = self._refused.fault(serial)
+        fault = self.refused.fault(serial)
         if fault:
             raise NotCertified(fault)
         if connection is None:
@@ -44,7 +44,7 @@ class Holders:
 
     def _look(self) -> None:
         for serial, connections in list(self._by_serial.items()):
-            if self._refused.fault(serial):
+            if self.refused.fault(serial):
                 for connection in list(connections):
                     end_soon(connection, "its certificate is refused")
 

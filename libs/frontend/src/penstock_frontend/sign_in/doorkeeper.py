@@ -217,7 +217,8 @@ class Doorkeeper:
     ) -> Response:
         if isinstance(reply, Reply) and not reply.close:
             return _encode(header, reply)
-        left_ms = arrived_ms + reply.delay_ms - self._desk.now_ms()
+        # Whole milliseconds: the request may have come almost one later than `arrived_ms` says.
+        left_ms = arrived_ms + 1 + reply.delay_ms - self._desk.now_ms()
         if left_ms > 0:
             await asyncio.sleep(left_ms / 1000)
         if isinstance(reply, Close):

@@ -338,7 +338,7 @@ def _owned_copy(
     memory = (
         scratch
         if scratch is not None and size <= _SCRATCH_BYTES
-        else memoryview(bytearray(size + OVERREAD_BYTES))
+        else compression.fresh_memory(size + OVERREAD_BYTES)
     )
     owned = memory[:size]
     owned[:] = view

@@ -241,16 +241,25 @@ def encode_response_steps(
 ) -> Generator[None, None, bytes]:
     """The response of `entity`, whose array `name` is empty, with the structures of `each` in it; a step for
     each, which is encoded as it comes."""
+    return b"".join((yield from encode_pieces_steps(header, entity, name, map(encode_body, each))))
+
+
+def encode_pieces_steps(
+    header: RequestHeader, entity: Any, name: str, each: Iterable[bytes]
+) -> Generator[None, None, list[bytes]]:
+    """The same in pieces, of structures that are encoded: one that comes again takes no memory again."""
     shell = encode_body(entity)
-    out: list[bytes] = []
+    out = [b""]
     for one in each:
-        out.append(encode_body(one))
+        out.append(one)
         yield
     schema = type(entity)
     at = where_array_is(schema, shell, name)
-    count = put_count(len(out), schema.__flexible__)
+    count = put_count(len(out) - 1, schema.__flexible__)
     head = response_header(header.api_key, header.api_version, header.correlation_id)
-    return b"".join([head, shell[:at], count, *out, shell[at + len(put_count(0, schema.__flexible__)) :]])
+    out[0] = b"".join([head, shell[:at], count])
+    out.append(shell[at + len(put_count(0, schema.__flexible__)) :])
+    return out
 
 
 def respond(header: RequestHeader, **values: Any) -> bytes:

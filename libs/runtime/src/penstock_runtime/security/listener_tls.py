@@ -23,6 +23,10 @@ _VERIFY: Final = {
 }
 
 
+_SESSIONS_MAX: Final = 1_000
+"""About 1.5 KB each; OpenSSL keeps 20,480, and Python has no way to tell it to keep none."""
+
+
 class ListenerContext(NamedTuple):
     """What was loaded from one state of the files."""
 
@@ -47,6 +51,15 @@ class ListenerTlsFiles(WatchedFiles[ListenerContext]):
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
         return self.current.context
+
+    def reload(self) -> bool:
+        """Besides: a context that remembers many sessions of TLS 1.2, which take memory, makes room for a new one."""
+        if super().reload():
+            return True
+        if not self.fault and self.current.context.session_stats()["number"] > _SESSIONS_MAX:
+            with contextlib.suppress(StartupError):  # the files are being written: the next time, then
+                self.current = self._load()
+        return False
 
 
 def load_listener_context(listener: str, tls: ListenerTls, *, with_pem: bool = False) -> ListenerContext:
@@ -73,7 +86,8 @@ def _files(tls: ListenerTls) -> RoleTls:
 def _load(tls: ListenerTls) -> ListenerContext:
     context = role_tls.load_server_context(_files(tls), least=ssl.TLSVersion.TLSv1_2)
     context.verify_mode = _VERIFY[tls.client_auth]
-    # One handshake per connection, and each shows a certificate that is good now.
+    # One handshake per connection. None resumes a session with TLS 1.3 (`num_tickets`); OpenSSL remembers those of
+    # TLS 1.2 by their id all the same, so listeners look at the end of their certificates themselves.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     found = _own_certificate(tls, context)
     return ListenerContext(

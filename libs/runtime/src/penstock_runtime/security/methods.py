@@ -13,7 +13,7 @@ STORAGE_NODE: Final = "storage-node"
 GATEWAY: Final = "gateway"
 ADMIN: Final = "admin"
 
-CLIENT_SERVICES: Final = frozenset({"penstock.v1.Gateway"})
+CLIENT_SERVICES: Final = frozenset({"penstock.v1.Gateway", "penstock.v1.Admin"})
 
 _NODE = frozenset({STORAGE_NODE})
 _GATEWAY = frozenset({GATEWAY})
@@ -42,6 +42,11 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Controller/AlterUserCredentials": _FOLLOWERS,
     "/penstock.v1.Controller/AlterAcls": _FOLLOWERS,
     "/penstock.v1.Controller/AlterQuotas": _FOLLOWERS,
+    "/penstock.v1.Controller/PlanOperation": _FOLLOWERS,
+    "/penstock.v1.Controller/StartOperation": _FOLLOWERS,
+    "/penstock.v1.Controller/ControlOperation": _FOLLOWERS,
+    "/penstock.v1.Controller/DescribeOperations": _FOLLOWERS,
+    "/penstock.v1.Controller/DescribeNodes": _FOLLOWERS,
     # Nobody's client comes this way: an operator at the controllers does.
     "/penstock.v1.Controller/ReplaceController": _ADMIN,
     "/penstock.v1.Controller/AlterRefusedCertificates": _ADMIN,
