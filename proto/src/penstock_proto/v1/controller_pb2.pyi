@@ -16,6 +16,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock_proto.v1 import common_pb2 as _common_pb2
 from penstock_proto.v1 import metadata_pb2 as _metadata_pb2
+from penstock_proto.v1 import operations_pb2 as _operations_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -221,6 +222,7 @@ class NodeHeartbeat(_message.Message):
     DISK_FAILED_FIELD_NUMBER: _builtins.int
     DISK_FULL_FIELD_NUMBER: _builtins.int
     QUOTA_REPORT_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     metadata_version: _builtins.int
@@ -246,6 +248,10 @@ class NodeHeartbeat(_message.Message):
     def quota_report(self) -> Global___QuotaReport:
         """About every second, while its clients use quotas."""
 
+    @_builtins.property
+    def report(self) -> _operations_pb2.NodeReport:
+        """When it is due; absent otherwise."""
+
     def __init__(
         self,
         *,
@@ -259,10 +265,11 @@ class NodeHeartbeat(_message.Message):
         disk_failed: _builtins.bool = ...,
         disk_full: _builtins.bool = ...,
         quota_report: Global___QuotaReport | None = ...,
+        report: _operations_pb2.NodeReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["quota_report", b"quota_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota_report", b"quota_report", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "quota_report", b"quota_report", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "quota_report", b"quota_report", "report", b"report", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,6 +285,9 @@ class NodeHeartbeatReply(_message.Message):
     CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
     METADATA_VERSION_FIELD_NUMBER: _builtins.int
     QUOTA_SHARES_FIELD_NUMBER: _builtins.int
+    REPORT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    WANT_ALL_SIZES_FIELD_NUMBER: _builtins.int
+    CATCH_UP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """The node is fenced now."""
     may_shutdown: _builtins.bool
@@ -288,6 +298,12 @@ class NodeHeartbeatReply(_message.Message):
     """Version of the controller's metadata: a node with an older one may have been
     deposed without having heard of it.
     """
+    report_interval_ms: _builtins.int
+    """How often to report, in ms; 0 from a controller that wants no reports."""
+    want_all_sizes: _builtins.bool
+    """The next report is to tell the size of every replica."""
+    catch_up_bytes_per_s: _builtins.int
+    """Most bytes per second that catching up may take here, in each direction; 0: as the settings say. Good for 10 s."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -303,10 +319,13 @@ class NodeHeartbeatReply(_message.Message):
         controller_term: _builtins.int = ...,
         metadata_version: _builtins.int = ...,
         quota_shares: Global___QuotaShares | None = ...,
+        report_interval_ms: _builtins.int = ...,
+        want_all_sizes: _builtins.bool = ...,
+        catch_up_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "quota_shares", b"quota_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version", "quota_shares", b"quota_shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_bytes_per_s", b"catch_up_bytes_per_s", "controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version", "quota_shares", b"quota_shares", "report_interval_ms", b"report_interval_ms", "want_all_sizes", b"want_all_sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

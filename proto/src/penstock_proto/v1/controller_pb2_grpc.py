@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from penstock_proto.v1 import controller_pb2 as penstock__proto_dot_v1_dot_controller__pb2
+from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -138,6 +139,31 @@ class ControllerStub:
                 '/penstock.v1.Controller/AlterRefusedCertificates',
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.FromString,
+                _registered_method=True)
+        self.PlanOperation = channel.unary_unary(
+                '/penstock.v1.Controller/PlanOperation',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.PlanRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.StartOperation = channel.unary_unary(
+                '/penstock.v1.Controller/StartOperation',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.StartOperationRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.StartOperationResponse.FromString,
+                _registered_method=True)
+        self.ControlOperation = channel.unary_unary(
+                '/penstock.v1.Controller/ControlOperation',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ControlOperationRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ControlOperationResponse.FromString,
+                _registered_method=True)
+        self.DescribeOperations = channel.unary_unary(
+                '/penstock.v1.Controller/DescribeOperations',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsResponse.FromString,
+                _registered_method=True)
+        self.DescribeNodes = channel.unary_unary(
+                '/penstock.v1.Controller/DescribeNodes',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
                 _registered_method=True)
 
 
@@ -291,6 +317,40 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanOperation(self, request, context):
+        """What an operation would do. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartOperation(self, request, context):
+        """Plans and begins an operation, unless a gate refuses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControlOperation(self, request, context):
+        """Pauses, resumes, cancels, throttles an operation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeOperations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeNodes(self, request, context):
+        """Storage nodes with their condition and room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -398,6 +458,31 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.AlterRefusedCertificates,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.SerializeToString,
+            ),
+            'PlanOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanOperation,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.PlanRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.PlanResponse.SerializeToString,
+            ),
+            'StartOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartOperation,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.StartOperationRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.StartOperationResponse.SerializeToString,
+            ),
+            'ControlOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControlOperation,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ControlOperationRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ControlOperationResponse.SerializeToString,
+            ),
+            'DescribeOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeOperations,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsResponse.SerializeToString,
+            ),
+            'DescribeNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNodes,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -967,6 +1052,141 @@ class Controller:
             '/penstock.v1.Controller/AlterRefusedCertificates',
             penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.AlterRefusedCertificatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/PlanOperation',
+            penstock__proto_dot_v1_dot_operations__pb2.PlanRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/StartOperation',
+            penstock__proto_dot_v1_dot_operations__pb2.StartOperationRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.StartOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ControlOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ControlOperation',
+            penstock__proto_dot_v1_dot_operations__pb2.ControlOperationRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ControlOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/DescribeOperations',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeOperationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/DescribeNodes',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
             options,
             channel_credentials,
             insecure,

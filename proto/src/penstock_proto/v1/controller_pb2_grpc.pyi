@@ -12,6 +12,7 @@ there is none).
 from collections import abc as _abc
 from grpc import aio as _aio
 from penstock_proto.v1 import controller_pb2 as _controller_pb2
+from penstock_proto.v1 import operations_pb2 as _operations_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -81,6 +82,15 @@ class ControllerStub:
     """Sets and removes client quotas (KIP-546)."""
     AlterRefusedCertificates: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterRefusedCertificatesRequest, _controller_pb2.AlterRefusedCertificatesResponse]
     """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
+    PlanOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.PlanRequest, _operations_pb2.PlanResponse]
+    """What an operation would do. Changes nothing."""
+    StartOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.StartOperationRequest, _operations_pb2.StartOperationResponse]
+    """Plans and begins an operation, unless a gate refuses."""
+    ControlOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ControlOperationRequest, _operations_pb2.ControlOperationResponse]
+    """Pauses, resumes, cancels, throttles an operation."""
+    DescribeOperations: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeOperationsRequest, _operations_pb2.DescribeOperationsResponse]
+    DescribeNodes: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]
+    """Storage nodes with their condition and room."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -129,6 +139,15 @@ class ControllerAsyncStub(ControllerStub):
     """Sets and removes client quotas (KIP-546)."""
     AlterRefusedCertificates: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterRefusedCertificatesRequest, _controller_pb2.AlterRefusedCertificatesResponse]  # type: ignore[assignment]
     """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
+    PlanOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.PlanRequest, _operations_pb2.PlanResponse]  # type: ignore[assignment]
+    """What an operation would do. Changes nothing."""
+    StartOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.StartOperationRequest, _operations_pb2.StartOperationResponse]  # type: ignore[assignment]
+    """Plans and begins an operation, unless a gate refuses."""
+    ControlOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.ControlOperationRequest, _operations_pb2.ControlOperationResponse]  # type: ignore[assignment]
+    """Pauses, resumes, cancels, throttles an operation."""
+    DescribeOperations: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeOperationsRequest, _operations_pb2.DescribeOperationsResponse]  # type: ignore[assignment]
+    DescribeNodes: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]  # type: ignore[assignment]
+    """Storage nodes with their condition and room."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -300,5 +319,44 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AlterRefusedCertificatesResponse, _abc.Awaitable[_controller_pb2.AlterRefusedCertificatesResponse]]:
         """Refuses certificates by serial number, and takes that back. Without changes it lists what is refused."""
+
+    @_abc_1.abstractmethod
+    def PlanOperation(
+        self,
+        request: _operations_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.PlanResponse, _abc.Awaitable[_operations_pb2.PlanResponse]]:
+        """What an operation would do. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def StartOperation(
+        self,
+        request: _operations_pb2.StartOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.StartOperationResponse, _abc.Awaitable[_operations_pb2.StartOperationResponse]]:
+        """Plans and begins an operation, unless a gate refuses."""
+
+    @_abc_1.abstractmethod
+    def ControlOperation(
+        self,
+        request: _operations_pb2.ControlOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ControlOperationResponse, _abc.Awaitable[_operations_pb2.ControlOperationResponse]]:
+        """Pauses, resumes, cancels, throttles an operation."""
+
+    @_abc_1.abstractmethod
+    def DescribeOperations(
+        self,
+        request: _operations_pb2.DescribeOperationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeOperationsResponse, _abc.Awaitable[_operations_pb2.DescribeOperationsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeNodes(
+        self,
+        request: _operations_pb2.DescribeNodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeNodesResponse, _abc.Awaitable[_operations_pb2.DescribeNodesResponse]]:
+        """Storage nodes with their condition and room."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,6 +13,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock_proto.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -24,6 +25,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OperationState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperationState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OPERATION_STATE_PENDING: _OperationState.ValueType  # 0
+    OPERATION_STATE_RUNNING: _OperationState.ValueType  # 1
+    OPERATION_STATE_PAUSED: _OperationState.ValueType  # 2
+    OPERATION_STATE_CANCELLING: _OperationState.ValueType  # 3
+    OPERATION_STATE_DONE: _OperationState.ValueType  # 4
+    OPERATION_STATE_CANCELLED: _OperationState.ValueType  # 5
+    OPERATION_STATE_FAILED: _OperationState.ValueType  # 6
+
+class OperationState(_OperationState, metaclass=_OperationStateEnumTypeWrapper):
+    """Where an operation stands. An ended one has no moves any more."""
+
+OPERATION_STATE_PENDING: OperationState.ValueType  # 0
+OPERATION_STATE_RUNNING: OperationState.ValueType  # 1
+OPERATION_STATE_PAUSED: OperationState.ValueType  # 2
+OPERATION_STATE_CANCELLING: OperationState.ValueType  # 3
+OPERATION_STATE_DONE: OperationState.ValueType  # 4
+OPERATION_STATE_CANCELLED: OperationState.ValueType  # 5
+OPERATION_STATE_FAILED: OperationState.ValueType  # 6
+Global___OperationState: _TypeAlias = OperationState  # noqa: Y015
 
 @_typing.final
 class MetadataRecord(_message.Message):
@@ -50,6 +77,11 @@ class MetadataRecord(_message.Message):
     QUOTA_FIELD_NUMBER: _builtins.int
     CLUSTER_SECRET_FIELD_NUMBER: _builtins.int
     REFUSED_CERTIFICATE_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    OPERATION_REMOVED_FIELD_NUMBER: _builtins.int
+    OPERATION_MOVE_FIELD_NUMBER: _builtins.int
+    NODE_POLICY_FIELD_NUMBER: _builtins.int
+    RETIRED_DIRECTORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cluster(self) -> Global___ClusterRecord: ...
     @_builtins.property
@@ -88,6 +120,16 @@ class MetadataRecord(_message.Message):
     def cluster_secret(self) -> Global___ClusterSecretRecord: ...
     @_builtins.property
     def refused_certificate(self) -> Global___RefusedCertificateRecord: ...
+    @_builtins.property
+    def operation(self) -> Global___OperationRecord: ...
+    @_builtins.property
+    def operation_removed(self) -> Global___OperationRemovedRecord: ...
+    @_builtins.property
+    def operation_move(self) -> Global___OperationMoveRecord: ...
+    @_builtins.property
+    def node_policy(self) -> Global___NodePolicyRecord: ...
+    @_builtins.property
+    def retired_directory(self) -> Global___RetiredDirectoryRecord: ...
     def __init__(
         self,
         *,
@@ -110,12 +152,17 @@ class MetadataRecord(_message.Message):
         quota: Global___QuotaRecord | None = ...,
         cluster_secret: Global___ClusterSecretRecord | None = ...,
         refused_certificate: Global___RefusedCertificateRecord | None = ...,
+        operation: Global___OperationRecord | None = ...,
+        operation_removed: Global___OperationRemovedRecord | None = ...,
+        operation_move: Global___OperationMoveRecord | None = ...,
+        node_policy: Global___NodePolicyRecord | None = ...,
+        retired_directory: Global___RetiredDirectoryRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_removed", b"node_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller", "user_credential", "user_credential_removed", "acl", "acl_removed", "quota", "cluster_secret", "refused_certificate"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller", "user_credential", "user_credential_removed", "acl", "acl_removed", "quota", "cluster_secret", "refused_certificate", "operation", "operation_removed", "operation_move", "node_policy", "retired_directory"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -903,6 +950,314 @@ class RefusedCertificateRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RefusedCertificateRecord: _TypeAlias = RefusedCertificateRecord  # noqa: Y015
+
+@_typing.final
+class OperationRecord(_message.Message):
+    """A planned change of the cluster: what was asked for, and where it stands. Written at transitions
+    only: how far its moves are is read from the partitions. Since metadata.level 3, as all that follow here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_HAND_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_MS_FIELD_NUMBER: _builtins.int
+    THROTTLE_FIELD_NUMBER: _builtins.int
+    ALLOWED_GATES_FIELD_NUMBER: _builtins.int
+    MOVES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    MOVES_DONE_FIELD_NUMBER: _builtins.int
+    MOVES_SKIPPED_FIELD_NUMBER: _builtins.int
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.int
+    """Metadata version that made it."""
+    kind: _builtins.str
+    """"node-add", "node-drain", "node-uncordon", "node-replace", "node-remove", "set-replication-factor",
+    "rebalance", "leader-elect" or "reassignment".
+    """
+    plan_id: _builtins.str
+    """First 16 hex digits of SHA-256 over kind, parameters, moves and steps, as they were approved."""
+    state: Global___OperationState.ValueType
+    phase: _builtins.str
+    """What it is about now, for people, e.g. "moving replicas"."""
+    reason: _builtins.str
+    """Why it is paused or failed, for people; empty otherwise."""
+    paused_by_hand: _builtins.bool
+    """Paused by a person: it does not go on by itself."""
+    created_by: _builtins.str
+    """Who began it, e.g. "User:admin"."""
+    created_ms: _builtins.int
+    """ms since 1970; 0 while there is no such time."""
+    started_ms: _builtins.int
+    finished_ms: _builtins.int
+    moves_total: _builtins.int
+    """Of the plan."""
+    bytes_total: _builtins.int
+    moves_done: _builtins.int
+    """What it came to; set when it ends. While it goes on, moves tell it."""
+    moves_skipped: _builtins.int
+    bytes_done: _builtins.int
+    @_builtins.property
+    def parameters(self) -> Global___OperationParameters: ...
+    @_builtins.property
+    def throttle(self) -> Global___OperationThrottle: ...
+    @_builtins.property
+    def allowed_gates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Gates that are not to stop it."""
+
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        parameters: Global___OperationParameters | None = ...,
+        plan_id: _builtins.str = ...,
+        state: Global___OperationState.ValueType = ...,
+        phase: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        paused_by_hand: _builtins.bool = ...,
+        created_by: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
+        started_ms: _builtins.int = ...,
+        finished_ms: _builtins.int = ...,
+        throttle: Global___OperationThrottle | None = ...,
+        allowed_gates: _abc.Iterable[_builtins.str] | None = ...,
+        moves_total: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        moves_done: _builtins.int = ...,
+        moves_skipped: _builtins.int = ...,
+        bytes_done: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "throttle", b"throttle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_gates", b"allowed_gates", "bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "created_by", b"created_by", "created_ms", b"created_ms", "finished_ms", b"finished_ms", "kind", b"kind", "moves_done", b"moves_done", "moves_skipped", b"moves_skipped", "moves_total", b"moves_total", "operation_id", b"operation_id", "parameters", b"parameters", "paused_by_hand", b"paused_by_hand", "phase", b"phase", "plan_id", b"plan_id", "reason", b"reason", "started_ms", b"started_ms", "state", b"state", "throttle", b"throttle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationRecord: _TypeAlias = OperationRecord  # noqa: Y015
+
+@_typing.final
+class OperationParameters(_message.Message):
+    """What an operation was asked to do. Each kind uses what it needs of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_NODE_ID_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
+    GOALS_FIELD_NUMBER: _builtins.int
+    EXCLUDED_NODE_IDS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    replacement_node_id: _builtins.int
+    """Who takes the place of a replaced one; 0 where it comes back itself."""
+    replication_factor: _builtins.int
+    max_bytes: _builtins.int
+    """Most bytes that the goal "bytes" may move; absent: no bound."""
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nodes that are added, drained, uncordoned, replaced or removed."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a rebalance: "replicas", "leaders", "bytes"."""
+
+    @_builtins.property
+    def excluded_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Nodes that get nothing and lose nothing."""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of an election, in the topic; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        replacement_node_id: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        replication_factor: _builtins.int = ...,
+        goals: _abc.Iterable[_builtins.str] | None = ...,
+        excluded_node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_bytes: _builtins.int | None = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "max_bytes", b"max_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "excluded_node_ids", b"excluded_node_ids", "goals", b"goals", "max_bytes", b"max_bytes", "node_ids", b"node_ids", "partitions", b"partitions", "replacement_node_id", b"replacement_node_id", "replication_factor", b"replication_factor", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+
+Global___OperationParameters: _TypeAlias = OperationParameters  # noqa: Y015
+
+@_typing.final
+class OperationThrottle(_message.Message):
+    """How fast an operation may copy: bytes per second of each node and direction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTO_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    auto: _builtins.bool
+    """As fast as producers allow."""
+    bytes_per_s: _builtins.int
+    """Fixed; with auto it is 0."""
+    def __init__(
+        self,
+        *,
+        auto: _builtins.bool = ...,
+        bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto", b"auto", "bytes_per_s", b"bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationThrottle: _TypeAlias = OperationThrottle  # noqa: Y015
+
+@_typing.final
+class OperationRemovedRecord(_message.Message):
+    """An operation that is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationRemovedRecord: _TypeAlias = OperationRemovedRecord  # noqa: Y015
+
+@_typing.final
+class OperationMoveRecord(_message.Message):
+    """One partition that an operation moves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLICAS_BEFORE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.int
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    bytes: _builtins.int
+    """What has to be copied, by the plan."""
+    skipped: _builtins.str
+    """Why it is left as it is, for people; empty while it is not."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Wanted, preferred leader first."""
+
+    @_builtins.property
+    def replicas_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As they were when it was planned."""
+
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.int = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        replicas_before: _abc.Iterable[_builtins.int] | None = ...,
+        bytes: _builtins.int = ...,
+        skipped: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "operation_id", b"operation_id", "partition", b"partition", "replicas", b"replicas", "replicas_before", b"replicas_before", "skipped", b"skipped", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationMoveRecord: _TypeAlias = OperationMoveRecord  # noqa: Y015
+
+@_typing.final
+class NodePolicyRecord(_message.Message):
+    """What an operator said of a node, kept apart from what the node says of itself. A record that says nothing removes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    cordoned: _builtins.bool
+    """It takes no new replicas and is not preferred to lead; it keeps what it has."""
+    draining: _builtins.bool
+    """All that it has is to go elsewhere."""
+    operation_id: _builtins.int
+    """Which operation did it; 0 for none."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        cordoned: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        operation_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "draining", b"draining", "node_id", b"node_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodePolicyRecord: _TypeAlias = NodePolicyRecord  # noqa: Y015
+
+@_typing.final
+class RetiredDirectoryRecord(_message.Message):
+    """A data directory that no node may ever come with again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    directory_id: _builtins.bytes
+    """UUID (16 bytes)."""
+    node_id: _builtins.int
+    operation_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        directory_id: _builtins.bytes = ...,
+        node_id: _builtins.int = ...,
+        operation_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_id", b"directory_id", "node_id", b"node_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetiredDirectoryRecord: _TypeAlias = RetiredDirectoryRecord  # noqa: Y015
 
 @_typing.final
 class MetadataCommand(_message.Message):

@@ -98,11 +98,16 @@ class PositionAnswer(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     NEWEST_MS_FIELD_NUMBER: _builtins.int
     BEFORE_MS_FIELD_NUMBER: _builtins.int
+    WAITING_MS_FIELD_NUMBER: _builtins.int
     high_watermark: _builtins.int
     newest_ms: _builtins.int
     """Time of the newest record, ms since 1970; -1 when there is none. By batch."""
     before_ms: _builtins.int
     """Time of the record before the offset; -1 when there is none any more."""
+    waiting_ms: _builtins.int
+    """Time of the first record that waits at the offset or after it, ms since 1970, by batch; absent where none does,
+    or the time is not known.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -112,12 +117,15 @@ class PositionAnswer(_message.Message):
         high_watermark: _builtins.int = ...,
         newest_ms: _builtins.int = ...,
         before_ms: _builtins.int = ...,
+        waiting_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_waiting_ms", b"_waiting_ms", "error", b"error", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "error", b"error", "high_watermark", b"high_watermark", "newest_ms", b"newest_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_waiting_ms", b"_waiting_ms", "before_ms", b"before_ms", "error", b"error", "high_watermark", b"high_watermark", "newest_ms", b"newest_ms", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__waiting_ms: _TypeAlias = _typing.Literal["waiting_ms"]  # noqa: Y015
+    _WhichOneofArgType__waiting_ms: _TypeAlias = _typing.Literal["_waiting_ms", b"_waiting_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_ms) -> _WhichOneofReturnType__waiting_ms | None: ...
 
 Global___PositionAnswer: _TypeAlias = PositionAnswer  # noqa: Y015
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock_core.config import catalog as catalog
 from penstock_core.config.catalog import CLUSTER, GROUP, NODE, TOPIC, ConfigSource, ConfigType
-from penstock_core.config.topic import TOPIC_CONFIG_DEFAULTS, TopicConfig, parse_topic_config
+from penstock_core.config.topic import LONG_MAX, TOPIC_CONFIG_DEFAULTS, TopicConfig, parse_topic_config
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
@@ -180,15 +180,16 @@ def test_lists() -> None:
     assert catalog.default_of(CLUSTER, "log.cleanup.policy") == "delete"
 
 
-def test_rebuilds_are_as_fast_as_both_sides_allow() -> None:
+def test_a_node_feeds_and_takes_as_fast_as_its_own_settings_or_the_clusters_allow() -> None:
     of = image(
         (CLUSTER, "", catalog.LEADER_RATE, "500"),
         (NODE, "1", catalog.LEADER_RATE, "300"),
         (NODE, "2", catalog.FOLLOWER_RATE, "200"),
     )
-    assert catalog.catch_up_rate(of, ONE, NodeId(2)) == 200
-    assert catalog.catch_up_rate(of, ONE, NodeId(3)) == 300
-    assert catalog.catch_up_rate(of, NodeId(2), NodeId(3)) == 500
+    assert catalog.throttled_rate(of, ONE, catalog.LEADER_RATE) == 300
+    assert catalog.throttled_rate(of, NodeId(2), catalog.LEADER_RATE) == 500
+    assert catalog.throttled_rate(of, NodeId(2), catalog.FOLLOWER_RATE) == 200
+    assert catalog.throttled_rate(of, ONE, catalog.FOLLOWER_RATE) == LONG_MAX
     assert entry(catalog.describe_node(of, ONE), catalog.LEADER_RATE).value == "300"
     catalog.validate(NODE, catalog.LEADER_RATE, "0")
     catalog.validate(TOPIC, "leader.replication.throttled.replicas", "0:1,1:2")
@@ -200,7 +201,8 @@ def test_what_is_taken_counts_as_it_was_read() -> None:
     """Blanks and signs that the check lets through count no less when the value is used."""
     for text in (" 7 ", "+7"):
         catalog.validate(NODE, catalog.LEADER_RATE, text)
-        assert catalog.catch_up_rate(image((NODE, "1", catalog.LEADER_RATE, text)), ONE, NodeId(2)) == 7
+        of = image((NODE, "1", catalog.LEADER_RATE, text))
+        assert catalog.throttled_rate(of, ONE, catalog.LEADER_RATE) == 7
     catalog.validate(GROUP, "consumer.session.timeout.ms", " 7000")
     of = image((GROUP, "g", "consumer.session.timeout.ms", " 7000"))
     assert catalog.group_interval_ms(of, "g", "consumer.session.timeout.ms", 1) == 7000

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from penstock_core.errors import InvariantBroken
-from penstock_core.ids import LeaderEpoch, NodeId, TopicId
+from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import ImageBuilder, MetadataImage
 from penstock_core.security.quota_entities import QuotaEntity
 from penstock_proto.v1 import common_pb2, metadata_pb2
@@ -15,6 +15,7 @@ from penstock_proto.v1 import common_pb2, metadata_pb2
 Record = metadata_pb2.MetadataRecord
 A = TopicId(b"a" * 16)
 B = TopicId(b"b" * 16)
+RUNNING = metadata_pb2.OPERATION_STATE_RUNNING
 
 
 def cluster(value: bytes = b"c" * 16) -> Record:
@@ -112,6 +113,46 @@ def security() -> list[Record]:
     ]
 
 
+def operations() -> list[Record]:
+    """Part of a metadata of level 3: two operations, one of which has ended, and what nodes are told."""
+    pb = metadata_pb2
+    return [
+        Record(operation=pb.OperationRecord(operation_id=1, kind="rebalance", state=pb.OPERATION_STATE_DONE)),
+        operation(5),
+        operation_move(5, 0),
+        operation_move(5, 1, skipped="the topic was deleted"),
+        Record(node_policy=pb.NodePolicyRecord(node_id=2, cordoned=True, draining=True, operation_id=5)),
+        Record(
+            retired_directory=pb.RetiredDirectoryRecord(directory_id=b"r" * 16, node_id=9, operation_id=1)
+        ),
+    ]
+
+
+def operation(operation_id: int, state: metadata_pb2.OperationState.ValueType = RUNNING) -> Record:
+    return Record(
+        operation=metadata_pb2.OperationRecord(
+            operation_id=operation_id,
+            kind="node-drain",
+            state=state,
+            parameters=metadata_pb2.OperationParameters(node_ids=[2]),
+        )
+    )
+
+
+def operation_move(operation_id: int, index: int, skipped: str = "") -> Record:
+    return Record(
+        operation_move=metadata_pb2.OperationMoveRecord(
+            operation_id=operation_id,
+            topic_id=A,
+            partition=index,
+            replicas=[1, 3],
+            replicas_before=[1, 2],
+            bytes=100,
+            skipped=skipped,
+        )
+    )
+
+
 def acl(user: str) -> Record:
     return Record(
         acl=metadata_pb2.AclRecord(
@@ -144,6 +185,7 @@ def full() -> MetadataImage:
             producer_ids(1000),
             controller(1),
             *security(),
+            *operations(),
         ],
         1,
     )
@@ -179,6 +221,35 @@ def test_a_snapshot_has_every_kind_of_record_but_removals() -> None:
         "put the new one into full()"
     )
     assert [kind for kind in kinds if not hasattr(ImageBuilder, f"_replay_{kind}")] == []
+
+
+def test_an_ended_operation_has_no_moves_and_is_kept_until_it_is_forgotten() -> None:
+    image = full()
+    key = TopicPartition(A, 0)
+    assert image.operations.moves[5][key].replicas_before == (1, 2)
+    assert image.operations.moves[5][TopicPartition(A, 1)].skipped == "the topic was deleted"
+    done = image.apply([operation(5, metadata_pb2.OPERATION_STATE_DONE)], 2)
+    assert 5 not in done.operations.moves
+    assert list(done.operations.operations) == [1, 5]
+    with pytest.raises(InvariantBroken, match="operation 5, which is not under way"):
+        done.apply([operation_move(5, 0)], 3)
+    removed = Record(operation_removed=metadata_pb2.OperationRemovedRecord(operation_id=1))
+    gone = done.apply([removed], 3)
+    assert list(gone.operations.operations) == [5]
+    with pytest.raises(InvariantBroken, match="operation 1 is not there"):
+        gone.apply([removed], 4)
+    assert key in image.operations.moves[5], "the old image is as it was"
+
+
+def test_what_was_said_of_a_node_goes_with_it_or_with_an_empty_record() -> None:
+    image = full()
+    assert image.operations.is_cordoned(NodeId(2))
+    assert not image.operations.is_cordoned(NodeId(1))
+    taken_back = Record(node_policy=metadata_pb2.NodePolicyRecord(node_id=2))
+    removed = Record(node_removed=metadata_pb2.NodeRemovedRecord(node_id=2))
+    for record in (taken_back, removed):
+        assert image.apply([record], 2).operations.policies == {}
+    assert image.operations.is_cordoned(NodeId(2))
 
 
 def test_snapshot_round_trip() -> None:

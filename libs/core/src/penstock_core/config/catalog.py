@@ -436,14 +436,11 @@ def describe_group(image: MetadataImage, group: str) -> list[Entry]:
     return entries
 
 
-def catch_up_rate(image: MetadataImage, leader: NodeId, follower: NodeId) -> int:
-    """How fast a leader may feed a rebuilding replica by their dynamic settings, in bytes/s."""
-    return min(_rate(image, leader, LEADER_RATE), _rate(image, follower, FOLLOWER_RATE))
-
-
-def _rate(image: MetadataImage, node_id: NodeId, key: str) -> int:
+def throttled_rate(image: MetadataImage, node_id: NodeId, key: str) -> int:
+    """LEADER_RATE or FOLLOWER_RATE of a node: what rebuilding replicas may take of it in that direction, in bytes/s;
+    LONG_MAX without a bound. At least 1."""
     text = image.config(NODE, str(node_id)).get(key) or image.config(CLUSTER, "").get(key)
-    return LONG_MAX if text is None else _count(text, LONG_MAX, default=LONG_MAX)
+    return LONG_MAX if text is None else max(1, _count(text, LONG_MAX, default=LONG_MAX))
 
 
 def group_interval_ms(image: MetadataImage, group: str, name: str, default_ms: int) -> int:

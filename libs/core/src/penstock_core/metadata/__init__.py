@@ -1,8 +1,9 @@
 """The cluster's metadata as every role holds it: an immutable image and its deltas.
 
-`image`     all of it, and `apply`, the only way to a newer image
-`levels`    which records a cluster may write, by its feature level
-`security`  users, rights, quotas and secrets: a part of the image
+`image`       all of it, and `apply`, the only way to a newer image
+`levels`      which records a cluster may write, by its feature level
+`operations`  operations, what they move, and what operators said of nodes: a part of the image
+`security`    users, rights, quotas and secrets: a part of the image
 """
 
 from penstock_core.metadata.image import (

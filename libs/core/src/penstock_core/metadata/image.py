@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.metadata.operations import OperationsBuilder, OperationsImage
 from penstock_core.metadata.security import SecurityBuilder, SecurityImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -155,6 +156,11 @@ class PartitionImage:
         return len(self.replicas) - len(self.adding_replicas)
 
     @property
+    def under_replicated(self) -> bool:
+        """Fewer replicas are in sync than it has; those that are being added do not count yet (KIP-352)."""
+        return len(self.isr) < self.factor
+
+    @property
     def reassigning(self) -> bool:
         """A reassignment is under way."""
         return bool(self.adding_replicas or self.removing_replicas)
@@ -227,6 +233,7 @@ class MetadataImage:
     # Metadata version that set each feature, where it is known (since metadata.level 2).
     feature_versions: Mapping[str, int] = field(default_factory=dict)
     security: SecurityImage = field(default_factory=SecurityImage)
+    operations: OperationsImage = field(default_factory=OperationsImage)
 
     def topic(self, name: str) -> TopicImage | None:
         """The topic of that name, or None."""
@@ -283,6 +290,7 @@ class MetadataImage:
         if self.next_producer_id:
             yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=self.next_producer_id))
         yield from self.security.to_records()
+        yield from self.operations.to_records()
 
     @classmethod
     def from_records(cls, records: Iterable[pb.MetadataRecord], version: int) -> MetadataImage:
@@ -311,6 +319,7 @@ class ImageBuilder:
         self._feature_versions: dict[str, int] | None = None
         self._controllers: dict[int, bytes] | None = None
         self._security: SecurityBuilder | None = None
+        self._operations: OperationsBuilder | None = None
         self._next_producer_id = base.next_producer_id
         self.leader_changes = 0
         """How many partitions of the base image got another leader, for metrics."""
@@ -340,6 +349,7 @@ class ImageBuilder:
                 base.feature_versions if self._feature_versions is None else self._feature_versions
             ),
             security=base.security if self._security is None else self._security.finish(),
+            operations=base.operations if self._operations is None else self._operations.finish(),
         )
 
     def _own_topics(self) -> dict[TopicId, TopicImage]:
@@ -378,6 +388,7 @@ class ImageBuilder:
     def _replay_node_removed(self, r: pb.NodeRemovedRecord) -> None:
         self._own_nodes().pop(NodeId(r.node_id), None)
         self._own_configs().pop(("node", str(r.node_id)), None)
+        self._own_operations().node_removed(NodeId(r.node_id))
 
     def _replay_gateway(self, r: pb.GatewayRecord) -> None:
         self._own_gateways()[r.gateway_id] = GatewayImage(r.gateway_id, r.gateway_epoch, r)
@@ -473,3 +484,23 @@ class ImageBuilder:
 
     def _replay_refused_certificate(self, r: pb.RefusedCertificateRecord) -> None:
         self._own_security().refused_certificate(r)
+
+    def _own_operations(self) -> OperationsBuilder:
+        if self._operations is None:
+            self._operations = OperationsBuilder(self._base.operations)
+        return self._operations
+
+    def _replay_operation(self, r: pb.OperationRecord) -> None:
+        self._own_operations().operation(r)
+
+    def _replay_operation_removed(self, r: pb.OperationRemovedRecord) -> None:
+        self._own_operations().operation_removed(r)
+
+    def _replay_operation_move(self, r: pb.OperationMoveRecord) -> None:
+        self._own_operations().move(r)
+
+    def _replay_node_policy(self, r: pb.NodePolicyRecord) -> None:
+        self._own_operations().policy(r)
+
+    def _replay_retired_directory(self, r: pb.RetiredDirectoryRecord) -> None:
+        self._own_operations().retired_directory(r)

@@ -10,6 +10,7 @@ A cluster is founded at the level of its controllers. A level never falls: what 
 
 Level 1: everything up to the record of a controller's directory.
 Level 2: users, ACLs, quotas, secrets and refused certificates; `max.message.bytes` above 8 MiB.
+Level 3: operations and their moves, what operators say of nodes, retired directories.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ KIND_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
         "quota": 2,
         "cluster_secret": 2,
         "refused_certificate": 2,
+        "operation": 3,
+        "operation_removed": 3,
+        "operation_move": 3,
+        "node_policy": 3,
+        "retired_directory": 3,
     }
 )
 """Level of each kind of record, by its name in `MetadataRecord`. A test holds it against the contract."""
