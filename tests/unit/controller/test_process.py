@@ -392,7 +392,12 @@ async def test_state_survives_a_restart(process: Process) -> None:
         (await process.client.call("AllocateProducerIds", api.AllocateProducerIdsRequest())).first_producer_id
         for _ in range(23)
     ]
-    before = await process.client.call("DescribeQuorum", api.DescribeQuorumRequest())
+    # The cluster, the blocks, and the controllers themselves: those come with a tick, now and then after all else.
+    async with asyncio.timeout(60):
+        before = await process.client.call("DescribeQuorum", api.DescribeQuorumRequest())
+        while before.version < 1 + len(blocks) + 1:
+            await asyncio.sleep(0.01)
+            before = await process.client.call("DescribeQuorum", api.DescribeQuorumRequest())
     await eventually((process.directory / SNAPSHOT_FILE).exists, "a snapshot")
     await process.stop()
     process.start()

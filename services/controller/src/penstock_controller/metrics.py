@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 from penstock_controller.quorum import Applied, QuorumMeters
 from penstock_core.metadata import MetadataImage
@@ -25,6 +26,9 @@ class ControllerMetrics:
         def seconds(name: str, text: str) -> Histogram:
             return Histogram(f"penstock_controller_{name}_seconds", text, registry=registry, buckets=_SECONDS)
 
+        self.families_by_part: list[Callable[[], Iterator[Metric]]] = []
+        """Metrics with labels, or that are not always there, of whoever knows them."""
+        registry.register(_Parts(self.families_by_part))
         self.version = gauge("metadata_version", "Metadata version applied here.")
         self.is_active = gauge("is_active", "1 on the active controller.")
         self.nodes_fenced = gauge("nodes_fenced", "Registered storage nodes that are fenced.")
@@ -64,3 +68,12 @@ class ControllerMetrics:
         self.nodes_fenced.set(sum(n.fenced for n in image.nodes.values()))
         self.gateways.set(len(image.gateways))
         self.watchers.set(watchers_count)
+
+
+class _Parts(Collector):
+    def __init__(self, parts: list[Callable[[], Iterator[Metric]]]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        for part in self._parts:
+            yield from part()

@@ -118,6 +118,7 @@ async def _serve(
         ports.commit_timeout_ms,
     )
     core.connect(quorum, worker)
+    metrics.families_by_part.append(core.cluster_metrics.families)
     http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
     levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels(tls=tls))

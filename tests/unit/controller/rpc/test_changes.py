@@ -16,15 +16,19 @@ from penstock_core.security.identity import PeerIdentity
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_proto.v1 import operations_pb2
 from penstock_runtime.audit import Audit, Expand
 from penstock_runtime.security.callers import set_caller
 
 NOT_CHANGES = {
     "AllocateProducerIds",  # each block of them
     "AlterPartitions",  # leaders tell of in-sync replicas
+    "DescribeNodes",
+    "DescribeOperations",
     "DescribeQuorum",
     "GatewaySession",
     "NodeSession",
+    "PlanOperation",
     "WatchMetadata",
 }
 DENIED = common.Error(code=ErrorCode.POLICY_VIOLATION, message="no")
@@ -214,6 +218,22 @@ def test_acls_and_quotas() -> None:
             api.UpdateFeaturesRequest(updates=[api.FeatureUpdate(name="metadata.level", level=2)]),
             api.UpdateFeaturesResponse(),
             "metadata.level",
+        ),
+        (
+            "StartOperation",
+            operations_pb2.StartOperationRequest(),
+            operations_pb2.StartOperationResponse(
+                operation=operations_pb2.Operation(record=pb.OperationRecord(operation_id=12))
+            ),
+            "12",
+        ),
+        (
+            "ControlOperation",
+            operations_pb2.ControlOperationRequest(
+                operation_id=12, control=operations_pb2.OPERATION_CONTROL_PAUSE
+            ),
+            operations_pb2.ControlOperationResponse(),
+            "12",
         ),
     ],
 )

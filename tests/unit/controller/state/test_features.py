@@ -14,7 +14,7 @@ from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 from unit.controller.state.test_nodes import Cluster
 
-ALL = {1: 2, 2: 2, 3: 2}
+ALL = dict.fromkeys((1, 2, 3), FEATURE_LEVEL)
 
 
 def old_cluster() -> Cluster:

@@ -18,6 +18,7 @@ from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2 as pb
 
 TOPIC = TopicId(b"t" * 16)
 
@@ -671,3 +672,55 @@ def test_random_histories_lose_nothing_and_end_with_a_leader() -> None:
         assert model.partition().leader != NO_NODE
         assert model.propose([1, 2, 3]).error.code == 0
         assert model.partition().isr == ids(1, 2, 3)
+
+
+# --- what an operator says of a node ---------------------------------------------------------
+
+
+def cordon(cluster: Cluster, node_id: int, *, draining: bool = False) -> None:
+    policy = pb.NodePolicyRecord(node_id=node_id, cordoned=True, draining=draining)
+    cluster.do(Generated(True, [pb.MetadataRecord(node_policy=policy)]))
+
+
+def test_a_cordoned_node_gets_no_new_replicas_and_counts_for_no_default(cluster: Cluster) -> None:
+    cordon(cluster, 2)
+    topic = api.NewTopic(name="new", partition_count=4, replication_factor=-1)
+    cluster.do(topics.create_topics(cluster.context, api.CreateTopicsRequest(topics=[topic])))
+    made = cluster.image.topic("new")
+    assert made is not None
+    assert {p.replicas for p in made.partitions.values()} <= {(1, 3), (3, 1)}
+    three = api.NewTopic(name="three", partition_count=1, replication_factor=3)
+    reply = cluster.do(topics.create_topics(cluster.context, api.CreateTopicsRequest(topics=[three])))
+    assert isinstance(reply, api.CreateTopicsResponse)
+    assert reply.topics[0].error.code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_a_cordoned_node_leads_only_what_nobody_else_can_and_stays_in_sync(cluster: Cluster) -> None:
+    cluster.create(assignments=[[2, 1, 3]])
+    cluster.create("alone", assignments=[[2]])
+    assert (cluster.partition().leader, cluster.partition("alone").leader) == (2, 2)
+    cordon(cluster, 2)
+    cluster.fence(1)
+    assert cluster.partition().leader == 3, "any change of the partition gives its leadership away"
+    cluster.up(1)
+    cluster.propose([3, 2, 1])
+    assert cluster.do(elections.elect_preferred(cluster.context, None, lambda _: True, 100)) == 0
+    assert set(cluster.partition().isr) == {1, 2, 3}
+    assert cluster.partition("alone").leader == 2
+
+
+def test_a_retired_directory_never_comes_back_and_its_id_is_not_given_again(cluster: Cluster) -> None:
+    directory = cluster.image.nodes[NodeId(2)].directory_id
+    cluster.fence(2)
+    retired = pb.RetiredDirectoryRecord(directory_id=directory, node_id=2, operation_id=77)
+    gone = pb.NodeRemovedRecord(node_id=2)
+    cluster.do(
+        Generated(True, [pb.MetadataRecord(retired_directory=retired), pb.MetadataRecord(node_removed=gone)])
+    )
+    refused = cluster.register(2)
+    assert refused.error.code == ErrorCode.POLICY_VIOLATION
+    assert "node 2" in refused.error.message
+    assert "operation 77" in refused.error.message
+    granted = cluster.register(-1, directory_id=b"n" * 16)
+    assert granted.node_id == 4
+    assert not cluster.register(2, directory_id=b"m" * 16).error.code, "who asks for it by name may have it"

@@ -253,8 +253,9 @@ def ask(
     of: MetadataImage, *wanted: api.Reassignment, factor_change: bool = True
 ) -> tuple[MetadataImage, list[int]]:
     request = api.AlterReassignmentsRequest(reassignments=wanted, allow_factor_change=factor_change)
-    made = reassignments.alter_reassignments(context(of), request)
-    after = of.apply(made.records, of.version + 1) if made.records else of
+    made = reassignments.alter_reassignments(context(of), request, 0)
+    records = made.all_records()
+    after = of.apply(records, of.version + 1) if records else of
     return after, [r.code for r in made.reply.results]
 
 

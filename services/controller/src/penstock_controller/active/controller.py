@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock_controller.active.cluster_metrics import ClusterMetrics
 from penstock_controller.active.command_queue import CommandQueue, NotActive
 from penstock_controller.active.metadata_stream import MetadataStreams
+from penstock_controller.active.operations import Operations
 from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
@@ -99,11 +101,19 @@ class Controller:
         self._still_leads: dict[NodeId, tuple[int, bool]] = {}
         self._in_hand: set[tuple[str, NodeId | str, int]] = set()
         self.active_ended = asyncio.Event()
+        self.operations = Operations(
+            lifecycle,
+            ports.clocks,
+            lambda node_id: self.sessions.alive(node_id, self.clock_ms()),
+            self._quorum_gate,
+        )
+        self.cluster_metrics = ClusterMetrics(lifecycle, self.operations)
 
     def connect(self, quorum: Quorum, worker: CommandQueue) -> None:
         """Give the core its quorum (made after it, because the quorum reports to it)."""
         self._quorum = quorum
         self.worker = worker
+        self.operations.connect(worker)
         self.watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
 
     @property
@@ -148,6 +158,7 @@ class Controller:
         # A change of term while active means that another leader was there in between.
         if self.active and (not status.active or status.term != old.term):
             self.worker.set_active(False)
+            self.cluster_metrics.end()
             self.active_ended.set()
         if status.active and not self.active:
             self._begin()
@@ -170,6 +181,8 @@ class Controller:
         self.sessions.begin(self.image, now_ms)
         self._mutations = MutationQuotas()
         self._dealer = QuotaDealer()
+        self.operations.begin()
+        self.cluster_metrics.begin(self.image)
         self.worker.set_active(True)
         if not self.image.cluster_id:
             self.spawn(self._found_cluster(), "found cluster")
@@ -207,6 +220,16 @@ class Controller:
         """The members of the quorum, and which are there."""
         connected = {p.controller_id: Connected(p.directory_id, p.joined) for p in self.status.peers}
         return QuorumView(self.settings.controller_id, self.settings.member_ids, connected)
+
+    def _quorum_gate(self) -> tuple[bool, str]:
+        """Whether a majority of the voters is there, as this controller sees it; and if not, who is missing."""
+        missing = sorted(
+            self.settings.member_ids - self.status.reachable - {self.settings.controller_id},
+        )
+        if len(missing) * 2 < max(1, len(self.settings.member_ids)):
+            return True, ""
+        names = ", ".join(map(str, missing))
+        return False, f"controllers {names} cannot be reached; start them, or see `penstock controller list`"
 
     def log_replaced(
         self, request: api.ReplaceControllerRequest, reply: api.ReplaceControllerResponse
@@ -377,6 +400,8 @@ class Controller:
             self.suspect(silent.name, silent.epoch)
         self._record_controllers()
         self._renew_key(now_ms)
+        self.operations.tick(now_ms)
+        self.cluster_metrics.tick(self.image, now_ms)
         interval_ms = self.settings.rebalance_interval_ms
         if interval_ms and now_ms >= self._next_rebalance_ms:
             self._next_rebalance_ms = now_ms + interval_ms

@@ -16,6 +16,7 @@ from penstock_core.security.acl import AclOperation, PatternType, Permission, Re
 from penstock_core.security.audit import CHANGE, Event
 from penstock_core.security.scram import ScramMechanism
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import operations_pb2
 from penstock_runtime.audit import Audit
 from penstock_runtime.security.callers import caller
 
@@ -242,6 +243,29 @@ def _refused_certificates(request: Any, reply: Any) -> Iterator[dict[str, object
         }
 
 
+def _operation_started(request: Any, reply: Any) -> Iterator[dict[str, object]]:
+    asked = request.request.parameters
+    about = [*map(str, asked.node_ids), *asked.topics]
+    began = reply.operation.record.operation_id
+    yield {
+        "type": "operation",
+        "operation": request.request.kind,
+        "resource": str(began) if began else ",".join(about) or "all",
+        "moves": reply.plan.totals.moves,
+        "allowed_gates": ",".join(request.request.allowed_gates) or None,
+    }
+
+
+def _operation_controlled(request: Any, reply: Any) -> Iterator[dict[str, object]]:
+    del reply
+    name = operations_pb2.OperationControl.Name(request.control)
+    yield {
+        "type": "operation",
+        "operation": name.removeprefix("OPERATION_CONTROL_").lower(),
+        "resource": str(request.operation_id),
+    }
+
+
 CHANGES: Final[dict[str, Changes]] = {
     "CreateTopics": _created,
     "DeleteTopics": _deleted,
@@ -258,5 +282,7 @@ CHANGES: Final[dict[str, Changes]] = {
     "AlterAcls": _acls,
     "AlterQuotas": _quotas,
     "AlterRefusedCertificates": _refused_certificates,
+    "StartOperation": _operation_started,
+    "ControlOperation": _operation_controlled,
 }
 """The methods that change something for which somebody asked."""

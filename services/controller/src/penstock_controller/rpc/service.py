@@ -8,7 +8,7 @@ trailing metadata.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -45,6 +45,7 @@ from penstock_core.metadata.levels import too_old
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
+from penstock_proto.v1 import operations_pb2 as operations
 from penstock_runtime.security.callers import gateway_fault, node_fault
 
 R = TypeVar("R")
@@ -69,7 +70,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """`own_serial` is that of this controller's certificate; "" without one. Of `wall_ms` ends of
-        certificates are counted, in ms since 1970."""
+        certificates are counted, and by it operations are dated, in ms since 1970."""
         self._core = core
         self._peers = peers
         self._addresses = addresses
@@ -93,8 +94,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         raise AssertionError  # abort raises
 
     async def _do(self, context: ServicerContext, generate: Callable[[Context], Generated[R]]) -> R:
+        return await self._ask(context, self._core.submit(generate))
+
+    async def _ask(self, context: ServicerContext, answer: Awaitable[R]) -> R:
         try:
-            return await self._core.submit(generate)
+            return await answer
         except NotActive:
             await self._not_active(context)
         except PenstockError as error:
@@ -175,6 +179,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             controller_term=term,
             metadata_version=core.image.version,
         )
+        core.operations.heartbeat(beat, reply)
         if beat.HasField("quota_report"):
             reply.quota_shares.CopyFrom(core.deal_quotas(f"node {node_id}", beat.quota_report))
         return reply
@@ -293,7 +298,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def AlterReassignments(
         self, request: api.AlterReassignmentsRequest, context: ServicerContext
     ) -> api.AlterReassignmentsResponse:
-        return await self._do(context, lambda ctx: reassignments.alter_reassignments(ctx, request))
+        bytes_of = self._core.operations.reports.partition_bytes
+        return await self._do(
+            context,
+            lambda ctx: reassignments.alter_reassignments(ctx, request, self._wall_ms(), bytes_of),
+        )
 
     async def UnregisterNode(
         self, request: api.UnregisterNodeRequest, context: ServicerContext
@@ -322,6 +331,33 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         # Asked of those alone that would decide: another controller's answer is thrown away.
         levels = await self._levels.ask() if self._core.active else {}
         return await self._do(context, lambda ctx: features.update_features(ctx, request, levels))
+
+    # --- operations -------------------------------------------------------------------------------
+
+    async def PlanOperation(
+        self, request: operations.PlanRequest, context: ServicerContext
+    ) -> operations.PlanResponse:
+        return await self._ask(context, self._core.operations.plan(request))
+
+    async def StartOperation(
+        self, request: operations.StartOperationRequest, context: ServicerContext
+    ) -> operations.StartOperationResponse:
+        return await self._ask(context, self._core.operations.start(request))
+
+    async def ControlOperation(
+        self, request: operations.ControlOperationRequest, context: ServicerContext
+    ) -> operations.ControlOperationResponse:
+        return await self._ask(context, self._core.operations.control(request))
+
+    async def DescribeOperations(
+        self, request: operations.DescribeOperationsRequest, context: ServicerContext
+    ) -> operations.DescribeOperationsResponse:
+        return await self._ask(context, self._core.operations.describe(request))
+
+    async def DescribeNodes(
+        self, request: operations.DescribeNodesRequest, context: ServicerContext
+    ) -> operations.DescribeNodesResponse:
+        return await self._ask(context, self._core.operations.nodes())
 
     # --- security ---------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `generation`            the frame in which requests generate records
 `isr`                   ISR proposals of leaders (KIP-497), checked against stale ones (KIP-841, KIP-903)
 `mutation_quotas`       how many partitions a client may make and delete (KIP-599)
+`operations`            planned changes: what moves where
 `nodes`                 registration, fencing, unfencing and draining of nodes; preferred leaders
 `partitions`            how a partition's ISR, ELR and leader change: Kafka's PartitionChangeBuilder
 `placement`             where replicas go: even over nodes, spread over racks

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock_controller.state.generation import Context, Generated, error_pb, partition_record
-from penstock_controller.state.nodes import SCAN_COUNT, is_full, rules_for
+from penstock_controller.state.nodes import SCAN_COUNT, is_full, is_last_choice, rules_for
 from penstock_controller.state.partitions import Rules, change_partition
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
@@ -49,7 +49,7 @@ def elect_preferred_among(
         partition = None if named is None else _partition_of(ctx.image, named.key)
         if partition is None or not _is_misled(partition) or not may_lead(partition.replicas[0]):
             continue
-        if is_full(ctx.image, partition.replicas[0]):
+        if is_last_choice(ctx.image, partition.replicas[0]):
             continue
         topic = ctx.image.topics[partition.topic_id]
         new = change_partition(partition, rules_for(ctx.image, topic), prefer_first=True)
@@ -132,7 +132,7 @@ def _elected(image: MetadataImage, topic_id: TopicId, index: int, *, unclean: bo
     if new is None or new.leader != first:
         why = "is not live and in sync"
         if rules.active(first) and first in old.isr:
-            why = "has a full disk; free space there"
+            why = "has a full disk; free space there" if is_full(image, first) else "is cordoned or drained"
         raise PenstockError(
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"{name}: its preferred leader {first} {why}"
         )

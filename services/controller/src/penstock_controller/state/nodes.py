@@ -44,6 +44,11 @@ def is_full(image: MetadataImage, node_id: NodeId) -> bool:
     return node is not None and node.disk_full
 
 
+def is_last_choice(image: MetadataImage, node_id: NodeId) -> bool:
+    """Whether the node is to lead only what nobody else can: its disk is full, or an operator cordoned or drains it."""
+    return is_full(image, node_id) or image.operations.is_cordoned(node_id)
+
+
 def rules_for(
     image: MetadataImage, topic: TopicImage, active: Callable[[NodeId], bool] | None = None
 ) -> Rules:
@@ -52,7 +57,7 @@ def rules_for(
         active=active or (lambda node_id: is_active(image, node_id)),
         min_isr=int(wanted) if wanted.isdecimal() else 0,
         unclean=topic_settings(image, topic).unclean_leader_election_enable,
-        full=lambda node_id: is_full(image, node_id),
+        last_choice=lambda node_id: is_last_choice(image, node_id),
     )
 
 
@@ -154,12 +159,21 @@ def _grant_id(ctx: Context, request: api.RegisterNodeRequest) -> NodeId:
     nodes = ctx.image.nodes
     if len(request.directory_id) != 16:
         raise PenstockError(ErrorCode.INVALID_REQUEST, "directory_id is not 16 bytes")
+    retired = ctx.image.operations.retired.get(request.directory_id)
+    if retired is not None:
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"directory {request.directory_id.hex()} was that of node {retired.node_id} and was retired by operation "
+            f"{retired.operation_id}; what it holds is elsewhere: empty it to start a new node with it",
+        )
     owner = next((n for n in nodes.values() if n.directory_id == request.directory_id), None)
     if request.node_id == ANY_NODE_ID:
         if owner is not None:
             return owner.node_id
+        # What a retired directory had is not given again: whoever remembers node 2 means that one.
+        used = {r.node_id for r in ctx.image.operations.retired.values()} | nodes.keys()
         wanted = 1
-        while wanted in nodes:
+        while wanted in used:
             wanted += 1
         return NodeId(wanted)
     node_id = NodeId(request.node_id)
@@ -250,7 +264,7 @@ def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bo
         return other == node_id or is_active(ctx.image, other)
 
     def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
-        wanting = partition.leader == NO_NODE or rules.full(partition.leader)
+        wanting = partition.leader == NO_NODE or rules.last_choice(partition.leader)
         return change_partition(partition, rules) if wanting else None
 
     records = [pb.MetadataRecord(node=up.to_pb())]
@@ -286,7 +300,7 @@ def _full_leaders_give_way(image: MetadataImage, node_id: NodeId) -> Records:
 
     def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
         leader = partition.leader
-        return change_partition(partition, rules) if leader != NO_NODE and rules.full(leader) else None
+        return change_partition(partition, rules) if leader != NO_NODE and rules.last_choice(leader) else None
 
     return _changes(image, node_id, lambda other: is_active(image, other), change)
 
@@ -351,6 +365,5 @@ def _check_gone(ctx: Context, node_id: NodeId) -> None:
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         raise PenstockError(
             ErrorCode.POLICY_VIOLATION,
-            f"storage node {node_id} holds {held[0]}{more}; move them with "
-            f"`penstock topic reassign TOPIC --off-node {node_id}`",
+            f"storage node {node_id} holds {held[0]}{more}; `penstock node remove {node_id}` moves them first",
         )

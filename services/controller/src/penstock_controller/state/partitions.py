@@ -3,8 +3,8 @@
 Rules:
 - The leader stays while it is valid: in the ISR (or, when the ISR is empty, in the
   ELR) and active. Else the first such replica in the assignment's order.
-- Ours: a replica whose node's disk is full leads only where no valid one with room does,
-  be it the leader or the preferred one (decision 0023). Only the leader changes for it.
+- Ours: a replica whose node's disk is full, or that is cordoned or drained, leads only where no
+  other valid one does, be it the leader or the preferred one (decision 0023). Only the leader changes for it.
 - Members that leave while the ISR falls below the effective min ISR become ELR: they
   hold everything acknowledged, because nothing is acknowledged below min ISR. With the
   ISR at min again the ELR is cleared.
@@ -41,8 +41,8 @@ class Rules:
     # min.insync.replicas as it is set; 0 where it is not, and the replication factor decides.
     min_isr: int
     unclean: bool = False
-    # Nodes whose disk has no space left.
-    full: Callable[[NodeId], bool] = _none
+    # Nodes that lead only what nobody else can: their disk has no space left, or they are cordoned or drained.
+    last_choice: Callable[[NodeId], bool] = _none
 
     def effective_min_isr(self, partition: PartitionImage) -> int:
         """Members of the ISR without which nothing is acknowledged: as the partition's leader reckons it.
@@ -134,8 +134,8 @@ def _elect(
         return node_id in pool and rules.active(node_id)
 
     candidates = [n for n in old.replicas if valid(n)]
-    # Those with room, if there are any: a full leader refuses what another one could take.
-    candidates = [n for n in candidates if not rules.full(n)] or candidates
+    # The others, if there are any: a full leader refuses what another one could take.
+    candidates = [n for n in candidates if not rules.last_choice(n)] or candidates
     if candidates:
         if old.leader in candidates and not (prefer_first and old.replicas[0] in candidates):
             return old.leader, False
@@ -145,7 +145,7 @@ def _elect(
         if last in old.replicas and rules.active(last):
             return last, True
     if rules.unclean:
-        for node_id in sorted(old.replicas, key=rules.full):
+        for node_id in sorted(old.replicas, key=rules.last_choice):
             if rules.active(node_id):
                 return node_id, True
     return NO_NODE, False

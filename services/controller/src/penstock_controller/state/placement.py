@@ -19,10 +19,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_core.ids import NodeId
+
+_PARTITIONS_A_STEP = 20
+"""Placed between two steps: about a millisecond's work on 30 nodes."""
+_ORDERED_A_STEP = 500
+"""Partitions whose leader is chosen, or whose replicas are put in order, between two steps."""
+_COUNTED_A_STEP = 1_000
+"""Partitions whose replicas are counted between two steps."""
 
 
 @dataclass(slots=True)
@@ -37,25 +44,34 @@ class Load:
         if replicas:
             self.leaders[replicas[0]] += 1
 
+    def add_all(self, partitions: Iterable[Sequence[NodeId]]) -> Generator[None, None, None]:
+        """Add many, with a step now and then."""
+        for count, replicas in enumerate(partitions, 1):
+            self.add(replicas)
+            if count % _COUNTED_A_STEP == 0:
+                yield
 
-def place(
+
+def place_steps(
     racks: Mapping[NodeId, str],
     partition_count: int,
     replication_factor: int,
     cluster: Load,
     topic: Load,
     rng: random.Random,
-) -> list[list[NodeId]]:
-    """Replicas for each new partition, the preferred leader first.
+) -> Generator[None, None, list[list[NodeId]]]:
+    """Replicas for each new partition, the preferred leader first; a step is about a millisecond's work at most.
 
     `racks` holds the nodes that may be used, at least `replication_factor` of them.
     `topic` is what the topic's other partitions put on them. Neither load is changed.
     """
-    sets = _choose_sets(racks, partition_count, replication_factor, cluster, topic, rng)
-    leaders = _choose_leaders(sets, cluster, topic)
-    _even_out(sets, leaders, topic, racks)
-    placed = []
+    sets = yield from _choose_sets(racks, partition_count, replication_factor, cluster, topic, rng)
+    leaders = yield from _choose_leaders(sets, cluster, topic)
+    yield from _even_out(sets, leaders, topic, racks)
+    placed: list[list[NodeId]] = []
     for leader, members in zip(leaders, sets, strict=True):
+        if len(placed) % _ORDERED_A_STEP == _ORDERED_A_STEP - 1:
+            yield
         followers = [n for n in members if n != leader]
         rng.shuffle(followers)
         placed.append([leader, *followers])
@@ -69,7 +85,7 @@ def _choose_sets(
     cluster: Load,
     topic: Load,
     rng: random.Random,
-) -> list[list[NodeId]]:
+) -> Generator[None, None, list[list[NodeId]]]:
     size = Counter(racks.values())
     node_load = Counter({n: topic.replicas[n] for n in racks})
     rack_load: Counter[str] = Counter()
@@ -77,7 +93,9 @@ def _choose_sets(
         rack_load[racks[node_id]] += count
     total = Counter({n: cluster.replicas[n] for n in racks})
     sets = []
-    for _ in range(partition_count):
+    for done in range(partition_count):
+        if done and done % _PARTITIONS_A_STEP == 0:
+            yield
         used: Counter[str] = Counter()
         members: list[NodeId] = []
         chance = {n: rng.random() for n in racks}
@@ -100,11 +118,15 @@ def _choose_sets(
     return sets
 
 
-def _choose_leaders(sets: Sequence[Sequence[NodeId]], cluster: Load, topic: Load) -> list[NodeId]:
+def _choose_leaders(
+    sets: Sequence[Sequence[NodeId]], cluster: Load, topic: Load
+) -> Generator[None, None, list[NodeId]]:
     here = Counter(topic.leaders)
     total = Counter(cluster.leaders)
-    leaders = []
+    leaders: list[NodeId] = []
     for members in sets:
+        if len(leaders) % _ORDERED_A_STEP == _ORDERED_A_STEP - 1:
+            yield
         leader = min(members, key=lambda n: (here[n], total[n]))
         here[leader] += 1
         total[leader] += 1
@@ -114,7 +136,7 @@ def _choose_leaders(sets: Sequence[Sequence[NodeId]], cluster: Load, topic: Load
 
 def _even_out(
     sets: Sequence[Sequence[NodeId]], leaders: list[NodeId], topic: Load, racks: Mapping[NodeId, str]
-) -> None:
+) -> Generator[None, None, None]:
     """Move leaders along alternating paths until the counts are within one (or no path is left)."""
     count = Counter({n: topic.leaders[n] for n in racks})
     count.update(leaders)
@@ -126,6 +148,8 @@ def _even_out(
             count[leaders[partition]] -= 1
             count[successor] += 1
             leaders[partition] = successor
+        if len(sets) >= _PARTITIONS_A_STEP:
+            yield
 
 
 def _find_path(

@@ -12,12 +12,16 @@ then removed in the end. Cancelling is a reassignment to the replicas of before.
 Deviations from Kafka 4.3 (ReplicationControlManager.changePartitionReassignment): dropped
 additions leave at once rather than count as members of before, which a later cancel would
 keep for ever; and a cancel is never refused.
+
+What a request begins is also kept as an operation, and a partition that another operation moves is
+left to the request (`operations.engine.reassigned`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from penstock_controller.state.generation import (
     Context,
@@ -27,13 +31,13 @@ from penstock_controller.state.generation import (
     partition_record,
 )
 from penstock_controller.state.nodes import rules_for
+from penstock_controller.state.operations.engine.reassigned import Reaimed, reassigned
 from penstock_controller.state.partitions import Rules, change_partition
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import NodeId
+from penstock_core.ids import NodeId, TopicId
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
-from penstock_core.metadata import MetadataImage, PartitionImage
+from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
 from penstock_proto.v1 import controller_pb2 as api
-from penstock_proto.v1 import metadata_pb2 as pb
 
 
 def reassign(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> PartitionImage | None:
@@ -69,10 +73,20 @@ def _droppable(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> s
     return unwanted
 
 
+def _unknown(_partition: PartitionImage) -> int | None:
+    return None
+
+
 def alter_reassignments(
-    ctx: Context, request: api.AlterReassignmentsRequest
+    ctx: Context,
+    request: api.AlterReassignmentsRequest,
+    now_ms: int,
+    bytes_of: Callable[[PartitionImage], int | None] = _unknown,
 ) -> Generated[api.AlterReassignmentsResponse]:
-    """Begin, change or cancel reassignments; each partition that cannot be carries its error."""
+    """Begin, change or cancel reassignments; each partition that cannot be carries its error.
+
+    `now_ms`: wall clock. `bytes_of`: the size of a partition, as far as it is known.
+    """
     reply = api.AlterReassignmentsResponse()
     if len(request.reassignments) > PARTITIONS_PER_REQUEST_MAX:
         reply.error.CopyFrom(
@@ -82,7 +96,8 @@ def alter_reassignments(
             )
         )
         return Generated(reply)
-    records: list[pb.MetadataRecord] = []
+    asking = _Asking(ctx.image, allow_factor_change=request.allow_factor_change)
+    changed: list[Reaimed] = []
     named: set[tuple[str, int]] = set()
     for asked in request.reassignments:
         result = reply.results.add()
@@ -92,40 +107,56 @@ def alter_reassignments(
                     ErrorCode.INVALID_REQUEST, f"{asked.topic}-{asked.partition} is in the request twice"
                 )
             named.add((asked.topic, asked.partition))
-            new = _reassigned(ctx.image, asked, allow_factor_change=request.allow_factor_change)
+            new = asking.answer(asked)
         except PenstockError as error:
             result.CopyFrom(error_pb(error))
             continue
         if new is not None:
-            records.append(partition_record(new))
-    return Generated(reply, records)
+            changed.append(new)
+    records, further = reassigned(ctx, changed, request.principal, now_ms, bytes_of)
+    return Generated(reply, records, chain((partition_record(each.new) for each in changed), further))
 
 
-def _reassigned(
-    image: MetadataImage, asked: api.Reassignment, *, allow_factor_change: bool
-) -> PartitionImage | None:
-    topic = image.topic(asked.topic)
-    old = None if topic is None else topic.partitions.get(asked.partition)
-    if topic is None or old is None:
-        raise PenstockError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {asked.topic}-{asked.partition}"
-        )
-    name = f"{topic.name}-{old.partition}"
-    if not asked.replicas:
-        if not old.reassigning:
+class _Asking:
+    """One request, of which each partition is answered by itself."""
+
+    def __init__(self, image: MetadataImage, *, allow_factor_change: bool) -> None:
+        self._image = image
+        self._allow_factor_change = allow_factor_change
+        self._rules: dict[TopicId, Rules] = {}
+
+    def answer(self, asked: api.Reassignment) -> Reaimed | None:
+        """The partition as it is then; None when nothing changes. Raises PenstockError."""
+        topic = self._image.topic(asked.topic)
+        old = None if topic is None else topic.partitions.get(asked.partition)
+        if topic is None or old is None:
             raise PenstockError(
-                ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{name}: no reassignment is under way"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {asked.topic}-{asked.partition}"
             )
-        wanted = [n for n in old.replicas if n not in old.adding_replicas]
-    else:
-        wanted = [NodeId(n) for n in asked.replicas]
-        _check_wanted(image, name, wanted)
-        if not allow_factor_change and len(wanted) != old.factor:
-            raise PenstockError(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"{name}: {len(wanted)} replicas where there are {old.factor}, which the request does not allow",
-            )
-    return reassign(old, wanted, rules_for(image, topic))
+        name = f"{topic.name}-{old.partition}"
+        if not asked.replicas:
+            if not old.reassigning:
+                raise PenstockError(
+                    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{name}: no reassignment is under way"
+                )
+            wanted = [n for n in old.replicas if n not in old.adding_replicas]
+        else:
+            wanted = [NodeId(n) for n in asked.replicas]
+            _check_wanted(self._image, name, wanted)
+            if not self._allow_factor_change and len(wanted) != old.factor:
+                raise PenstockError(
+                    ErrorCode.INVALID_REPLICATION_FACTOR,
+                    f"{name}: {len(wanted)} replicas where there are {old.factor}, which the request does not allow",
+                )
+        new = reassign(old, wanted, self._rules_of(topic))
+        return None if new is None else Reaimed(topic.name, old, new, cancels=not asked.replicas)
+
+    def _rules_of(self, topic: TopicImage) -> Rules:
+        """The settings of a topic are parsed once."""
+        rules = self._rules.get(topic.topic_id)
+        if rules is None:
+            rules = self._rules[topic.topic_id] = rules_for(self._image, topic)
+        return rules
 
 
 def _check_wanted(image: MetadataImage, name: str, wanted: Sequence[NodeId]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
@@ -19,8 +20,8 @@ from penstock_controller.state.generation import (
     partition_record,
 )
 from penstock_controller.state.mutation_quotas import UNLIMITED, MutationBudget
-from penstock_controller.state.nodes import is_active, is_full
-from penstock_controller.state.placement import Load, place
+from penstock_controller.state.nodes import is_active, is_last_choice
+from penstock_controller.state.placement import Load, place_steps
 from penstock_core.config.topic import validate_topic_config, validate_topic_configs
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
@@ -38,14 +39,56 @@ _OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 102
 Assignment = list[list[NodeId]]
 
 
+@dataclass(frozen=True, slots=True)
+class _New:
+    """Partitions that are to be made, all that could be wrong with them looked at."""
+
+    count: int
+    factor: int
+    assignment: Assignment | None
+    """Where their creator wants them; None: wherever there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """New partitions of one topic."""
+
+    topic_id: TopicId
+    new: _New
+    before: Sequence[pb.MetadataRecord] = ()
+    after: Sequence[pb.MetadataRecord] = ()
+    first: int = 0
+    """Number of the first of them."""
+    have: Sequence[Sequence[NodeId]] = ()
+    """Replicas of the topic's other partitions."""
+
+
+def _placed(ctx: Context, accepted: Sequence[_Accepted]) -> Iterator[pb.MetadataRecord | None]:
+    """Records of what was accepted; None now and then, while it is decided where replicas go."""
+    load = Load()
+    if any(each.new.assignment is None for each in accepted):
+        yield from load.add_all(_all_replicas(ctx.image))
+    live = live_racks(ctx.image)
+    for each in accepted:
+        assignment = each.new.assignment
+        if assignment is None:
+            mine = Load()
+            yield from mine.add_all(each.have)
+            assignment = yield from place_steps(live, each.new.count, each.new.factor, load, mine, ctx.rng)
+        yield from each.before
+        for index, replicas in enumerate(assignment, start=each.first):
+            load.add(replicas)
+            yield _new_partition(ctx.image, each.topic_id, index, replicas)
+        yield from each.after
+
+
 def create_topics(
     ctx: Context, request: api.CreateTopicsRequest, mutations: MutationBudget = UNLIMITED
 ) -> Generated[api.CreateTopicsResponse]:
     """Create each topic that can be; the others carry their error. What is only validated counts too, as in Kafka."""
     reply = api.CreateTopicsResponse()
     doubled = _doubled(t.name for t in request.topics)
-    load = cluster_load(ctx.image)
-    records: list[pb.MetadataRecord] = []
+    accepted: list[_Accepted] = []
     collisions = {collision_key(name): name for name in ctx.image.topic_ids}
     budget = PARTITIONS_PER_REQUEST_MAX
     for asked in request.topics:
@@ -58,29 +101,25 @@ def create_topics(
                 )
             _check_new_name(ctx.image, wanted.name, collisions)
             _check_configs(ctx.image, wanted.configs)
-            assignment = _new_assignment(ctx, wanted, load, budget)
-            mutations.spend(len(assignment))
+            new = _new_topic(ctx, wanted, budget)
+            mutations.spend(new.count)
         except PenstockError as error:
             result.error.CopyFrom(error_pb(error))
             continue
-        budget -= len(assignment)
+        budget -= new.count
         collisions[collision_key(wanted.name)] = wanted.name
-        for replicas in assignment:
-            load.add(replicas)
         topic_id = TopicId(uuid.UUID(int=ctx.rng.getrandbits(128), version=4).bytes)
         result.topic_id = topic_id
-        result.partition_count = len(assignment)
-        result.replication_factor = len(assignment[0])
+        result.partition_count = new.count
+        result.replication_factor = new.factor
         if request.validate_only:
             result.topic_id = bytes(16)
             continue
-        records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=wanted.name)))
-        records += _new_partitions(ctx.image, topic_id, 0, assignment)
-        records += [
-            config_record("topic", wanted.name, key, value) for key, value in sorted(wanted.configs.items())
-        ]
+        topic = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=wanted.name))
+        configs = [config_record("topic", wanted.name, k, v) for k, v in sorted(wanted.configs.items())]
+        accepted.append(_Accepted(topic_id, new, before=[topic], after=configs))
     reply.throttle_ms = mutations.throttle_ms
-    return Generated(reply, records)
+    return Generated(reply, further=_placed(ctx, accepted) if accepted else None)
 
 
 def _with_offsets_defaults(ctx: Context, asked: api.NewTopic) -> api.NewTopic:
@@ -126,7 +165,7 @@ def _check_configs(image: MetadataImage, configs: Mapping[str, str]) -> None:
     require_batch_level(image, configs)
 
 
-def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int) -> Assignment:
+def _new_topic(ctx: Context, wanted: api.NewTopic, budget: int) -> _New:
     if wanted.assignments:
         if wanted.partition_count != CLUSTER_DEFAULT or wanted.replication_factor != CLUSTER_DEFAULT:
             raise PenstockError(
@@ -134,7 +173,8 @@ def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int)
                 f"topic {wanted.name}: give either assignments or counts, not both (counts are then -1)",
             )
         _check_budget(wanted.name, len(wanted.assignments), budget)
-        return _check_assignments(ctx.image, wanted.name, wanted.assignments, None)
+        assignment = _check_assignments(ctx.image, wanted.name, wanted.assignments, None)
+        return _New(len(assignment), len(assignment[0]), assignment)
     count = wanted.partition_count
     if count == CLUSTER_DEFAULT:
         count = ctx.defaults.partition_count
@@ -151,7 +191,7 @@ def _new_assignment(ctx: Context, wanted: api.NewTopic, load: Load, budget: int)
         if factor == CLUSTER_DEFAULT:
             factor = min(_DEFAULT_REPLICAS, max(1, len(live)))
     _check_factor(wanted.name, factor, len(live))
-    return place(live, count, factor, load, Load(), ctx.rng)
+    return _New(count, factor, None)
 
 
 def _check_factor(name: str, factor: int, live_count: int) -> None:
@@ -177,16 +217,16 @@ def _check_budget(name: str, count: int, budget: int) -> None:
 
 
 def live_racks(image: MetadataImage) -> dict[NodeId, str]:
-    return {n.node_id: n.rack for n in sorted(image.nodes.values(), key=lambda n: n.node_id) if n.active}
+    """Racks of the nodes that may get new replicas: live, and neither cordoned nor drained."""
+    return {
+        n.node_id: n.rack
+        for n in sorted(image.nodes.values(), key=lambda n: n.node_id)
+        if n.active and not image.operations.is_cordoned(n.node_id)
+    }
 
 
-def cluster_load(image: MetadataImage) -> Load:
-    """Replicas and preferred leaders that each node carries."""
-    load = Load()
-    for topic in image.topics.values():
-        for partition in topic.partitions.values():
-            load.add(partition.replicas)
-    return load
+def _all_replicas(image: MetadataImage) -> Iterator[tuple[NodeId, ...]]:
+    return (p.replicas for topic in image.topics.values() for p in topic.partitions.values())
 
 
 def _check_assignments(
@@ -217,25 +257,22 @@ def _check_assignments(
     return assignment
 
 
-def _new_partitions(
-    image: MetadataImage, topic_id: TopicId, first: int, assignment: Assignment
-) -> list[pb.MetadataRecord]:
-    records = []
-    for index, replicas in enumerate(assignment, start=first):
-        isr = tuple(n for n in replicas if is_active(image, n))
-        leader = next((n for n in isr if not is_full(image, n)), isr[0])
-        partition = PartitionImage(
-            topic_id=topic_id,
-            partition=index,
-            replicas=tuple(replicas),
-            isr=isr,
-            leader=leader,
-            leader_epoch=LeaderEpoch(0),
-            partition_epoch=0,
-            last_known_leader=leader,
-        )
-        records.append(partition_record(partition))
-    return records
+def _new_partition(
+    image: MetadataImage, topic_id: TopicId, number: int, replicas: Sequence[NodeId]
+) -> pb.MetadataRecord:
+    isr = tuple(n for n in replicas if is_active(image, n))
+    leader = next((n for n in isr if not is_last_choice(image, n)), isr[0])
+    partition = PartitionImage(
+        topic_id=topic_id,
+        partition=number,
+        replicas=tuple(replicas),
+        isr=isr,
+        leader=leader,
+        leader_epoch=LeaderEpoch(0),
+        partition_epoch=0,
+        last_known_leader=leader,
+    )
+    return partition_record(partition)
 
 
 # --- more partitions ------------------------------------------------------------------
@@ -247,8 +284,7 @@ def create_partitions(
     """Grow topics to the wanted totals."""
     reply = api.CreatePartitionsResponse()
     doubled = _doubled(t.name for t in request.topics)
-    load = cluster_load(ctx.image)
-    records: list[pb.MetadataRecord] = []
+    accepted: list[_Accepted] = []
     budget = PARTITIONS_PER_REQUEST_MAX
     for wanted in request.topics:
         result = reply.topics.add(name=wanted.name)
@@ -257,24 +293,23 @@ def create_partitions(
                 raise PenstockError(
                     ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
                 )
-            topic, assignment = _grown(ctx, wanted, load, budget)
-            mutations.spend(len(assignment))
+            topic, new = _grown(ctx, wanted, budget)
+            mutations.spend(new.count)
         except PenstockError as error:
             result.error.CopyFrom(error_pb(error))
             continue
-        budget -= len(assignment)
-        for replicas in assignment:
-            load.add(replicas)
+        budget -= new.count
         result.topic_id = topic.topic_id
         result.partition_count = wanted.total_count
-        result.replication_factor = len(assignment[0])
+        result.replication_factor = new.factor
         if not request.validate_only:
-            records += _new_partitions(ctx.image, topic.topic_id, len(topic.partitions), assignment)
+            have = [p.replicas for p in topic.partitions.values()]
+            accepted.append(_Accepted(topic.topic_id, new, first=len(topic.partitions), have=have))
     reply.throttle_ms = mutations.throttle_ms
-    return Generated(reply, records)
+    return Generated(reply, further=_placed(ctx, accepted) if accepted else None)
 
 
-def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> tuple[TopicImage, Assignment]:
+def _grown(ctx: Context, wanted: api.NewPartitions, budget: int) -> tuple[TopicImage, _New]:
     topic = ctx.image.topic(wanted.name)
     if topic is None:
         raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {wanted.name!r}")
@@ -293,13 +328,10 @@ def _grown(ctx: Context, wanted: api.NewPartitions, load: Load, budget: int) -> 
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"topic {wanted.name}: {extra} partitions are new but {len(wanted.assignments)} assignments are given",
             )
-        return topic, _check_assignments(ctx.image, wanted.name, wanted.assignments, factor)
-    live = live_racks(ctx.image)
-    _check_factor(wanted.name, factor, len(live))
-    mine = Load()
-    for partition in topic.partitions.values():
-        mine.add(partition.replicas)
-    return topic, place(live, extra, factor, load, mine, ctx.rng)
+        assignment = _check_assignments(ctx.image, wanted.name, wanted.assignments, factor)
+        return topic, _New(extra, factor, assignment)
+    _check_factor(wanted.name, factor, len(live_racks(ctx.image)))
+    return topic, _New(extra, factor, None)
 
 
 # --- deleting ---------------------------------------------------------------------------

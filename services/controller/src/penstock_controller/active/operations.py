@@ -1,0 +1,300 @@
+"""Operations on the event loop of the active controller: plans in slices, steps one after another.
+
+What is to be done is decided by `state.operations`; here it is asked twice a second, and after each change of the
+metadata, what each operation that goes on has to do next. An answer goes through the command queue as everybody's
+requests do: it is generated from the image that it is applied to, so steps of a deposed controller change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from penstock_controller.active.command_queue import SLICE_MS, CommandQueue, NotActive
+from penstock_controller.state.generation import Context, error_pb
+from penstock_controller.state.operations.conditions import describe_nodes
+from penstock_controller.state.operations.engine.start import control_operation, start_operation
+from penstock_controller.state.operations.engine.steps import next_steps
+from penstock_controller.state.operations.meters import OperationMeters
+from penstock_controller.state.operations.plans.plan import PlanView, plan_steps
+from penstock_controller.state.operations.reports import Reports
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import NodeId
+from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.operations import ENDED, OperationsImage
+from penstock_proto.v1 import controller_pb2
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_proto.v1 import operations_pb2 as api
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.ports import Clocks
+
+R = TypeVar("R")
+
+STEP_MS: Final = 500
+"""How often an operation is looked at while nothing changes."""
+LOOK_MS: Final = 1_000
+"""How often rates and latencies are looked at."""
+REPORT_MS: Final = 5_000
+"""How often nodes report while no operation goes on."""
+REPORT_BUSY_MS: Final = 1_000
+MEASURED_MAX: Final = 10
+PLANS_TRIED_MAX: Final = 5
+"""Plans made anew for a start whose metadata changed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How far an operation was when it was looked at."""
+
+    record: pb.OperationRecord
+    progress: api.OperationProgress
+    """Without what it waits for."""
+    moved_bytes: int
+    """Never goes back while this controller is active."""
+
+
+class Operations:
+    """The operations of one controller while it is active."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        clocks: Clocks,
+        alive: Callable[[NodeId], bool],
+        quorum_ok: Callable[[], tuple[bool, str]],
+    ) -> None:
+        self.reports = Reports()
+        self._lifecycle = lifecycle
+        self._clock_ms = clocks.ms
+        self._wall_ms = clocks.wall_ms
+        self._alive = alive
+        self._quorum_ok = quorum_ok
+        self._worker: CommandQueue
+        self._meters = OperationMeters()
+        self.measured: list[Measured] = []
+        """Of operations that go on, as of the last look: a second old at most, and the oldest MEASURED_MAX."""
+        self._told: dict[NodeId, int] = {}
+        """The rate that each node heard last; 0 without bound."""
+        self._prepared: set[int] = set()
+        """Operations of which every move was looked at once."""
+        self._stepping: asyncio.Task[None] | None = None
+        self._next_step_ms = self._next_look_ms = 0
+        self._stepped_version = -1
+        self._known: tuple[OperationsImage | None, tuple[int, ...]] = (None, ())
+
+    def connect(self, worker: CommandQueue) -> None:
+        """Give it the queue that its steps go through."""
+        self._worker = worker
+
+    def begin(self) -> None:
+        """A term as the active controller begins: what nodes told an earlier one is not known."""
+        self.reports.clear()
+        self._meters = OperationMeters()
+        self.measured = []
+        self._told.clear()
+        self._prepared.clear()
+        self._next_step_ms = self._next_look_ms = 0
+        self._stepped_version = -1
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def heartbeat(self, beat: controller_pb2.NodeHeartbeat, reply: controller_pb2.NodeHeartbeatReply) -> None:
+        """A node with a session was heard: take its report, and tell it how to go on."""
+        node_id, now_ms = NodeId(beat.node_id), self._clock_ms()
+        if beat.HasField("report"):
+            self.reports.take(node_id, beat.node_epoch, beat.report, now_ms)
+        going_on = self._going_on()
+        reply.report_interval_ms = REPORT_BUSY_MS if going_on else REPORT_MS
+        reply.want_all_sizes = self.reports.wants_all(node_id, beat.node_epoch)
+        limit = self._meters.limit_bytes_per_s if going_on else 0
+        reply.catch_up_bytes_per_s = self._told[node_id] = limit
+
+    # --- requests ---------------------------------------------------------------------------
+
+    async def plan(self, request: api.PlanRequest) -> api.PlanResponse:
+        """What an operation would do. Raises NotActive."""
+        try:
+            return api.PlanResponse(plan=await self._plan(request))
+        except PenstockError as error:
+            return api.PlanResponse(error=error_pb(error))
+
+    async def start(self, request: api.StartOperationRequest) -> api.StartOperationResponse:
+        """Plan and begin. Raises NotActive, or PenstockError when the controller is overloaded."""
+        for _ in range(PLANS_TRIED_MAX):
+            try:
+                plan = await self._plan(request.request)
+            except PenstockError as error:
+                return api.StartOperationResponse(error=error_pb(error))
+            response = await self._worker.submit(
+                lambda ctx, plan=plan: start_operation(ctx, request, plan, self._wall_ms())  # type: ignore[misc]
+            )
+            if not _is_outrun(request, response):
+                break
+        if response.HasField("operation"):
+            self._tell(response.operation.record)
+            self._next_step_ms = 0
+        return response
+
+    async def control(self, request: api.ControlOperationRequest) -> api.ControlOperationResponse:
+        """Pause, resume, cancel, throttle. Raises as `start`."""
+        response = await self._worker.submit(lambda ctx: control_operation(ctx, request, self._wall_ms()))
+        if response.HasField("operation"):
+            self._tell(response.operation.record)
+            self._next_step_ms = 0
+            self._fill_progress(response.operation)
+        return response
+
+    async def describe(self, request: api.DescribeOperationsRequest) -> api.DescribeOperationsResponse:
+        """Operations with their progress, newest first. Raises NotActive."""
+        image = self._active_image()
+        response = api.DescribeOperationsResponse()
+        for operation_id in sorted(image.operations.operations, reverse=True):
+            record = image.operations.operations[operation_id]
+            if request.operation_id:
+                wanted = operation_id == request.operation_id
+            else:
+                wanted = request.ended or record.state not in ENDED
+            if wanted:
+                self._fill_progress(response.operations.add(record=record))
+        if request.operation_id and not response.operations:
+            response.error.code = ErrorCode.RESOURCE_NOT_FOUND
+            response.error.message = (
+                f"there is no operation {request.operation_id}; see `penstock operation list --all`"
+            )
+        return response
+
+    async def nodes(self) -> api.DescribeNodesResponse:
+        """All storage nodes. Raises NotActive."""
+        return await self._in_slices(describe_nodes(self._active_image(), self.reports))
+
+    def _fill_progress(self, operation: api.Operation) -> None:
+        operation.progress.CopyFrom(
+            self._meters.progress(self._worker.image, operation.record, self.reports, self._clock_ms())
+        )
+
+    def _active_image(self) -> MetadataImage:
+        if not self._worker.active:
+            raise NotActive
+        return self._worker.image
+
+    async def _plan(self, request: api.PlanRequest) -> api.Plan:
+        image = self._active_image()
+        view = PlanView(reports=self.reports, alive=self._alive, quorum_ok=self._quorum_ok())
+        return await self._in_slices(plan_steps(image, request, view))
+
+    async def _in_slices(self, steps: Generator[None, None, R]) -> R:
+        """Run it to its end without holding the loop. Raises NotActive once this controller is no longer active."""
+        loop = asyncio.get_running_loop()
+        slice_end = loop.time() + SLICE_MS / 1000
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                result: R = ended.value
+                return result
+            if loop.time() >= slice_end:
+                await asyncio.sleep(0)
+                if not self._worker.active:
+                    raise NotActive
+                slice_end = loop.time() + SLICE_MS / 1000
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """While active: look at operations when it is time, or when something changed."""
+        if self._stepping is not None and not self._stepping.done():
+            return
+        going_on = self._going_on()
+        self._prepared.intersection_update(going_on)
+        if now_ms >= self._next_look_ms and self._prepared.issuperset(going_on):
+            self._next_look_ms = now_ms + LOOK_MS
+            self.reports.keep(self._worker.image.nodes)
+            self._meters.observe(self._worker.image, self.reports, now_ms)
+            self.measured = self._measure(going_on[:MEASURED_MAX])
+        if not going_on:
+            return
+        version = self._worker.image.version
+        if now_ms < self._next_step_ms and version == self._stepped_version:
+            return
+        self._next_step_ms = now_ms + STEP_MS
+        self._stepped_version = version
+        self._stepping = self._lifecycle.create_task(self._step(going_on), "operations")
+
+    def _measure(self, operation_ids: Iterable[int]) -> list[Measured]:
+        image = self._worker.image
+        records = (image.operations.operations[i] for i in operation_ids)
+        return [Measured(record, *self._meters.measured(image, record, self.reports)) for record in records]
+
+    async def _step(self, operation_ids: tuple[int, ...]) -> None:
+        for operation_id in operation_ids:
+            if not self._worker.active:
+                return
+            try:
+                await self._prepare(operation_id)
+                if self._is_told():
+                    await self._step_one(operation_id)
+            except (NotActive, PenstockError) as error:
+                # Whoever is active then, or the next look, comes to the same.
+                self._lifecycle.log.debug("operation step refused", operation=operation_id, reason=str(error))
+
+    async def _prepare(self, operation_id: int) -> None:
+        """The first look at all moves of an operation, in slices: very many take a tenth of a second."""
+        record = self._worker.image.operations.operations.get(operation_id)
+        if record is not None and operation_id not in self._prepared:
+            await self._in_slices(self._meters.engine.ledgers.prepare(self._worker.image, record))
+            self._prepared.add(operation_id)
+            # What it sets as a rate counts from now on.
+            self._meters.observe(self._worker.image, self.reports, self._clock_ms())
+
+    def _is_told(self) -> bool:
+        """Whether every live node keeps to the rate of now: before it does, one move would be copied at full speed."""
+        limit = self._meters.limit_bytes_per_s
+        return limit == 0 or all(
+            0 < self._told.get(node_id, 0) <= limit
+            for node_id, node in self._worker.image.nodes.items()
+            if not node.fenced and self._alive(node_id)
+        )
+
+    async def _step_one(self, operation_id: int) -> None:
+        # A look with nothing to do commits no barrier.
+        now = Context(self._worker.image, self._worker.rng, alive=self._alive)
+        wanted = next_steps(now, operation_id, self.reports, self._wall_ms(), self._meters.engine)
+        if not wanted.records and wanted.further is None:
+            return
+        before = self._worker.image.operations.operations.get(operation_id)
+        await self._worker.submit(
+            lambda ctx: next_steps(ctx, operation_id, self.reports, self._wall_ms(), self._meters.engine)
+        )
+        after = self._worker.image.operations.operations.get(operation_id)
+        if after is not None and (before is None or _looks(before) != _looks(after)):
+            self._tell(after)
+
+    def _going_on(self) -> tuple[int, ...]:
+        """Ids of operations that have not ended, oldest first; looked up once for each change of them."""
+        operations = self._worker.image.operations
+        if self._known[0] is not operations:
+            ids = tuple(i for i, o in sorted(operations.operations.items()) if o.state not in ENDED)
+            self._known = operations, ids
+        return self._known[1]
+
+    def _tell(self, record: pb.OperationRecord) -> None:
+        self._lifecycle.log.info(
+            "operation",
+            operation=record.operation_id,
+            kind=record.kind,
+            state=pb.OperationState.Name(record.state).removeprefix("OPERATION_STATE_").lower(),
+            phase=record.phase,
+            reason=record.reason,
+        )
+
+
+def _looks(record: pb.OperationRecord) -> tuple[int, str, str]:
+    return record.state, record.phase, record.reason
+
+
+def _is_outrun(request: api.StartOperationRequest, response: api.StartOperationResponse) -> bool:
+    """Whether another change came between plan and start, and whoever asked would take any plan."""
+    changed = any(gate.name == "plan-changed" and gate.blocking for gate in response.plan.gates)
+    return changed and not request.plan_id and not response.HasField("operation")

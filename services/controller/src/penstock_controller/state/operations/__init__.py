@@ -1,0 +1,10 @@
+"""Planned changes of a cluster: what moves where, decided from an image alone. Pure.
+
+`cluster_counts`  how well partitions and nodes are, in numbers
+`conditions`  how each storage node is, in one word
+`engine`      what an operation does next
+`meters`      rates, latencies, and what nodes are told, as long as this controller is active
+`planner`     where every replica is to be
+`plans`       what a request would move and whether it may
+`reports`     what nodes told of their disks and replicas
+"""

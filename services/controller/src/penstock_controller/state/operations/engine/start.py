@@ -1,0 +1,237 @@
+"""How operations begin, and what operators say to those that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock_controller.state.generation import Context, Generated, NextCommand, error_pb, make_error
+from penstock_controller.state.operations.engine import endings, policies
+from penstock_controller.state.operations.engine.kinds import (
+    REASSIGNMENT,
+    has_turn,
+    live_operations,
+    nodes_of,
+)
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.operations import ENDED
+from penstock_proto.v1 import metadata_pb2 as pb
+from penstock_proto.v1 import operations_pb2 as api
+
+PLAN_CHANGED = "plan-changed"
+WAITING = "waiting for its turn"
+BEGINNING = "beginning"
+_ITEMS_MAX = 100
+
+
+def start_operation(
+    ctx: Context, request: api.StartOperationRequest, plan: api.Plan, now_ms: int
+) -> Generated[api.StartOperationResponse]:
+    """Begin what a plan says, unless a gate refuses or what it stands on has changed. `now_ms`: wall clock."""
+    if not plan.runnable:
+        return _refused(plan, [gate for gate in plan.gates if gate.blocking])
+    if request.plan_id and request.plan_id != plan.plan_id:
+        gate = _gate(
+            f"plan {request.plan_id} was approved, and now it would be {plan.plan_id}; look at it anew"
+        )
+        return _refused(plan, [gate])
+    changed = _changed(ctx.image, plan)
+    if changed:
+        gate = _gate(
+            "what the plan stands on has changed since it was made; plan again", changed[:_ITEMS_MAX]
+        )
+        return _refused(plan, [gate])
+    if ctx.version in ctx.image.operations.operations:
+        raise NextCommand
+    record = pb.OperationRecord(
+        operation_id=ctx.version,
+        kind=plan.kind,
+        parameters=plan.parameters,
+        plan_id=plan.plan_id,
+        state=pb.OPERATION_STATE_PENDING,
+        phase=WAITING,
+        created_by=request.principal,
+        created_ms=now_ms,
+        throttle=plan.throttle,
+        allowed_gates=request.request.allowed_gates,
+        moves_total=len(plan.moves),
+        bytes_total=sum(move.bytes for move in plan.moves),
+    )
+    if has_turn(ctx.image, record):
+        record.state = pb.OPERATION_STATE_RUNNING
+        record.phase = BEGINNING
+        record.started_ms = now_ms
+    reply = api.StartOperationResponse(plan=plan, version=ctx.version)
+    reply.operation.CopyFrom(_told(record))
+    records = [
+        pb.MetadataRecord(operation=record),
+        *policies.begun(ctx.image, record),
+        *endings.forgotten(ctx.image),
+    ]
+    return Generated(reply, records, _moves(record.operation_id, plan) if plan.moves else None)
+
+
+def _moves(operation_id: int, plan: api.Plan) -> Iterator[pb.MetadataRecord]:
+    for move in plan.moves:
+        yield pb.MetadataRecord(
+            operation_move=pb.OperationMoveRecord(
+                operation_id=operation_id,
+                topic_id=move.topic_id,
+                partition=move.partition,
+                replicas=move.to,
+                replicas_before=getattr(move, "from"),
+                bytes=move.bytes,
+            )
+        )
+
+
+def _changed(image: MetadataImage, plan: api.Plan) -> list[str]:
+    """What is not any more as the plan found it, by name."""
+    # Not by the version alone: others that share the command came before, and count already.
+    found = []
+    nodes = nodes_of(pb.OperationRecord(kind=plan.kind, parameters=plan.parameters))
+    busy = {n: other.operation_id for other in live_operations(image) for n in nodes_of(other)}
+    for node_id in nodes:
+        if node_id not in image.nodes:
+            found.append(f"node {node_id} (is not there)")
+        elif node_id in busy:
+            found.append(f"node {node_id} (operation {busy[node_id]})")
+    for move in plan.moves:
+        topic = image.topics.get(TopicId(move.topic_id))
+        partition = None if topic is None else topic.partitions.get(move.partition)
+        name = f"{move.topic}-{move.partition}"
+        if partition is None:
+            found.append(f"{name} (is not there)")
+        elif partition.reassigning:
+            found.append(f"{name} (being reassigned)")
+        elif list(partition.replicas) != list(getattr(move, "from")):
+            found.append(f"{name} (has other replicas)")
+        elif (other := _mover(image, partition.key)) is not None:
+            found.append(f"{name} (operation {other})")
+    return found
+
+
+def _mover(image: MetadataImage, key: TopicPartition) -> int | None:
+    """An operation that has the partition among its moves."""
+    for operation_id, moves in image.operations.moves.items():
+        move = moves.get(key)
+        if move is not None and not move.skipped:
+            return operation_id
+    return None
+
+
+def _gate(detail: str, items: list[str] | None = None) -> api.Gate:
+    return api.Gate(name=PLAN_CHANGED, blocking=True, detail=detail, items=items or [])
+
+
+def _refused(plan: api.Plan, gates: list[api.Gate]) -> Generated[api.StartOperationResponse]:
+    """No operation: the plan with the gates that refuse it."""
+    reply = api.StartOperationResponse(plan=plan)
+    reply.plan.runnable = False
+    told = {gate.name for gate in plan.gates if gate.blocking}
+    reply.plan.gates.extend(gate for gate in gates if gate.name not in told)
+    said = "; ".join(f"{gate.name}: {_with_items(gate)}" for gate in gates)
+    message = f"{plan.kind} was not begun: {said or 'the plan may not run'}"
+    reply.error.CopyFrom(make_error(ErrorCode.POLICY_VIOLATION, message))
+    return Generated(reply)
+
+
+def _with_items(gate: api.Gate) -> str:
+    if not gate.items:
+        return gate.detail
+    more = f" and {len(gate.items) - 3} more" if len(gate.items) > 3 else ""
+    return f"{gate.detail} ({', '.join(gate.items[:3])}{more})"
+
+
+def _told(record: pb.OperationRecord) -> api.Operation:
+    progress = api.OperationProgress(moves_total=record.moves_total, bytes_total=record.bytes_total)
+    return api.Operation(record=record, progress=progress)
+
+
+# --- what operators say ----------------------------------------------------------------------
+
+
+def control_operation(
+    ctx: Context, request: api.ControlOperationRequest, now_ms: int
+) -> Generated[api.ControlOperationResponse]:
+    """Pause, resume, cancel or throttle. What is so already stays so, and is no error."""
+    try:
+        old = _live(ctx.image, request.operation_id)
+        new = pb.OperationRecord()
+        new.CopyFrom(old)
+        _control(ctx.image, new, request, now_ms)
+    except PenstockError as error:
+        return Generated(api.ControlOperationResponse(error=error_pb(error)))
+    records = [] if new == old else [pb.MetadataRecord(operation=new)]
+    if new.state == pb.OPERATION_STATE_CANCELLING:
+        records += policies.lifted(ctx.image, new)
+    reply = api.ControlOperationResponse(version=ctx.version)
+    reply.operation.CopyFrom(_told(new))
+    return Generated(reply, records)
+
+
+def _live(image: MetadataImage, operation_id: int) -> pb.OperationRecord:
+    record = image.operations.operations.get(operation_id)
+    if record is None:
+        raise PenstockError(
+            ErrorCode.RESOURCE_NOT_FOUND,
+            f"there is no operation {operation_id}; see `penstock operation list --all`",
+        )
+    if record.state in ENDED:
+        state = pb.OperationState.Name(record.state).removeprefix("OPERATION_STATE_").lower()
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION, f"operation {operation_id} ({record.kind}) has ended: {state}"
+        )
+    return record
+
+
+def _control(
+    image: MetadataImage, record: pb.OperationRecord, request: api.ControlOperationRequest, now_ms: int
+) -> None:
+    """Change a copy of its record."""
+    what = request.control
+    if what == api.OPERATION_CONTROL_THROTTLE:
+        if request.throttle.auto and request.throttle.bytes_per_s:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST,
+                f"the throttle is both auto and {request.throttle.bytes_per_s:,} bytes/s; choose one of them",
+            )
+        record.throttle.CopyFrom(request.throttle)
+        return
+    if what not in (
+        api.OPERATION_CONTROL_PAUSE,
+        api.OPERATION_CONTROL_RESUME,
+        api.OPERATION_CONTROL_CANCEL,
+    ):
+        raise PenstockError(
+            ErrorCode.INVALID_REQUEST, f"control {what} is not known; say pause, resume, cancel or throttle"
+        )
+    if record.state == pb.OPERATION_STATE_CANCELLING:
+        if what == api.OPERATION_CONTROL_CANCEL:
+            return
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"operation {record.operation_id} ({record.kind}) is being cancelled and cannot go on; start it again",
+        )
+    by = request.principal or "an operator"
+    if what == api.OPERATION_CONTROL_CANCEL:
+        record.state = pb.OPERATION_STATE_CANCELLING
+        record.phase = "cancelling"
+        record.reason = ""
+        record.paused_by_hand = False
+    elif what == api.OPERATION_CONTROL_PAUSE:
+        if not record.paused_by_hand:
+            record.reason = f"paused by {by}"
+        record.state = pb.OPERATION_STATE_PAUSED
+        record.paused_by_hand = True
+    elif record.state == pb.OPERATION_STATE_PAUSED:
+        record.paused_by_hand = False
+        record.reason = ""
+        runs = record.kind == REASSIGNMENT or has_turn(image, record)
+        record.state = pb.OPERATION_STATE_RUNNING if runs else pb.OPERATION_STATE_PENDING
+        if runs and not record.started_ms:
+            record.started_ms = now_ms
+
+
+__all__ = ["control_operation", "start_operation"]

@@ -1,0 +1,98 @@
+"""What storage nodes told of their disks and replicas: soft state of the active controller, gone with its term.
+
+Nothing here is in the metadata, and nothing of it decides what is acknowledged. What is not known is None; whoever
+needs it has to wait, or to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
+from penstock_core.metadata import PartitionImage
+from penstock_proto.v1 import operations_pb2 as pb
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What one node told last."""
+
+    node_epoch: int
+    disk_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    log_bytes: int = 0
+    sizes: dict[TopicPartition, int] = field(default_factory=dict)
+    """Bytes of its replicas. Once `is_whole`, one that is not here is empty."""
+    is_whole: bool = False
+    """Every replica was told."""
+    produce_counts: tuple[int, ...] = ()
+    catch_up_in_bytes: int = 0
+    catch_up_out_bytes: int = 0
+    reported_ms: int = 0
+    """By the controller's monotonic clock."""
+
+
+class Reports:
+    """The newest of every node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeId, NodeState] = {}
+
+    def take(self, node_id: NodeId, node_epoch: int, report: pb.NodeReport, now_ms: int) -> None:
+        """A node of this registration reports."""
+        state = self._nodes.get(node_id)
+        if state is None or state.node_epoch != node_epoch:
+            state = self._nodes[node_id] = NodeState(node_epoch)
+        if report.first_of_all:
+            state.sizes = {}
+            state.is_whole = False
+        for each in report.sizes:
+            state.sizes[TopicPartition(TopicId(each.topic_id), each.partition)] = each.size_bytes
+        state.is_whole = state.is_whole or report.last_of_all
+        state.disk_total_bytes = report.disk_total_bytes
+        state.disk_free_bytes = report.disk_free_bytes
+        state.log_bytes = report.log_bytes
+        state.produce_counts = tuple(report.produce_counts)
+        state.catch_up_in_bytes = report.catch_up_in_bytes
+        state.catch_up_out_bytes = report.catch_up_out_bytes
+        state.reported_ms = now_ms
+
+    def wants_all(self, node_id: NodeId, node_epoch: int) -> bool:
+        """Whether the node has yet to tell the size of every replica in this term and registration."""
+        state = self._nodes.get(node_id)
+        return state is None or state.node_epoch != node_epoch or not state.is_whole
+
+    def keep(self, node_ids: Collection[NodeId]) -> None:
+        """All other nodes are gone."""
+        for gone in self._nodes.keys() - node_ids:
+            del self._nodes[gone]
+
+    def clear(self) -> None:
+        """A new term begins: whatever was known is old."""
+        self._nodes.clear()
+
+    def node(self, node_id: NodeId) -> NodeState | None:
+        """What a node told last; None when it told nothing."""
+        return self._nodes.get(node_id)
+
+    def nodes(self) -> Iterator[tuple[NodeId, NodeState]]:
+        """All that told something."""
+        return iter(self._nodes.items())
+
+    def replica_bytes(self, node_id: NodeId, key: TopicPartition) -> int | None:
+        """Size of one replica; 0 for one that a whole report does not name."""
+        state = self._nodes.get(node_id)
+        if state is None:
+            return None
+        return state.sizes.get(key, 0 if state.is_whole else None)
+
+    def partition_bytes(self, partition: PartitionImage) -> int | None:
+        """Size of a partition: its leader's, without a leader the largest that is known."""
+        if partition.leader != NO_NODE:
+            return self.replica_bytes(partition.leader, partition.key)
+        known = [self.replica_bytes(n, partition.key) for n in partition.replicas]
+        return max((size for size in known if size is not None), default=None)
+
+
+__all__ = ["NodeState", "Reports"]
