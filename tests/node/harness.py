@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.state import ReplicaState
+from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.replicate_follower import FollowerStreams
@@ -102,7 +103,10 @@ class MiniNode:
         group_flush: bool = False,
         checkpoint_interval_ms: int = 3_600_000,
         flags: Sequence[str] = (),
+        rate_clock_s: Callable[[], float] = REAL_CLOCKS.s,
     ) -> None:
+        self.rate_clock_s = rate_clock_s
+        """The clock of what catching up may take."""
         self.flags = flags
         self.checkpoint_interval_ms = checkpoint_interval_ms
         """No test comes upon checkpoints by being slow; those that want some say so."""
@@ -139,8 +143,11 @@ class MiniNode:
         )
         self.manager.adopt(zip(found, logs, strict=True))
         self.channels = ChannelPool()
-        self.links = FollowerStreams(self.manager, self.channels, self.lost_leaders.append, self.lanes)
-        streams = LeaderStreams(self.manager, self.lanes)
+        self.throttle = CatchUpThrottle(self.manager.registry, self.rate_clock_s)
+        self.links = FollowerStreams(
+            self.manager, self.channels, self.lost_leaders.append, self.lanes, self.throttle
+        )
+        streams = LeaderStreams(self.manager, self.lanes, self.throttle)
         self.manager.connect(streams, self.links, self._propose)
         self.data = DataApis(self.manager, AllowAll(), lambda: self.is_in_touch)
         forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
@@ -248,6 +255,11 @@ class MiniCluster:
 
     async def start_node(self, number: int, **options: Any) -> MiniNode:
         node = await MiniNode(number, self.path / f"node-{number}", **options).start()
+        self.admit(number, node)
+        return node
+
+    def admit(self, number: int, node: MiniNode) -> None:
+        """A node that was started is registered."""
         self.nodes[number] = node
         epoch = self.image.version + 1
         known = NodeImage(
@@ -259,7 +271,6 @@ class MiniCluster:
             records.append(pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=CLUSTER_ID)))
         self.change(*records)
         node.manager.start(NodeId(number), epoch)
-        return node
 
     def change(self, *records: pb.MetadataRecord, only: Sequence[int] | None = None) -> None:
         """The next version; `only` those nodes hear of it (the others with the next one)."""

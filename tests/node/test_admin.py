@@ -231,13 +231,20 @@ async def test_positions_tell_how_far_behind(cluster: MiniCluster) -> None:
     assert (behind.high_watermark, behind.error.code) == (4, 0)
     assert 0 < behind.before_ms <= behind.newest_ms
     assert (none.before_ms, all_read.high_watermark, all_read.newest_ms) == (-1, 4, -1)
+    assert 0 < none.waiting_ms <= behind.waiting_ms
+    assert not all_read.HasField("waiting_ms")
     lag = Lag()
     lag.add(1, behind)
     lag.add(4, all_read)
-    assert (lag.records, lag.behind_s) == (3, (behind.newest_ms - behind.before_ms) / 1000)
+    assert (lag.records, lag.behind_s(behind.waiting_ms + 1_500)) == (3, 1.5)
+    assert lag.behind_s(behind.waiting_ms - 1_500) == 0
     unknown = Lag()
-    unknown.add(0, none)
-    assert (unknown.records, unknown.behind_s) == (4, None)
+    unknown.add(
+        0, storage_pb2.PositionAnswer(high_watermark=4, newest_ms=7, before_ms=-1)
+    )  # of a node of before
+    assert (unknown.records, unknown.behind_s(9)) == (4, None)
+    unknown.add(1, behind)
+    assert unknown.behind_s(behind.waiting_ms + 10) == 0.01
     follower = await find(1, LogEndsService(cluster.nodes[2].manager.registry))
     assert follower.error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 

@@ -57,6 +57,8 @@ class Disks(MiniCluster):
     async def back(self, disks: dict[int, SimulatedFileSystem]) -> None:
         for number, disk in disks.items():
             await self.start_node(number, fs=disk, lag_max_ms=3_600_000)
+        back = [self.nodes[number].manager.registry for number in disks]
+        await eventually(lambda: all(KEY in registry.partitions for registry in back))
 
     async def stop(self) -> None:
         for node in self.nodes.values():

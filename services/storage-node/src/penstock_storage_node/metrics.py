@@ -9,6 +9,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from penstock_core.limits import PRODUCE_LATENCY_BOUNDS_S
 from penstock_storage_node.disk.pool import FlushDone
 
 FLUSH_BYTES_BOUNDS = tuple(1024 * 4**power for power in range(9))
@@ -23,6 +24,7 @@ _COUNTERS = {
     "replicated_in_bytes": "Bytes of record batches taken over as follower.",
     "replicated_out_bytes": "Bytes of record batches sent to followers.",
     "catch_up_out_bytes": "Those of them that went to replicas being rebuilt, by the catch-up lane.",
+    "catch_up_in_bytes": "Bytes of record batches that came to replicas being rebuilt, by the catch-up lane.",
     "rejected_batches": "Produced batches that were refused.",
     "duplicate_batches": "Batches that an idempotent producer sent again.",
     "write_jobs": "Write jobs done.",
@@ -38,6 +40,7 @@ _COUNTERS = {
 
 
 FLUSH_KINDS = ("file", "filesystem")
+REQUEST_APIS = ("Produce", "Fetch", "OffsetCommit", "JoinGroup", "Heartbeat", "other")
 
 
 class _Histogram:
@@ -71,6 +74,7 @@ class NodeMetrics:
         self.replicated_in_bytes = 0
         self.replicated_out_bytes = 0
         self.catch_up_out_bytes = 0
+        self.catch_up_in_bytes = 0
         self.rejected_batches = 0
         self.duplicate_batches = 0
         self.write_jobs = 0
@@ -85,10 +89,19 @@ class NodeMetrics:
         self._write_job_s = _Histogram(FLUSH_BOUNDS_S)
         self._flush_s = {kind: _Histogram(FLUSH_BOUNDS_S) for kind in FLUSH_KINDS}
         self._flush_bytes = {kind: _Histogram(FLUSH_BYTES_BOUNDS) for kind in FLUSH_KINDS}
+        self._request_s = {
+            (api, via): _Histogram(PRODUCE_LATENCY_BOUNDS_S)
+            for api in REQUEST_APIS
+            for via in ("direct", "forward")
+        }
+        self.produce_counts = [0] * (len(PRODUCE_LATENCY_BOUNDS_S) + 1)
+        """acks=all Produce appended here, by how long its answer took (PRODUCE_LATENCY_BOUNDS_S, and beyond)."""
         self._flushes = {(kind, result): 0 for kind in FLUSH_KINDS for result in ("ok", "failed")}
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         """name -> (help, value)."""
         self.counters: dict[str, tuple[str, Callable[[], float]]] = {}
+        self.families_by_part: list[Callable[[], Iterator[Metric]]] = []
+        """Metrics with labels, of whoever knows them."""
 
     def observe_write_job(self, seconds: float) -> None:
         """A write job (write and, where asked for, flush) took that long."""
@@ -101,6 +114,12 @@ class NodeMetrics:
         self._flushes[kind, "failed" if flush.failed else "ok"] += 1
         self._flush_s[kind].observe(flush.seconds)
         self._flush_bytes[kind].observe(flush.size_bytes)
+
+    def observe_request(self, api: str, via: str, seconds: float, *, acks_all: bool) -> None:
+        """A request of REQUEST_APIS was answered; `acks_all`: it was a Produce that waited for all acks."""
+        self._request_s[api, via].observe(seconds)
+        if acks_all:
+            self.produce_counts[bisect_left(PRODUCE_LATENCY_BOUNDS_S, seconds)] += 1
 
     def register(self, registry: CollectorRegistry) -> None:
         """Show up in /metrics."""
@@ -136,6 +155,17 @@ class NodeMetrics:
             for kind, histogram in by_kind.items():
                 family.add_metric((kind,), histogram.buckets(), histogram.sum)
             yield family
+        requests = HistogramMetricFamily(
+            "penstock_node_request_seconds",
+            "Time from a request's arrival to its answer, of requests to leaders, coordinators and nodes:"
+            " from direct listeners, or forwarded by gateways.",
+            labels=("api", "via"),
+        )
+        for of_requests, histogram in self._request_s.items():
+            requests.add_metric(of_requests, histogram.buckets(), histogram.sum)
+        yield requests
+        for part in self.families_by_part:
+            yield from part()
 
 
 class _Collector(Collector):

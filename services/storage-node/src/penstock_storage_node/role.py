@@ -40,6 +40,7 @@ from penstock_runtime.security.own_certificate import follow_refused, open_certi
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
+from penstock_storage_node.cluster.node_reporter import NodeReporter
 from penstock_storage_node.cluster.registration import Announcement, Registration
 from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
 from penstock_storage_node.log import DirectoryPorts, LogDirectory, PartitionDirectory, PartitionLog
@@ -49,6 +50,7 @@ from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.compactor import Compactor
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.reporting.group_lag import LagExporter
+from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEnds, LogEndsService
@@ -264,8 +266,12 @@ class StorageNode:
             pieces=ports.pieces,
         )
         suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
-        self._links = FollowerStreams(manager, self._replica_channels, suspected_leaders.suspect, limits)
-        self._streams = LeaderStreams(manager, limits)
+        self._throttle = throttle = CatchUpThrottle(manager.registry, self._clocks.s)
+        self._links = FollowerStreams(
+            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle
+        )
+        self._streams = LeaderStreams(manager, limits, throttle)
+        self._reporter = NodeReporter(manager, self._directory, throttle.hear)
         self._proposer = IsrProposer(manager, controllers)
         manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings, ports.tick_ms)
@@ -286,6 +292,7 @@ class StorageNode:
             LogEnds(manager.registry, self._positions, self._channels),
             settings.lag_interval_ms,
             clock_ms,
+            ports.clocks.wall_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
         self._authorizer = authorizer
@@ -376,6 +383,7 @@ class StorageNode:
             lambda: manager.health.failed,
             lambda: manager.health.space.full,
             self._quotas,
+            self._reporter,
         )
         manager.health.listeners.append(self._registration.wake)
         manager.health.space_listeners.append(self._registration.wake)
@@ -385,6 +393,7 @@ class StorageNode:
         manager.set_aside_strays()
         lifecycle.create_task(self._proposer.run(), "isr proposals")
         self._background.start()
+        lifecycle.create_task(self._reporter.run(), "report")
         self._compaction.start()
         self._groups.start()
         lifecycle.registry.register(self._lag)
@@ -483,12 +492,8 @@ class StorageNode:
             "partitions": ("Replicas on this node.", lambda: len(manager.registry.partitions)),
             "leaders": ("Partitions that this node leads.", lambda: len(manager.registry.leading)),
             "under_replicated_partitions": (
-                "Led partitions with fewer replicas in sync than assigned.",
-                lambda: sum(
-                    len(led.isr) <= len(led.followers)
-                    for p in manager.registry.leading
-                    if (led := p.replica.leadership) is not None
-                ),
+                "Led partitions with fewer replicas in sync than they have; those that a move adds do not count yet.",
+                manager.registry.under_replicated_count,
             ),
             "under_min_isr_partitions": (
                 "Led partitions that take no acks=all.",
@@ -530,6 +535,23 @@ class StorageNode:
                 "Logs that were set aside because no topic owns them.",
                 lambda: self._background.strays.count,
             ),
+            "stray_logs": (
+                "Logs that were set aside because no topic owns them.",
+                lambda: self._background.strays.count,
+            ),
+            "stray_bytes": ("What these take on the disk.", lambda: self._background.strays.size_bytes),
+            "disk_total_bytes": (
+                "Size of the file system with the data directory; 0 until it is known.",
+                lambda: self._reporter.disk_total_bytes,
+            ),
+            "disk_free_bytes": (
+                "What is free on it for this node's user; 0 until it is known.",
+                lambda: self._reporter.disk_free_bytes,
+            ),
+            "log_bytes": (
+                "Bytes of all replicas' segments on disk, as of a few seconds ago.",
+                lambda: manager.sizes.total_bytes,
+            ),
             "disk_full": (
                 "1 while the disk has no space left, and for a while after.",
                 lambda: float(manager.health.space.full),
@@ -567,6 +589,7 @@ class StorageNode:
             "isr_expands": ("ISR expansions proposed.", lambda: effects.isr_expand_count),
             "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),
         }
+        metrics.families_by_part.append(self._throttle.families)
         metrics.register(self._lifecycle.registry)
 
 

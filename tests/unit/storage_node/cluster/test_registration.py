@@ -13,6 +13,7 @@ import pytest
 
 from penstock_core.metadata.image import Endpoint
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_proto.v1.operations_pb2 import NodeReport
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
@@ -34,12 +35,14 @@ class Speaker(FakeController):
         self.order = pb.NodeHeartbeatReply(controller_term=5, metadata_version=7)
         self.said: list[int] = []
         """Terms of the replies so far."""
+        self.beats: list[pb.NodeHeartbeat] = []
         self.begun = self.ended = 0
 
     async def NodeSession(self, requests: Any, context: Any) -> AsyncIterator[pb.NodeHeartbeatReply]:
         self.begun += 1
         try:
-            async for _ in requests:
+            async for beat in requests:
+                self.beats.append(beat)
                 self.said.append(self.order.controller_term)
                 yield self.order
         finally:
@@ -89,6 +92,66 @@ async def test_a_node_does_not_obey_a_controller_of_an_older_term() -> None:
         await until(lambda: membership.fenced)
         assert client.heard_term == 6 and not membership.may_shutdown.is_set()
         assert controller.begun > 1
+    finally:
+        session.cancel()
+        with suppress(asyncio.CancelledError):
+            await session
+        pool.stop()
+        await channels.close()
+        await controller.kill()
+
+
+class Reports:
+    """Stands where the reporter stands."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.answers: list[int] = []
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def next_report(self) -> NodeReport | None:
+        return NodeReport(log_bytes=17) if self.answers else None
+
+    def answered(self, reply: pb.NodeHeartbeatReply) -> None:
+        self.answers.append(reply.catch_up_bytes_per_s)
+
+
+@pytest.mark.timeout(300)
+async def test_heartbeats_carry_reports_and_answers_go_to_who_makes_them() -> None:
+    cluster = Cluster()
+    cluster.term = 5
+    controller = Speaker(cluster)  # type: ignore[abstract]
+    controller.order = pb.NodeHeartbeatReply(controller_term=5, catch_up_bytes_per_s=1_000)
+    await controller.start()
+    channels, pool = ChannelPool(), DiskPool(1)
+    client = ControllerClient([controller.endpoint.address], "node-1", channels)
+    nowhere = Endpoint("", "127.0.0.1", 1)
+    reports: Any = Reports()
+    membership = Registration(
+        Lifecycle("test"),
+        client,
+        MetadataClient(client, "node-1", monotonic_ms),
+        open_directory(new_disk()),
+        pool,
+        Announcement(1, "", nowhere, nowhere, [], []),
+        lambda _node_id, _epoch: None,
+        lambda: False,
+        lambda: False,
+        None,
+        reports,
+    )
+    session = asyncio.create_task(membership.run())
+    try:
+        await until(lambda: len(controller.beats) > 2)
+        assert not controller.beats[0].HasField("report")
+        assert controller.beats[-1].report.log_bytes == 17
+        assert set(reports.answers) == {1_000} and reports.begun == 1
+        # What a deposed controller allows counts for nothing.
+        controller.order = pb.NodeHeartbeatReply(controller_term=4, catch_up_bytes_per_s=5)
+        await until(lambda: reports.begun > 1)
+        assert set(reports.answers) == {1_000}
     finally:
         session.cancel()
         with suppress(asyncio.CancelledError):

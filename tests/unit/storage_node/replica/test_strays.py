@@ -100,6 +100,18 @@ async def test_minus_one_keeps_all_and_counts_them(rig: Rig) -> None:
     assert all(rig.fs.exists(path) for path in paths)
 
 
+async def test_what_strays_take_is_known_until_they_go(rig: Rig) -> None:
+    for name, set_aside_ms, size in (("old", NOW_MS - 2 * WEEK_MS, 1_000), ("new", NOW_MS, 300)):
+        fd = rig.fs.open(f"{rig.add(name, set_aside_ms)}/00000000000000000000.log")
+        rig.fs.pwritev(fd, [bytes(size)], 0)
+        rig.fs.close(fd)
+    keeping, removing = rig.start(retention_ms=-1), rig.start()
+    await keeping.look()
+    assert (keeping.count, keeping.size_bytes) == (2, 1_300)
+    await removing.look()
+    assert (removing.count, removing.size_bytes) == (1, 300)
+
+
 async def test_only_strays_go_and_not_too_many_in_one_look(rig: Rig) -> None:
     for number in range(REMOVALS_MAX + 3):
         rig.add(f"t{number}", NOW_MS - 2 * WEEK_MS)

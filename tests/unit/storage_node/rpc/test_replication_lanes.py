@@ -236,6 +236,12 @@ def test_who_goes_where() -> None:
     assert limits.lane_after(CATCH_UP, 100, is_waited_for=False) == LIVE
     assert limits.lane_after(LIVE, 1001, is_waited_for=True) == LIVE
     assert limits.lane_after(CATCH_UP, 101, is_waited_for=True) == LIVE
+    # Where a rate is set, a small replica that is rebuilt keeps to it too.
+    assert limits.lane_after(LIVE, 200, is_waited_for=False, is_throttled=True) == LIVE
+    assert limits.lane_after(LIVE, 201, is_waited_for=False, is_throttled=True) == CATCH_UP
+    assert limits.lane_after(LIVE, 201, is_waited_for=True, is_throttled=True) == LIVE
+    assert limits.lane_after(CATCH_UP, 101, is_waited_for=False, is_throttled=True) == CATCH_UP
+    assert limits.lane_after(CATCH_UP, 100, is_waited_for=False, is_throttled=True) == LIVE
 
 
 def test_a_rebuild_is_paced_by_the_setting_its_producers_and_the_operators_bound() -> None:

@@ -2,5 +2,7 @@
 
 `heartbeat_freshness`  how lately the controllers knew that this node lives, and what they knew
 `isr_proposer`         ISR proposals on their way to the controller
+`node_reporter`        what a node tells the active controller of its disk and its replicas
 `registration`         the node's membership: registration with the controllers, and the session that keeps it
+`size_telling`         which sizes of replicas the controller is told next
 """

@@ -24,6 +24,7 @@ from penstock_runtime.controller_client import ControllerClient, ControllerStrea
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
+from penstock_storage_node.cluster.node_reporter import NodeReporter
 from penstock_storage_node.disk.pool import DiskPool
 from penstock_storage_node.log import LogDirectory
 
@@ -50,7 +51,8 @@ class Announcement:
 class Registration:
     """Registers and keeps the session. `on_epoch(node_id, node_epoch)` is called at each grant.
 
-    Heartbeats carry what this node's own listeners want of `quotas`, and their answers what they get.
+    Heartbeats carry what this node's own listeners want of `quotas`, and their answers what they get; and what
+    `reporter` has to tell of the disk and the replicas.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Registration:
         disk_failed: Callable[[], bool],
         disk_full: Callable[[], bool],
         quotas: QuotaGate | None = None,
+        reporter: NodeReporter | None = None,
     ) -> None:
         self._lifecycle = lifecycle
         self._controllers = controllers
@@ -76,6 +79,7 @@ class Registration:
         self._disk_failed = disk_failed
         self._disk_full = disk_full
         self._quotas = quotas or QuotaGate.idle()
+        self._reporter = reporter
         self._node_id = announcement.node_id if announcement.node_id >= 0 else directory.node_id
         self._node_epoch = -1
         self._interval_ms = 250
@@ -217,6 +221,8 @@ class Registration:
     async def _session(self, stream: ControllerStream[pb.NodeHeartbeat, pb.NodeHeartbeatReply]) -> bool:
         """Beat until the stream ends (PenstockError) or the registration is over (True)."""
         self._freshness.begin()
+        if self._reporter is not None:
+            self._reporter.begin()
         beats = asyncio.ensure_future(self._beat(stream))
         try:
             while True:
@@ -250,6 +256,8 @@ class Registration:
             ) from None
 
     def _take(self, reply: pb.NodeHeartbeatReply) -> None:
+        if self._reporter is not None:
+            self._reporter.answered(reply)
         if reply.HasField("quota_shares"):
             self._quotas.take_shares(reply.quota_shares)
         if reply.may_shutdown:
@@ -281,6 +289,7 @@ class Registration:
                     disk_failed=self._disk_failed(),
                     disk_full=self._disk_full(),
                     quota_report=self._quotas.report(),
+                    report=None if self._reporter is None else self._reporter.next_report(),
                 )
             )
             # While fenced, ask sooner: readiness waits for it.

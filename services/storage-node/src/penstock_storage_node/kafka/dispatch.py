@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Final
 
@@ -27,6 +28,14 @@ from penstock_storage_node.replica.manager import ReplicaManager
 
 _ROUTES: Final = RELAYED_ROUTES | {Route.NODE}
 _GROUP_ROUTES: Final = frozenset({Route.GROUP_COORDINATOR, Route.SCATTER})
+_TIMED: Final = {
+    int(ApiKey.PRODUCE): "Produce",
+    int(ApiKey.FETCH): "Fetch",
+    int(ApiKey.OFFSET_COMMIT): "OffsetCommit",
+    int(ApiKey.JOIN_GROUP): "JoinGroup",
+    int(ApiKey.HEARTBEAT): "Heartbeat",
+}
+"""Names in `penstock_node_request_seconds`; all the others are one."""
 
 
 class DataApis:
@@ -41,6 +50,7 @@ class DataApis:
     ) -> None:
         """A node without `groups` coordinates none. Raises InvariantBroken when an API with one of these
         routes has no handler."""
+        self._metrics, self._clock_s = manager.metrics, manager.clocks.s
         rights = Rights(authorizer)
         produce = ProduceHandler(manager, rights, in_touch)
         fetch = FetchHandler(manager, rights)
@@ -76,7 +86,27 @@ class DataApis:
 
         Raises Malformed when the frame cannot be read: its connection is to be closed.
         """
-        return self._handlers[header.api_key](caller, header, frame)
+        if not caller.begun_s:
+            caller.begun_s = self._clock_s()
+        answer = self._handlers[header.api_key](caller, header, frame)
+        if isinstance(answer, Awaitable):
+            later = asyncio.ensure_future(answer)
+            later.add_done_callback(lambda done: self._on_done(caller, header.api_key, done))
+            return later
+        self._time(caller, header.api_key)
+        return answer
+
+    def _on_done(self, caller: RequestContext, api_key: int, done: asyncio.Future[Response]) -> None:
+        if not done.cancelled():
+            self._time(caller, api_key)
+
+    def _time(self, caller: RequestContext, api_key: int) -> None:
+        self._metrics.observe_request(
+            _TIMED.get(api_key, "other"),
+            "direct" if caller.listener else "forward",
+            self._clock_s() - caller.begun_s,
+            acks_all=caller.acks_all,
+        )
 
 
 class DirectAddresses:

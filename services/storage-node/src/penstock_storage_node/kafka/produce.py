@@ -39,8 +39,8 @@ ACKS_ALL = -1
 _EMPTY: Final = memoryview(b"")
 ADMIN_CLIENT_ID = "__admin_client"
 """Kafka's own tools may write to internal topics under that name."""
-RECORDS_AT_ONCE_MAX = 40_000
-"""Records of one batch that are walked at once: about two milliseconds' work."""
+RECORDS_AT_ONCE_MAX = 10_000
+"""Records of one batch that are walked at once: about half a millisecond's work, and librdkafka's largest batch."""
 STAGED_BYTES_SOFT_MAX = 16 * 1024 * 1024
 """Above that many bytes in memory even acks=0 requests count as unanswered until the disk has
 caught up, so that their connections' own bounds hold them back."""
@@ -192,7 +192,7 @@ class ProduceHandler:
                     item.records, opened, settings, self._manager.wall_ms(), produce_version=version
                 )
                 try:
-                    checked[index] = (*await self._loop_turns.run(steps), settings)
+                    checked[index] = (*await self._loop_turns.run(steps, at_once=False), settings)
                 except PenstockError as error:
                     checked[index] = error
         return checked
@@ -226,6 +226,7 @@ class ProduceHandler:
                 request.settle(index, batch.result)
             else:
                 wait = batch.leadership.wait_all if acks == ACKS_ALL else batch.leadership.wait_one
+                caller.acks_all = acks == ACKS_ALL
                 wait(batch.end_offset, request.deadline_ms, _AckWait(self, request, index, batch))
         if not manager.drain.effects.empty:
             manager.drain.schedule()

@@ -15,7 +15,16 @@ batch of the producer past this one."""
 class RequestContext:
     """One per request."""
 
-    __slots__ = ("_denied", "client_id", "concerns_router", "identity", "listener", "peer")
+    __slots__ = (
+        "_denied",
+        "acks_all",
+        "begun_s",
+        "client_id",
+        "concerns_router",
+        "identity",
+        "listener",
+        "peer",
+    )
 
     def __init__(
         self, identity: Identity = NOBODY, client_id: str | None = None, peer: str = "", listener: str = ""
@@ -27,6 +36,10 @@ class RequestContext:
         self.peer = peer
         self.concerns_router = False
         """Set when the answer holds one of `ROUTING_ERRORS`."""
+        self.acks_all = False
+        """Set when something was appended whose answer waits for all acks."""
+        self.begun_s = 0.0
+        """When it came, by the node's clock; 0: when it is handled."""
         self._denied: set[tuple[int, int, str]] | None = None
 
     @property

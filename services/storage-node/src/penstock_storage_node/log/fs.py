@@ -190,6 +190,11 @@ class FileSystem:
         """Descriptor of a directory, for `sync_filesystem`."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def room(self, path: str) -> tuple[int, int]:
+        """(bytes, free bytes) of the filesystem that a directory is on; what is kept for root is not free."""
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
     def device(self, fd: int) -> int:
         """Number of the filesystem that a file is on."""
         return os.fstat(fd).st_dev

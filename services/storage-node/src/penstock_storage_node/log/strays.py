@@ -67,6 +67,14 @@ def overdue(strays: Iterable[Stray], now_ms: int, retention_ms: int, removals_ma
     return [stray for _, _, stray in found[:removals_max]]
 
 
+def size_bytes(fs: FileSystem, path: str) -> int:
+    """(pool) What the files of a stray take; 0 when it is gone, or may not be looked into. Raises OSError."""
+    try:
+        return sum(fs.path_size(f"{path}/{name}") for name in fs.list_directory(path))
+    except (FileNotFoundError, PermissionError):
+        return 0
+
+
 def find(
     fs: FileSystem, root: str, now_ms: int, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
 ) -> list[Stray]:

@@ -13,6 +13,7 @@
 `placement`      which logs this node should hold
 `registry`       which partitions this node holds, and the metadata that say so
 `roles`          the roles of this node's partitions
+`sizes`          what this node's replicas take on its disk, looked at where something has changed
 `strays`         removes logs that were set aside, once their time is over
 `topic_config`   settings of topics as they count on this node, and their effect on its partitions while it
                  runs

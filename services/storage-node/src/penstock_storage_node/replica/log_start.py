@@ -44,6 +44,8 @@ class LogStarts:
         # A cut that began meanwhile could make files anew under the names that are on their way out, and a
         # compaction exchange those that are looked at.
         future = None if work is None else partition.beside(work)
+        if work is not None:
+            partition.note_size()
         partition.kick()  # it may have closed the active segment, and no append comes
         if future is not None:
             future.add_done_callback(lambda done: self._note_left(partition, done))

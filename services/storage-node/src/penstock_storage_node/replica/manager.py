@@ -39,6 +39,7 @@ from penstock_storage_node.replica.placement import (
 )
 from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replica.roles import FollowerStreamsPort, Roles
+from penstock_storage_node.replica.sizes import ReplicaSizes
 from penstock_storage_node.replica.topic_config import DynamicTopicConfigs
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
@@ -71,6 +72,7 @@ class ReplicaManager:
         self.registry = PartitionRegistry()
         self.drain = EffectsDrain(self.registry)
         self.budget = MemoryBudget()
+        self.sizes = ReplicaSizes(self._log_of)
         self.health = DiskHealth(lifecycle, clock_ms)
         self.health.listeners.append(self._give_up)
         self.log_starts = LogStarts(pool, directory, lifecycle, self._on_removed, clocks.wall_ms)
@@ -83,7 +85,7 @@ class ReplicaManager:
         )
         failures = FailureHandler(self.health, corruption, metrics)
         self._ports = PartitionPorts(
-            pool, directory, clock_ms, clocks.s, metrics, self.budget, self.drain, failures
+            pool, directory, clock_ms, clocks.s, metrics, self.budget, self.drain, failures, self.sizes
         )
         self._placement = Placement()
         self._found: dict[Name, tuple[PartitionDirectory, PartitionLog]] = {}
@@ -161,6 +163,10 @@ class ReplicaManager:
             for state in topic.partitions.values():
                 self._place(topic, state)
             self.configs.update(topic.name)
+
+    def _log_of(self, key: TopicPartition) -> PartitionLog | None:
+        partition = self.registry.partitions.get(key)
+        return None if partition is None else partition.log
 
     # -- placement ----------------------------------------------------------------
 
@@ -267,6 +273,7 @@ class ReplicaManager:
         )
         partition = Partition(self._ports, replica, log)
         self.registry.partitions[state.key] = partition
+        partition.note_size()
         self.log_starts.mark_compacted(partition)
         self.roles.assign(partition, state)
 
@@ -276,6 +283,7 @@ class ReplicaManager:
             return
         partition, name = self.registry.partitions.pop(wanted.key), wanted.name
         partition.close()
+        partition.note_size()
         self.roles.stop(partition, "it was deleted")
         partition.replica.step_down()
         self.drain.schedule()

@@ -32,6 +32,7 @@ from penstock_storage_node.log import (
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.log_access import LogAccess, Verdict, Work
 from penstock_storage_node.replica.memory_budget import MemoryBudget
+from penstock_storage_node.replica.sizes import ReplicaSizes
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, ReplicationSession
 
@@ -74,6 +75,7 @@ class PartitionPorts:
     budget: MemoryBudget
     drain: DrainPort
     failures: FailurePort
+    sizes: ReplicaSizes
 
 
 class Partition:
@@ -147,6 +149,10 @@ class Partition:
         """The log was appended to by another way than `append`."""
         self._share.update()
 
+    def note_size(self) -> None:
+        """The log has other files, or more or less in them, than before."""
+        self._ports.sizes.note(self.key)
+
     def forget_staged(self) -> None:
         """The log is deleted: nothing of it will be written any more."""
         self._share.close()
@@ -182,6 +188,7 @@ class Partition:
         now_ms = self._ports.clock_ms()
         if error is None:
             self.log.complete(job)
+            self.note_size()
             self._share.update()
             self._ports.metrics.observe_write_job(self._ports.clock_s() - started_s)
             self._ports.drain.progress(self, now_ms)
@@ -264,6 +271,7 @@ class Partition:
                 apply(result)
             self.log.is_swapping = False
             self.access.end_alone()
+            self.note_size()
             self._share.update()
             if error is None:
                 if not future.done():

@@ -63,6 +63,15 @@ class PartitionRegistry:
         topic = self.image.topics.get(topic_id)
         return "" if topic is None else topic.name
 
+    def under_replicated_count(self) -> int:
+        """Led partitions with fewer replicas in sync than they have; those that a move adds do not count (KIP-352)."""
+        count = 0
+        for partition in self.leading:
+            led, known = partition.replica.leadership, self.image.partition(*partition.key)
+            if led is not None and known is not None:
+                count += len(led.isr) < known.factor
+        return count
+
     def is_eligible(self, node: NodeId, node_epoch: int) -> bool:
         """Whether a follower may join an ISR: known, not fenced, and the process that the metadata know (KIP-903)."""
         known = self.image.nodes.get(node)

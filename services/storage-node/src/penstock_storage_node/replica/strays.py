@@ -34,6 +34,8 @@ class StrayJanitor:
     ) -> None:
         self.count = 0
         """Strays on the disk, as of the last look."""
+        self.size_bytes = 0
+        """What they take, as of the last look."""
         self._directory = directory
         self._pool = pool
         self._lifecycle = lifecycle
@@ -56,10 +58,14 @@ class StrayJanitor:
         try:
             found = await self._pool.run(lambda: strays.find(fs, root, now_ms, new_uuid))
             self.count = len(found)
+            paths = [f"{root}/{stray.name}" for stray in found]
+            sizes = await self._pool.run(lambda: {path: strays.size_bytes(fs, path) for path in paths})
+            self.size_bytes = sum(sizes.values())
             for stray in strays.overdue(found, now_ms, self._retention_ms, REMOVALS_MAX):
                 path = f"{root}/{stray.name}"
                 await self._pool.run(lambda path=path: remove_tree(fs, path))  # type: ignore[misc]
                 self.count -= 1
+                self.size_bytes -= sizes[path]
                 self._lifecycle.log.info(
                     "removed a log that was set aside: it was kept for stray_retention_ms",
                     path=path,

@@ -129,7 +129,8 @@ class LeaderSender:
         """Whose read may bring in a batch that goes in pieces."""
         self._catch_up = catch_up
         self._read_credit_bytes = credit_bytes if catch_up else credit_bytes // 2
-        self._read_bytes_max = read_bytes_max
+        self.read_bytes_max = read_bytes_max
+        """Most bytes of the next reads."""
         self.node = node
         self.node_epoch = node_epoch
         self._credit_bytes = credit_bytes
@@ -430,7 +431,7 @@ class LeaderSender:
             session.reading = True
             if may_be_large:
                 self._large_read = session
-            room = min(room, self._read_bytes_max)
+            room = min(room, self.read_bytes_max)
             if is_reserved:
                 session.reserved_bytes = room
                 self._reserved_bytes += room

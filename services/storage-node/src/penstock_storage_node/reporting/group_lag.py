@@ -1,7 +1,7 @@
 """Lag of the groups that this node coordinates, as metrics: in records, and in seconds.
 
-Seconds are the time of the newest record less that of the last committed one, of the partition
-that is furthest behind. A group has one coordinator, so each group is told by one node.
+Seconds are how long the oldest record that is not committed has waited, of the partition where it has waited
+longest; 0 where none waits. A group has one coordinator, so each group is told by one node.
 
 Cheap: ends are asked for in bulk of the nodes that lead, at most once an interval, and only
 while somebody scrapes. Bounded: a row is a group and a topic, at most SERIES_MAX of them, those
@@ -37,20 +37,29 @@ Row = tuple[str, str]
 
 @dataclass(slots=True)
 class Lag:
-    """Of one group in one topic; `behind_s` is None where no time is known."""
+    """Of one group in one topic."""
 
     records: int = 0
-    behind_s: float | None = None
+    waiting_ms: int | None = None
+    """Since when the oldest one waits, ms since 1970."""
+    known: bool = True
+    """Whether that is known where records wait."""
 
     def add(self, offset: int, answer: pb.PositionAnswer) -> None:
         """Count one partition."""
-        self.records += max(0, answer.high_watermark - offset)
-        behind_s: float | None = 0.0
-        if offset < answer.high_watermark:
-            known = answer.newest_ms >= 0 and answer.before_ms >= 0
-            behind_s = max(0, answer.newest_ms - answer.before_ms) / 1000 if known else None
-        if behind_s is not None:
-            self.behind_s = max(self.behind_s or 0.0, behind_s)
+        waiting = max(0, answer.high_watermark - offset)
+        self.records += waiting
+        if answer.HasField("waiting_ms"):
+            found = answer.waiting_ms
+            self.waiting_ms = found if self.waiting_ms is None else min(self.waiting_ms, found)
+        elif waiting:
+            self.known = False
+
+    def behind_s(self, wall_ms: int) -> float | None:
+        """How long the oldest one has waited by now; None where no time is known."""
+        if self.waiting_ms is not None:
+            return max(0, wall_ms - self.waiting_ms) / 1000
+        return 0.0 if self.known else None
 
 
 class LagExporter(Collector):
@@ -63,7 +72,9 @@ class LagExporter(Collector):
         log_ends: LogEnds,
         interval_ms: int,
         clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
     ) -> None:
+        self._wall_ms = wall_ms
         self._registry = registry
         self._groups = groups
         self._log_ends = log_ends
@@ -85,13 +96,15 @@ class LagExporter(Collector):
         )
         seconds = GaugeMetricFamily(
             "penstock_group_lag_seconds",
-            "Time of the newest record less that of the last committed one, of the partition furthest behind.",
+            "How long the oldest record that is not committed has waited, of the partition with the longest.",
             labels=("group", "topic"),
         )
+        wall_ms = self._wall_ms()
         for row, lag in self._rows.items():
             records.add_metric(row, lag.records)
-            if lag.behind_s is not None:
-                seconds.add_metric(row, lag.behind_s)
+            behind_s = lag.behind_s(wall_ms)
+            if behind_s is not None:
+                seconds.add_metric(row, behind_s)
         yield records
         yield seconds
         yield GaugeMetricFamily(

@@ -163,6 +163,8 @@ class ForwardStream:
     async def _handle(self, first: ForwardedFrame, frame: Buffer) -> None:
         """Answer one request. What comes after it on the stream waits until its part that must
         be in order is done."""
+        caller = RequestContext(self._identity, None, self._peer)
+        caller.begun_s = self._manager.clocks.s()
         while (
             self._request_count
             and (self._request_bytes + len(frame) > REQUEST_BYTES_MAX or self._request_count >= REQUESTS_MAX)
@@ -178,7 +180,6 @@ class ForwardStream:
         self._request_bytes += len(frame)
         self._request_count += 1
         size = len(frame)
-        caller = RequestContext(self._identity, None, self._peer)
         result = self._start(caller, frame)
         if isinstance(result, Awaitable):
             future = asyncio.ensure_future(result)

@@ -68,6 +68,10 @@ class LogEndsService:
         end = answer.high_watermark = partition.replica.high_watermark
         if position.offset >= end:
             return
+        waiting_ms = await _time_of(partition, max(position.offset, partition.log.log_start_offset), end)
+        if waiting_ms >= 0:
+            answer.waiting_ms = waiting_ms
+        # For nodes of before, which reckon by these.
         if key not in newest:
             newest[key] = await _time_of(partition, end - 1)
         answer.newest_ms = newest[key]
@@ -99,11 +103,12 @@ class LogEnds:
         return response.answers
 
 
-async def _time_of(partition: Partition, offset: int) -> int:
-    """Time of the batch that holds a record, in ms since 1970; -1 when there is none."""
+async def _time_of(partition: Partition, offset: int, end: int | None = None) -> int:
+    """Time of the batch that holds a record, or with `end` of the first one below it, in ms since 1970; -1 when
+    there is none."""
     if offset < partition.log.log_start_offset:
         return -1
-    found = partition.read(offset, HEADER_BYTES, offset + 1)
+    found = partition.read(offset, HEADER_BYTES, offset + 1 if end is None else end)
     if isinstance(found, ReadJob):
         found = await partition.run_read(found)
     if found.size_bytes < HEADER_BYTES:

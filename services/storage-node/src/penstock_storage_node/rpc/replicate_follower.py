@@ -28,6 +28,8 @@ from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
 from penstock_storage_node.replication.replica import PartitionReplica
+from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle, Direction
+from penstock_storage_node.rpc.paced_inlet import PacedInlet, size_of
 from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, Lane, LaneLimits
 
 METHOD = "/penstock.v1.Storage/Replicate"
@@ -56,10 +58,13 @@ class FollowerStream:
         credit_bytes: int,
         move: Callable[[PartitionReplica, int], None],
         on_lost: Callable[[NodeId], None],
+        budget: Direction,
     ) -> None:
+        """`budget`: of all that comes to this node by catch-up lanes."""
         self._on_lost = on_lost
         self.receiver = FollowerReceiver()
         self._lane = lane
+        self._budget = budget
         self._credit_bytes = credit_bytes
         self._move = move
         self._manager = manager
@@ -121,12 +126,16 @@ class FollowerStream:
             credit_bytes=self._credit_bytes,
             takes_pieces=True,
         )
-        reader: asyncio.Future[None] | None = None
+        inlet = PacedInlet(self._budget, self._take_in, self._log_end_offset) if self._lane != LIVE else None
+        readers: list[asyncio.Future[None]] = []
         try:
             await call.write(pb.ReplicateRequest(hello=hello).SerializeToString())
-            reader = asyncio.ensure_future(self._read(call))
-            reader.add_done_callback(lambda _: self._wake.set())
-            while not reader.done():
+            readers.append(asyncio.ensure_future(self._read(call, inlet)))
+            if inlet is not None:
+                readers.append(asyncio.ensure_future(inlet.run()))
+            for each in readers:
+                each.add_done_callback(lambda _: self._wake.set())
+            while not any(each.done() for each in readers):
                 self._wake.clear()
                 out = self.receiver.take(manager.clock_ms())
                 if not out.empty:
@@ -137,14 +146,20 @@ class FollowerStream:
                     await self._wait_ms(REOPEN_PAUSE_MS_MIN)
                 else:
                     await self._wake.wait()
-            reader.result()
+            for each in readers:
+                if each.done():
+                    each.result()
         finally:
             call.cancel()
-            if reader is not None and not reader.done():
-                reader.cancel()
-                await asyncio.wait([reader])
-            if reader is not None and reader.done() and not reader.cancelled():
-                reader.exception()
+            for each in readers:
+                each.cancel()
+            if readers:
+                await asyncio.wait(readers)
+            for each in readers:
+                if not each.cancelled():
+                    each.exception()
+            if inlet is not None:
+                inlet.clear()
 
     async def _wait_ms(self, most_ms: int) -> None:
         try:
@@ -153,18 +168,31 @@ class FollowerStream:
         except TimeoutError:
             pass
 
-    async def _read(self, call: Any) -> None:
+    async def _read(self, call: Any, inlet: PacedInlet | None) -> None:
         while True:
             message = await call.read()
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
-            self._on_message(message)
+            if inlet is None:
+                self._on_message(message)
+            else:
+                inlet.put(decode_replica_data(message))
             del message  # a megabyte that need not wait here for the next one
 
     def _on_message(self, message: bytes) -> None:
         for data in decode_replica_data(message):
             self._on_data(data)
         # Sessions that ended above are opened anew by the writer.
+        if self.receiver.waiting:
+            self._wake.set()
+
+    def _log_end_offset(self, session: int) -> int | None:
+        replica = self.receiver.replica_of(session)
+        return None if replica is None else replica.log.log_end_offset
+
+    def _take_in(self, data: ReceivedData) -> None:
+        self._manager.metrics.catch_up_in_bytes += size_of(data)
+        self._on_data(data)
         if self.receiver.waiting:
             self._wake.set()
 
@@ -300,8 +328,11 @@ class FollowerStreams:
         channels: ChannelPool,
         on_lost: Callable[[NodeId], None],
         limits: LaneLimits | None = None,
+        throttle: CatchUpThrottle | None = None,
     ) -> None:
+        """`throttle`: the node's, for all of its streams."""
         self._manager = manager
+        self._throttle = throttle or CatchUpThrottle(manager.registry, manager.clocks.s)
         self._on_lost = on_lost
         """Told of a leader whose stream broke."""
         self._channels = channels
@@ -319,7 +350,14 @@ class FollowerStreams:
         link = self._links.get((leader, lane))
         if link is None:
             link = self._links[leader, lane] = FollowerStream(
-                self._manager, leader, lane, self._channels, self._credits[lane], self._move, self._on_lost
+                self._manager,
+                leader,
+                lane,
+                self._channels,
+                self._credits[lane],
+                self._move,
+                self._on_lost,
+                self._throttle.into,
             )
         link.receiver.follow(replica)
         self._link_of[replica] = link

@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock_core.config.catalog import catch_up_rate
+from penstock_core.config.catalog import FOLLOWER_RATE, throttled_rate
+from penstock_core.config.topic import LONG_MAX
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId, TopicId, TopicPartition
@@ -36,6 +37,7 @@ from penstock_storage_node.replication.sender import (
     ReplicationSession,
 )
 from penstock_storage_node.rpc.bidirectional import run_both_ways
+from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle, Direction
 from penstock_storage_node.rpc.replication_lanes import LIVE, AppendRate, Lane, LaneLimits, Pace
 
 MESSAGE_BYTES = 1024 * 1024
@@ -53,12 +55,18 @@ class _Stream:
     """One follower's stream."""
 
     def __init__(
-        self, manager: ReplicaManager, hello: pb.ReplicaHello, context: Context, limits: LaneLimits
+        self,
+        manager: ReplicaManager,
+        hello: pb.ReplicaHello,
+        context: Context,
+        limits: LaneLimits,
+        budget: Direction,
     ) -> None:
         credit = min(max(hello.credit_bytes, 64 * 1024), 4 * REPLICA_CREDIT_BYTES)
         self.lane = hello.lane
         self._follower = NodeId(hello.node_id)
         self._limits = limits
+        self._budget = budget
         self.sender = LeaderSender(
             NodeId(hello.node_id),
             hello.node_epoch,
@@ -213,8 +221,15 @@ class _Stream:
             self._follower, self._manager.clock_ms()
         )
         return self._limits.lane_after(
-            self.lane, log.bytes_between(offset, log.log_end_offset), is_waited_for=is_waited_for
+            self.lane,
+            log.bytes_between(offset, log.log_end_offset),
+            is_waited_for=is_waited_for,
+            is_throttled=self._budget.limit_bytes_per_s > 0 or self._follower_rate() < LONG_MAX,
         )
+
+    def _follower_rate(self) -> int:
+        registry = self._manager.registry
+        return throttled_rate(registry.image, self._follower, FOLLOWER_RATE)
 
     # -- leader to follower -------------------------------------------------------
 
@@ -225,12 +240,19 @@ class _Stream:
         while not self.ended:
             self._wake.clear()
             self._hurry.clear()
+            message_bytes = MESSAGE_BYTES
+            if self.lane != LIVE:
+                message_bytes = self._budget.message_bytes(MESSAGE_BYTES)
+                sender.read_bytes_max = min(CATCH_UP_READ_BYTES, message_bytes)
             sender.reads(self._start_read)
-            frames = sender.take(MESSAGE_BYTES)
+            # What is no data goes by itself on a lane where data may have to wait.
+            frames = (sender.take(0) if self.lane != LIVE else None) or sender.take(message_bytes)
             if not frames:
                 await self._wake.wait()
                 continue
             size = sum(frame.size_bytes for frame in frames)
+            if self.lane != LIVE and size and not await self._may_send(size):
+                return
             metrics.replicated_out_bytes += size
             if self.lane != LIVE:
                 metrics.catch_up_out_bytes += size
@@ -242,22 +264,41 @@ class _Stream:
                 pace.sent(size)
                 await self._rest(pace)
 
+    async def _may_send(self, size: int) -> bool:
+        """Before so many bytes go to rebuilding replicas: until all that this node feeds allows it, or something is to
+        be said at once: these bytes go first then, and those after them wait longer. False: the stream has ended."""
+        budget = self._budget
+        place, is_used = budget.claim(size), False
+        try:
+            while not self._hurry.is_set() and (wait_s := budget.wait_s(place)) > 0:
+                rest_s = min(wait_s, REST_S_MAX)
+                budget.throttled_s += rest_s
+                await self._hurry_within(rest_s)
+            is_used = not self.ended
+        finally:
+            if not is_used:
+                budget.give_back(size)
+        return is_used
+
+    async def _hurry_within(self, rest_s: float) -> None:
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+
     async def _rest(self, pace: Pace) -> None:
         """After sending rebuilding replicas something: until the pace allows more, or something is to be said at once.
         Rates change meanwhile."""
-        manager, loop = self._manager, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         while not self._hurry.is_set():
             now_s = loop.time()
             appended_per_s = self._append_rate.per_s(now_s, self.sender.appended_bytes)
-            throttle = catch_up_rate(manager.registry.image, manager.registry.node_id, self._follower)
-            rest_s = pace.rest_s(now_s, self._limits.pace(appended_per_s, throttle))
+            # The follower keeps to its rate itself; what it can't take yet need not wait in its memory.
+            rest_s = pace.rest_s(now_s, self._limits.pace(appended_per_s, self._follower_rate()))
             if rest_s <= 0:
                 return
-            try:
-                async with asyncio.timeout(min(rest_s, REST_S_MAX)):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
+            await self._hurry_within(min(rest_s, REST_S_MAX))
 
     def _start_read(self, session: ReplicationSession, max_bytes: int) -> None:
         partition = self._manager.registry.partitions.get(session.replica.key)
@@ -322,9 +363,16 @@ class _Stream:
 class LeaderStreams:
     """All streams of this node's followers."""
 
-    def __init__(self, manager: ReplicaManager, limits: LaneLimits | None = None) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        limits: LaneLimits | None = None,
+        throttle: CatchUpThrottle | None = None,
+    ) -> None:
+        """`throttle`: the node's, for all of its streams."""
         self._manager = manager
         self._limits = limits or LaneLimits()
+        self._throttle = throttle or CatchUpThrottle(manager.registry, manager.clocks.s)
         self._by_node: dict[tuple[NodeId, Lane], _Stream] = {}
         self._by_sender: dict[OutgoingStream, _Stream] = {}
 
@@ -348,7 +396,7 @@ class LeaderStreams:
             return
         request = pb.ReplicateRequest.FromString(message)
         await self._check(request.hello, context)
-        stream = _Stream(self._manager, request.hello, context, self._limits)
+        stream = _Stream(self._manager, request.hello, context, self._limits, self._throttle.out)
         node = (stream.sender.node, stream.lane)
         older = self._by_node.get(node)
         if older is not None:

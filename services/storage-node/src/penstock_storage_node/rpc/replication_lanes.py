@@ -8,7 +8,8 @@ up no batch of a live partition; the catch-up lane is paced as well, for both sh
 A replica that acks=all waits for is never sent there, however far behind: its pace would be the
 producers' pace, and what they go on sending would keep it behind (decision 0021). Kafka's throttle
 spares members of the ISR as well (`ReplicaManager.shouldLeaderThrottle`). And the pace is never below what producers
-write to the partitions that are rebuilt, or they would be so for ever.
+write to the partitions that are rebuilt, or they would be so for ever. What an operator or an operation allows the node
+as a whole is another matter (`catch_up_throttle`).
 """
 
 from __future__ import annotations
@@ -44,19 +45,26 @@ class LaneLimits:
     pieces: PieceSizes = PIECE_SIZES
     """How a large batch goes."""
 
-    def lane_after(self, lane: Lane, lag_bytes: int, *, is_waited_for: bool) -> Lane:
+    def lane_after(
+        self, lane: Lane, lag_bytes: int, *, is_waited_for: bool, is_throttled: bool = False
+    ) -> Lane:
         """Where a replica that has `lag_bytes` to fetch belongs, seen from where it is;
-        `is_waited_for`: the high watermark waits for it (`Leadership.waits_for`)."""
+        `is_waited_for`: the high watermark waits for it (`Leadership.waits_for`).
+
+        `is_throttled`: there is a bound on what catching up may take, which is not to be passed by a move of many
+        replicas that are each too small for the catch-up lane otherwise.
+        """
         if is_waited_for:
             return LIVE
         if lane == LIVE:
-            return CATCH_UP if lag_bytes > self.behind_bytes else LIVE
+            behind = min(self.behind_bytes, 2 * self.near_bytes) if is_throttled else self.behind_bytes
+            return CATCH_UP if lag_bytes > behind else LIVE
         return LIVE if lag_bytes <= self.near_bytes else CATCH_UP
 
     def pace(self, appended_per_s: float, throttle: int = LONG_MAX) -> float:
         """Bytes/s for a catch-up lane to whose partitions producers write `appended_per_s`.
 
-        `throttle` is an operator's bound (`leader.replication.throttled.rate`) and holds whatever is written, as
+        `throttle` is an operator's bound (`follower.replication.throttled.rate`) and holds whatever is written, as
         in Kafka. Infinite where there is no bound.
         """
         own = max(self.bytes_per_s, GAIN * appended_per_s) if self.bytes_per_s else math.inf
