@@ -16,6 +16,10 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     UNREACHABLE = 3
+    REFUSED = 4
+    """A gate refused it; nothing was changed."""
+    GOES_ON = 5
+    """`--wait` ran out before the end of an operation, which goes on."""
     INTERRUPTED = 130
 
 

@@ -195,6 +195,8 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         for item in self.range_script.pop(0):
             if isinstance(item, grpc.StatusCode):
                 await context.abort(item, "as the script says")
+            elif isinstance(item, asyncio.Event):
+                await item.wait()
             elif item == "hang":
                 try:
                     await asyncio.Event().wait()

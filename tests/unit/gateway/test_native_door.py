@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from penstock_core.metadata.image import Endpoint
+from penstock_core.metadata.security import CredentialKey, RefusedCertificate
 from penstock_core.native_account import Account
 from penstock_core.security.client_file import ClientFile
 from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
@@ -22,6 +23,8 @@ from penstock_core.security.scram import ScramMechanism
 from penstock_frontend.authorizer import AllowAll, Identity, Operation, ResourceType
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.callers import CallerDoor
+from penstock_frontend.sign_in.certified import Holders
+from penstock_frontend.sign_in.credentials import Reliance
 from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.old_news import OldNews
 from penstock_gateway.rpc.guard import RIGHTS, Guard
@@ -34,6 +37,7 @@ from penstock_runtime.grpc_tools import serve
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 from support.secure import ListenerFiles
 from support.sign_in import Metadata, removal, user_record
 from support.waiting import eventually
@@ -41,6 +45,8 @@ from support.waiting import eventually
 Rig = Any
 Stub = Any
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+ROWS = {name: right for name, right in RIGHTS.items() if name.startswith("/penstock.v1.Gateway/")}
+"""Those of the service that is looked at here; test_admin looks at the other one."""
 
 
 class Asked(AllowAll):
@@ -89,6 +95,7 @@ class World:
         self.now_ms = wall_ms()
         self.news_age_ms = 0
         self.desk = self.new_desk()
+        self.refused = RefusedCertificates()
         self.settings = GrpcDoorSettings(**{"security": "SASL_PLAINTEXT", **settings})
         self.door = self.new_door(self.desk)
 
@@ -110,6 +117,7 @@ class World:
             self.settings.offered,
             token_lifetime_ms=self.settings.token_lifetime_ms,
             news=OldNews(lambda: self.news_age_ms, 5_000, 30_000),
+            holders=Holders(self.refused),
         )
 
     def key(self, number: int) -> None:
@@ -200,7 +208,7 @@ def calls(stub: Stub, metadata: Any = None) -> dict[str, Any]:
 
 def test_every_method_of_the_contract_has_a_row() -> None:
     service = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"]
-    assert {f"/{service.full_name}/{method.name}" for method in service.methods} == RIGHTS.keys()
+    assert {f"/{service.full_name}/{method.name}" for method in service.methods} == ROWS.keys()
     assert [name for name, right in RIGHTS.items() if right is None] == ["/penstock.v1.Gateway/Authenticate"]
 
 
@@ -226,7 +234,7 @@ async def test_each_method_asks_for_its_right_with_the_users_name(
     made = calls(stub, metadata)
     assert {f"/penstock.v1.Gateway/{name}" for name in made} | {
         "/penstock.v1.Gateway/Authenticate"
-    } == RIGHTS.keys()
+    } == ROWS.keys()
     for name, begin in made.items():
         asked.questions.clear()
         call = begin()
@@ -428,6 +436,75 @@ async def test_a_certificate_is_a_user_and_new_files_are_used(rig: Rig, tmp_path
         assert files.reload()
         assert files.current.pem != before
         await describe(address, True)
+
+
+@pytest.mark.parametrize("security", ["SSL", "SASL_SSL"])
+async def test_calls_end_with_the_certificate_that_their_client_showed(
+    rig: Rig, tmp_path: Path, security: str
+) -> None:
+    """Also where a password says who it is, and the certificate only that it may come."""
+    made = ListenerFiles(tmp_path)
+    rules = {"principal_mapping_rules": "RULE:^.*CN=([^,]+).*$/$1/L"} if security == "SSL" else {}
+    world = World(rig, security=security, tls=made.table("required"), **rules)
+    files = ListenerTlsFiles("grpc", world.settings.tls, with_pem=True)  # type: ignore[arg-type]
+    chains = {name: made.client(name) for name in ("alice", "bob")}
+    rig.nodes[1].range_script = [
+        [data_pb2.FetchRangeResponse(next_offset=4, high_watermark=10), "hang"] for _ in chains
+    ]
+    metadata: tuple[tuple[str, str], ...] = ()
+    if security == "SASL_SSL":
+        assert world.door.tokens is not None
+        key = CredentialKey("alice", ScramMechanism.SHA_256)
+        version = world.desk.credentials.version(key)
+        assert version is not None
+        metadata = (("authorization", f"Bearer {world.door.tokens.issue(Reliance(key, version))}"),)
+    async with world.serving(files=files) as address, contextlib.AsyncExitStack() as stack:
+        reads: dict[str, Any] = {}
+        stubs: dict[str, Any] = {}
+        for name, (cert, key_file) in chains.items():
+            credentials = grpc.ssl_channel_credentials(
+                made.ca.read_bytes(), key_file.read_bytes(), cert.read_bytes()
+            )
+            channel = grpc.aio.secure_channel(address.replace("127.0.0.1", "localhost"), credentials)
+            stubs[name] = gateway_pb2_grpc.GatewayStub(await stack.enter_async_context(channel))
+            reads[name] = stubs[name].FetchRange(
+                data_pb2.FetchRangeRequest(topic="t", to_offset=-1), metadata=metadata
+            )
+            assert (await reads[name].read()).next_offset == 4
+        assert len(world.door.present) == 2
+        world.refused.take({serial_in_pem(chains["alice"][0].read_bytes()): RefusedCertificate("stolen", 0)})
+        status, words = await status_of(reads["alice"])
+        assert status is UNAUTHENTICATED
+        assert "stolen" in words
+        # What it begins now is refused, though its connection stays.
+        status, words = await status_of(stubs["alice"].Describe(pb.DescribeRequest(), metadata=metadata))
+        assert (status, "stolen" in words) == (UNAUTHENTICATED, True)
+        await stubs["bob"].Describe(pb.DescribeRequest(), metadata=metadata)
+        assert len(world.door.present) == 1
+        reads["bob"].cancel()
+        await eventually(lambda: len(world.door.present) == 0, "all over")
+
+
+async def test_a_range_ends_when_the_right_to_read_is_taken_away(
+    rig: Rig, world: World, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = True
+    monkeypatch.setattr(rig.relay, "authorizer", Asked(lambda who, operation: may_read))
+    go_on = asyncio.Event()
+    rig.nodes[1].range_script = [
+        [
+            data_pb2.FetchRangeResponse(next_offset=4, high_watermark=10),
+            go_on,
+            data_pb2.FetchRangeResponse(next_offset=10, high_watermark=10, done=True),
+        ]
+    ]
+    metadata = await world.token(stub.address)
+    ranged = stub.FetchRange(data_pb2.FetchRangeRequest(topic="t", to_offset=-1), metadata=metadata)
+    assert (await ranged.read()).next_offset == 4
+    may_read = False
+    go_on.set()
+    status, words = await status_of(ranged)
+    assert (status, "not allowed to read topic t" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
 
 
 async def test_nobody_signs_in_at_a_plaintext_door(rig: Rig) -> None:

@@ -6,6 +6,8 @@ import click
 
 from penstock.cli.kafka import admin_client, bootstrap_option, cluster_metadata, json_option
 from penstock.cli.output import print_facts, print_json
+from penstock.cli.rebalance import rebalance
+from penstock.cli.replicas import under_replicated
 from penstock.cli.upgrade import upgrade
 
 
@@ -32,7 +34,7 @@ def describe(bootstrap: str, as_json: bool) -> None:
         "nodes": sorted(found.brokers),
         "topics": len(found.topics),
         "partitions": len(parts),
-        "under_replicated": sum(len(part.isrs) < len(part.replicas) for part in parts),
+        "under_replicated": sum(under_replicated(bootstrap, found.topics).values()),
         "leaderless": sum(part.leader < 0 for part in parts),
     }
     if as_json:
@@ -41,4 +43,5 @@ def describe(bootstrap: str, as_json: bool) -> None:
         print_facts([(name.replace("_", " "), value) for name, value in facts.items()])
 
 
+COMMAND.add_command(rebalance)
 COMMAND.add_command(upgrade)

@@ -32,6 +32,11 @@ COMMANDS = {
     "consume": ("penstock.cli.consume", "Read records of a topic."),
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),
     "node": ("penstock.cli.node", "Storage nodes."),
+    "leader": ("penstock.cli.leader", "Leaders of partitions."),
+    "operation": (
+        "penstock.cli.operation",
+        "Operations: planned changes of the cluster, how far they are, and pause, resume, cancel.",
+    ),
     "controller": ("penstock.cli.controller", "Controllers: who votes, and a new disk for one of them."),
     "cert": ("penstock.cli.cert", "Certificates: the cluster's CA, and one for each process."),
 }
@@ -74,12 +79,14 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done; 1 it failed, and the line on stderr says why; 2 a bad option or
-    argument; 3 no broker, gateway or controller could be reached; 130 interrupted.
+    argument; 3 no broker, gateway or controller could be reached; 4 a gate refused a planned change,
+    nothing was changed; 5 --wait ran out and the operation goes on; 130 interrupted.
 
     Commands that talk to a cluster take --bootstrap, or PENSTOCK_BOOTSTRAP from the
     environment; without either they take the running local cluster in --dir (.penstock), or
     127.0.0.1:9092. An address has 3 s to take a connection and 10 s for its first answer;
-    PENSTOCK_TIMEOUT_S sets both.
+    PENSTOCK_TIMEOUT_S sets both. Planned changes (`penstock node drain` and the like) go by gRPC: --gateway or
+    PENSTOCK_GATEWAY names a gateway, or one is found in the same way.
 
     Where clients sign in, --client-config FILE (or PENSTOCK_CLIENT_CONFIG) is a Kafka client's
     properties; in the directory of `penstock local up --secure` its admin's is found.

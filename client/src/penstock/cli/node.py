@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli import wire
-from penstock.cli.kafka import (
-    admin_client,
-    bootstrap_option,
-    check_reachable,
-    cluster_metadata,
-    json_option,
-)
+from penstock.cli import node_change, node_rows, wire
+from penstock.cli.admin import gateway_option
+from penstock.cli.kafka import bootstrap_option, check_reachable, json_option
 from penstock.cli.output import note, print_json, print_table
 
 
@@ -21,40 +16,30 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
 
 
 @COMMAND.command("list")
-@bootstrap_option
+@gateway_option
 @json_option
-def list_nodes(bootstrap: str, as_json: bool) -> None:
-    """Live storage nodes: address as this listener tells it, partitions led, held and in sync.
+def list_nodes(gateway: str | None, bootstrap: str, as_json: bool) -> None:
+    """Storage nodes: address as this listener tells it, partitions led, held and in sync, and the condition.
 
     Through a gateway's proxy port the addresses are gateways'; through its direct port
-    they are the nodes' own.
+    they are the nodes' own. With --gateway and without --bootstrap they are those of gRPC.
+
+    Conditions: ok, cordoned, draining, drained, disk-full, disk-failed, fenced. They come by gRPC; where no
+    gateway of the cluster is found that tells them, they are left out.
 
     \b
     Examples:
       penstock node list
       penstock node list --bootstrap 127.0.0.1:9192      addresses of the nodes themselves
+      penstock node list --gateway 127.0.0.1:9094 --json
     """
-    found = cluster_metadata(admin_client(bootstrap), bootstrap)
-    parts = [part for topic in found.topics.values() for part in topic.partitions.values()]
-    known = set(found.brokers) | {node for part in parts for node in part.replicas}
-    rows = []
-    for node in sorted(known):
-        broker = found.brokers.get(node)
-        rows.append(
-            {
-                "id": node,
-                "address": f"{broker.host}:{broker.port}" if broker else None,
-                "state": "alive" if broker else "absent",
-                "leads": sum(part.leader == node for part in parts),
-                "replicas": sum(node in part.replicas for part in parts),
-                "in_sync": sum(node in part.isrs for part in parts),
-            }
-        )
+    rows = node_rows.rows_of(click.get_current_context(), gateway, bootstrap)
     if as_json:
         print_json(rows)
     else:
+        columns = ("id", "address", "state", "leads", "replicas", "in_sync", "condition")
         print_table(
-            ("id", "address", "state", "leads", "replicas", "in sync"), [list(r.values()) for r in rows]
+            [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
         )
 
 
@@ -64,7 +49,7 @@ def list_nodes(bootstrap: str, as_json: bool) -> None:
 def forget(node_id: int, bootstrap: str) -> None:
     """Have the cluster forget a node that is gone for good, so that its id is free.
 
-    Refused while the node runs or holds replicas: move them with `penstock topic reassign TOPIC --off-node ID`.
+    Refused while the node runs or holds replicas: `penstock node remove ID` does it all.
 
     \b
     Examples:
@@ -73,3 +58,7 @@ def forget(node_id: int, bootstrap: str) -> None:
     check_reachable(bootstrap)
     wire.unregister_node(bootstrap, node_id)
     note(f"node {node_id} is forgotten")
+
+
+for _command in node_change.COMMANDS:
+    COMMAND.add_command(_command)

@@ -1,4 +1,4 @@
-"""`penstock topic`: create, list, describe, delete; what changes topics is in `topic_change`."""
+"""`penstock topic`: create, list, describe, delete; what changes topics is in `topic_change` and `rebalance`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from penstock.cli.kafka import (
     wait_for,
 )
 from penstock.cli.output import note, print_facts, print_json, print_table
+from penstock.cli.rebalance import set_replication_factor
+from penstock.cli.replicas import under_replicated
 from penstock.errors import CommandError, ExitCode
 
 
@@ -96,6 +98,7 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
     """
     found = cluster_metadata(admin_client(bootstrap), bootstrap).topics
     rows: list[dict[str, Any]] = []
+    lacking = under_replicated(bootstrap, found)
     for name in sorted(found):
         if name.startswith("__") and not internal:
             continue
@@ -105,7 +108,7 @@ def list_topics(internal: bool, bootstrap: str, as_json: bool) -> None:
                 "topic": name,
                 "partitions": len(parts),
                 "replication_factor": max((len(part.replicas) for part in parts), default=0),
-                "under_replicated": sum(len(part.isrs) < len(part.replicas) for part in parts),
+                "under_replicated": lacking[name],
                 "leaderless": sum(part.leader < 0 for part in parts),
             }
         )
@@ -191,7 +194,7 @@ def delete(topics: tuple[str, ...], if_exists: bool, bootstrap: str) -> None:
         raise failed
 
 
-for _command in topic_change.COMMANDS:
+for _command in (*topic_change.COMMANDS, set_replication_factor):
     COMMAND.add_command(_command)
 
 

@@ -21,6 +21,8 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Final
 
+import grpc.aio
+
 from penstock_core.addresses import WILDCARD_HOSTS, parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
@@ -34,6 +36,7 @@ from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_frontend.sign_in.doors import GRPC, HTTP, Doors
 from penstock_frontend.sign_in.http import http_desk
 from penstock_frontend.suspected_leaders import SuspectedLeaders
+from penstock_gateway.http.operations import operation_routes
 from penstock_gateway.http.rest import routes
 from penstock_gateway.kafka.handler import GatewayHandler
 from penstock_gateway.metrics import GatewayMetrics
@@ -43,6 +46,7 @@ from penstock_gateway.relay.relay import Relay
 from penstock_gateway.routing.addresses import AddressBook, AddressView, Arrival, OwnListener
 from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
 from penstock_gateway.routing.node_spread import pick
+from penstock_gateway.rpc.admin import AdminService
 from penstock_gateway.rpc.guard import Guard
 from penstock_gateway.rpc.service import GatewayService
 from penstock_gateway.settings import GatewaySettings
@@ -227,7 +231,12 @@ class Gateway:
         self._http = ports.http(
             settings.http_bind,
             lifecycle,
-            routes(lambda: self._metadata.image, self._metadata.contact_age_ms, authorizer),
+            [
+                *operation_routes(
+                    lambda: self._metadata.image, authorizer, self._controllers, LoopTurns.of(lifecycle)
+                ),
+                *routes(lambda: self._metadata.image, self._metadata.contact_age_ms, authorizer),
+            ],
             **http_desk(http_door, self._doors.tls_files(HTTP), authorizer, self._own_names),
         )
         self._bound: dict[str, Endpoint] = {}
@@ -263,9 +272,15 @@ class Gateway:
                 settings.socket_request_max_bytes,
                 self._grpc_door,
             )
+            admin = AdminService(self._relay, self._controllers)
+
+            def add_services(server: grpc.aio.Server) -> None:
+                service.add_to(server)
+                admin.add_to(server)
+
             grpc_server, grpc_bound = await self._ports.serve(
                 settings.grpc_bind,
-                service.add_to,
+                add_services,
                 allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
                 door=self._doors.tls_files(GRPC),
                 interceptors=[Guard(self._grpc_door, self._ports.clocks.wall_ms)],

@@ -1,4 +1,5 @@
-"""The gateway's REST API: reads of the cluster's metadata, as JSON.
+"""The gateway's REST API: reads of the cluster's metadata and of its operations, as JSON.
 
-`rest`  `/v1/cluster` and the like: the metadata image as JSON
+`operations`  `/v1/operations`, `/v1/nodes`: what the active controller says of operations and nodes
+`rest`        `/v1/cluster` and the like: the metadata image as JSON
 """

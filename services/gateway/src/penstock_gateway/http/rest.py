@@ -91,7 +91,7 @@ def _topic_head(topic: TopicImage) -> Json:
         "topic_id": cluster_id_text(topic.topic_id),
         "partition_count": len(topic.partitions),
         "replication_factor": max((len(p.replicas) for p in partitions), default=0),
-        "under_replicated_partition_count": sum(1 for p in partitions if len(p.isr) < len(p.replicas)),
+        "under_replicated_partition_count": sum(p.under_replicated for p in partitions),
         "leaderless_partition_count": sum(1 for p in partitions if p.leader < 0),
     }
 
@@ -170,7 +170,9 @@ def routes(
 
     async def unknown(request: web.Request) -> web.Response:
         return error_response(
-            404, f"there is no {request.path}", "see /v1/cluster, /v1/topics, /v1/topics/NAME"
+            404,
+            f"there is no {request.path}",
+            "see /v1/cluster, /v1/topics, /v1/topics/NAME, /v1/operations, /v1/operations/ID, /v1/nodes",
         )
 
     return [

@@ -1,5 +1,6 @@
 """The native client API (proto/penstock/v1/gateway.proto), for Spark and Penstock's own clients.
 
+`admin`           the gRPC service `penstock.v1.Admin`: operators' calls go on to the active controller
 `authenticate`    signing in, and the token that comes of it
 `describe`        answers of `Describe`, from a metadata image
 `fetch_range`     FetchRange relayed: one client call over as many leaders as it takes

@@ -28,7 +28,7 @@ Handler = Any
 
 
 class Right(NamedTuple):
-    """What a method takes of each topic that it is about (Kafka: KafkaApis, for the same deed)."""
+    """What a method takes of each thing that it is about (Kafka: KafkaApis, for the same deed)."""
 
     operation: Operation
     kind: ResourceType = ResourceType.TOPIC
@@ -44,6 +44,12 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.Gateway/ListOffsets": Right(Operation.DESCRIBE),
     "/penstock.v1.Gateway/Produce": Right(Operation.WRITE),
     "/penstock.v1.Gateway/FetchRange": Right(Operation.READ),
+    # Plans, operations, nodes: of the cluster.
+    "/penstock.v1.Admin/Plan": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/StartOperation": Right(Operation.ALTER, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/ControlOperation": Right(Operation.ALTER, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DescribeOperations": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DescribeNodes": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
 }
 
 _caller: ContextVar[Identity | None] = ContextVar("native_caller", default=None)

@@ -179,6 +179,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             ranged = RangeRelay(relay.metadata, relay.channels, request, key, relay.clock_ms, who)
             async with aclosing(ranged.responses()) as responses:
                 async for data in responses:
+                    # It may last long, and rights may be taken away meanwhile.
+                    self._check_read(who, request.topic)
                     relay.metrics.to_clients_bytes += len(data)
                     yield data
                     if wait_ms := use_quota_ms(len(data)):
@@ -229,8 +231,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """The partition that a FetchRange names; raises RangeFailed with the status for a wrong one."""
         name, partition = request.topic, request.partition
         topic = self._relay.metadata.image.topic(name)
-        if not self._relay.authorizer.authorize(who, Operation.READ, ResourceType.TOPIC, name):
-            raise RangeFailed(grpc.StatusCode.PERMISSION_DENIED, f"not allowed to read topic {name}")
+        self._check_read(who, name)
         if topic is None:
             raise RangeFailed(
                 grpc.StatusCode.NOT_FOUND,
@@ -253,6 +254,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 "from_offset is 0 or more, to_offset -1 (now) or more",
             )
         return TopicPartition(TopicId(topic.topic_id), partition)
+
+    def _check_read(self, who: Identity, topic: str) -> None:
+        if not self._relay.authorizer.authorize(who, Operation.READ, ResourceType.TOPIC, topic):
+            raise RangeFailed(grpc.StatusCode.PERMISSION_DENIED, f"not allowed to read topic {topic}")
 
     def _quota_of(self, key: str, context: Context) -> Callable[[int], int]:
         """What takes the bytes of a call and says for how long (ms) its client waits then."""
