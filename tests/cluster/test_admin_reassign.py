@@ -6,6 +6,9 @@ last is killed for what needs one that is gone.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +21,10 @@ from kafka import TopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
+from penstock.cli.main import run
+from penstock.cli.replicas import under_replicated
 from penstock.local.cluster import LocalCluster
+from penstock.local.plan import GATEWAY, Member
 from support.clients import forget_leaks
 from support.cluster import running_cluster, start_ready, wait_until_ready
 from support.kafka import (
@@ -107,6 +113,38 @@ def test_moves_under_load_lose_nothing(bootstrap: str, admin: KafkaAdminClient) 
             load.wait_for_acks(500)
     check_nothing_lost(load.ledger, read_all(bootstrap, topic))
     assert replicas(bootstrap, topic) == {0: [1], 1: [2, 1]}
+
+
+def operations(cluster: LocalCluster) -> list[dict[str, Any]]:
+    """What `penstock operation list` shows, newest first."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run(["operation", "list", "--all", "--json", "--gateway", cluster.gateway]) == 0
+    found: list[dict[str, Any]] = json.loads(out.getvalue())
+    return found
+
+
+def test_what_is_reassigned_is_an_operation(
+    cluster: LocalCluster, bootstrap: str, admin: KafkaAdminClient
+) -> None:
+    topic = f"recorded-{uuid4()}"
+    create(bootstrap, topic, [[1, 2], [2, 3], [3, 1]])
+    before = {each["operation_id"] for each in operations(cluster)}
+    # The order alone is changed at once, and is no operation.
+    move(admin, bootstrap, topic, {2: [1, 3]})
+    assert {each["operation_id"] for each in operations(cluster)} == before
+    move(admin, bootstrap, topic, {0: [1, 3], 1: [2, 1]})
+
+    def ended() -> Any:
+        (found,) = [each for each in operations(cluster) if each["operation_id"] not in before]
+        return found if found["state"] not in ("running", "pending") else None
+
+    made = wait_for(ended, "the operation ends", TIMEOUT_S)
+    assert (made["kind"], made["state"], made["reason"]) == ("reassignment", "done", None)
+    assert made["created_by"] == "User:ANONYMOUS"
+    assert 0 < made["created_ms"] <= made["finished_ms"]
+    progress = made["progress"]
+    assert (progress["moves_total"], progress["moves_done"], progress["moves_skipped"]) == (2, 2, 0)
 
 
 def test_elections_by_hand(bootstrap: str, admin: KafkaAdminClient) -> None:
@@ -256,6 +294,28 @@ def test_replicas_leave_a_dead_node_which_comes_back(cluster: LocalCluster) -> N
         forget_leaks()
 
 
+def lacking(cluster: LocalCluster, topic: str) -> tuple[int, int, int]:
+    """Partitions with too few replicas: of the topic by the command's count and by REST; and by how many node 1 tells
+    of others than those that it leads and that lack one for another reason."""
+    found = AdminClient(client_config(cluster.bootstrap)).list_topics(timeout=CALL_TIMEOUT_S).topics
+    listed = under_replicated(cluster.bootstrap, {topic: found[topic]})[topic]
+    others = [p for name, t in found.items() if name != topic for p in t.partitions.values()]
+    really = sum(p.leader == 1 and len(p.isrs) < len(p.replicas) for p in others)
+
+    def get(member: Member, path: str) -> bytes:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{member.ports['http']}/{path}", timeout=60
+        ) as response:
+            body: bytes = response.read()
+        return body
+
+    told = json.loads(get(cluster.state.of_role(GATEWAY)[0], f"v1/topics/{topic}"))
+    text = get(cluster.state.member("node-1"), "metrics").decode()
+    metric = re.search(r"^penstock_node_under_replicated_partitions (\S+)$", text, re.MULTILINE)
+    assert metric is not None
+    return listed, told["under_replicated_partition_count"], int(float(metric[1])) - really
+
+
 def test_a_move_to_a_dead_node_is_cancelled(cluster: LocalCluster) -> None:
     bootstrap, topic = cluster.bootstrap, "to-nowhere"
     cluster.kill(f"node-{GONE}")
@@ -272,6 +332,7 @@ def test_a_move_to_a_dead_node_is_cancelled(cluster: LocalCluster) -> None:
         }
         # It does not hold up anybody who writes.
         ledger = produce(bootstrap, topic, 500)
+        wait_for(lambda: lacking(cluster, topic) == (0, 0, 0), "a move is no lack (KIP-352)", TIMEOUT_S)
         # Another target takes the place of the first, and what nobody wants any more is dropped.
         assert admin.alter_partition_reassignments({place: [1, GONE]}) == {place: None}
         assert GONE in admin.list_partition_reassignments()[place]["adding_replicas"]

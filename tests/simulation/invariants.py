@@ -22,6 +22,7 @@ from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from simulation.log_checks import LogChecks
+from simulation.operation_checks import OperationChecks
 
 if TYPE_CHECKING:
     from simulation.checked import CheckedLog, CheckedReplica
@@ -102,6 +103,7 @@ class Checker:
         self.on_commit: Callable[[], None] | None = None
         """Called once, when a leader commits records of a durable topic."""
         self.logs = LogChecks(self)
+        self.operations = OperationChecks(self)
 
     def fail(self, name: str, message: str) -> None:
         raise_violation(self.world, name, message)
@@ -384,13 +386,15 @@ class Checker:
         self.world.scheduler.note(version, crc)
         # A command may change a partition more than once.
         changed: dict[TopicPartition, PartitionImage] = {}
+        changes: list[tuple[PartitionImage, PartitionImage]] = []
         for record in records:
             kind = record.WhichOneof("record")
             if kind == "partition":
                 new = PartitionImage.from_pb(record.partition)
                 old = changed.get(new.key) or before.partition(*new.key)
                 changed[new.key] = new
-                if old is not None:
+                if old is not None and old != new:
+                    changes.append((old, new))
                     self._check_change(f"{new.topic_id.hex()[:6]}-{new.partition}", old, new)
             elif kind == "node" and record.node.fenced:
                 self._check_fenced(image, NodeId(record.node.node_id))
@@ -398,6 +402,7 @@ class Checker:
                 topic_id = TopicId(record.topic_removed.topic_id)
                 for key in [k for k in self.truths if k.topic_id == topic_id]:
                     self.truths[key].excused = True
+        self.operations.on_applied(before, image, records, changes)
         for key, state in changed.items():
             self._check_state(image, key)
             self.world.excuse_without_copy(key, state)
@@ -437,8 +442,8 @@ class Checker:
                 self.fail("no unclean election of a durable partition", f"{name}: {old} -> {new}")
         elif new.recovering or new.leader in old.isr or new.leader in old.elr:
             return
-        elif not (old.isr and set(old.isr) < set(new.isr)):
-            # But for a member that its leader, about to stop, has just let in.
+        elif not (old.isr and {*old.isr} & {*new.replicas} < {*new.isr}):
+            # But for a member that its leader, about to stop or to be replaced, has just let in.
             self.fail("leader from ISR or ELR", f"{name}: {old} -> {new}")
 
     def _check_fenced(self, image: MetadataImage, node_id: NodeId) -> None:

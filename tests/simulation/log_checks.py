@@ -351,6 +351,10 @@ class LogChecks:
         """A client was told by the leader on `host` that nothing before `offset` is there any more."""
         self._checker.world.counts["deletions of records acknowledged"] += 1
         self.deleted_to[key] = max(self.deleted_to.get(key, 0), offset)
+        images = self._checker.images
+        state = images[max(images)].partition(*key)
+        if state is None or host not in {f"n{n}" for n in state.replicas}:
+            return  # its replica went elsewhere meanwhile, and a new one begins anew
         saved = self._saved_starts.get((host, key), 0)
         self._saved_starts[host, key] = max(saved, offset)
 
@@ -395,6 +399,10 @@ class LogChecks:
         """A host's disk was replaced."""
         for key in [key for key in self._saved_starts if key[0] == host]:
             del self._saved_starts[key]
+
+    def on_removed(self, host: str, key: TopicPartition) -> None:
+        """A host's replica is none any more: one that comes later is another."""
+        self._saved_starts.pop((host, key), None)
 
     # --- readers
 

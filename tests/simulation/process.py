@@ -54,7 +54,7 @@ class SimLifecycle:
         self.loop_ticks = 0
         self.unhandled_errors = _Counter()
         # Slices of work are of real time, which a simulation has none of: nothing is long here.
-        self.shared: dict[str, object] = {LOOP_TURNS: LoopTurns(lambda: 0.0)}
+        self.shared: dict[str, object] = {LOOP_TURNS: LoopTurns(lambda: 0.0, lambda: 0.0)}
         self.registry: Any = _Registry()
         self.stopping = asyncio.Event()
         self.failed = asyncio.Event()

@@ -43,9 +43,11 @@ class LogRot:
         self._key: TopicPartition | None = None
         self._base = -1
         self._is_mended = True
+        self.is_wanted = self._rng.random() < SEEDS_WITH or world.settings.log_rot
+        """Whether a bit flips in this run, if one can."""
 
     def start(self) -> None:
-        if self._rng.random() < SEEDS_WITH or self._world.settings.log_rot:
+        if self.is_wanted:
             self._later(self._rng.uniform(8, 50) * S, self._flip)
 
     def why_not_mended(self) -> str:
@@ -136,10 +138,17 @@ class LogRot:
             elif self._key in manager.registry.partitions:
                 partition = manager.registry.partitions[self._key]
                 host.process.loop.call_soon(self._read, partition)
-            elif self._key not in self._world.live_partitions():
+            elif self._key not in self._world.live_partitions() or self._is_moved_away(host):
                 self._is_mended = True
         if not self._is_mended:
             self._later(LOOK_US, self._look)
+
+    def _is_moved_away(self, host: Host) -> bool:
+        """Its replica is none any more, and what took its place was in sync before."""
+        assert self._key is not None
+        images = self._world.checker.images
+        state = images[max(images)].partition(*self._key)
+        return state is not None and host.number not in state.replicas
 
     def _read(self, partition: Any) -> None:
         log = partition.log

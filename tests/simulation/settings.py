@@ -72,6 +72,8 @@ class Settings:
     """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
     with_rights: bool = False
     """Users and rights for sure; else a part of the seeds has them, see `rights`."""
+    with_operations: bool = False
+    """An operator for sure; else a part of the seeds has one, see `operations`."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False

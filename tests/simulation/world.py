@@ -29,6 +29,7 @@ from simulation.hosts import Host
 from simulation.invariants import Checker, Truth, Violation
 from simulation.log_life import LogLife
 from simulation.network import Network
+from simulation.operations import MORE_US, Operator
 from simulation.process import Process
 from simulation.producer import Producer
 from simulation.raft_net import SimSocket
@@ -84,6 +85,7 @@ class World:
         self.disks = Disks()
         self.sim_os: SimOs = SimOs(self.disks)
         self.rights = Rights.draw(self, self.settings)  # before the hosts: it may want another gateway
+        self.operator = Operator.draw(self, self.settings)  # before the hosts: it wants more nodes
         self.controller_ids = list(range(1, self.settings.controllers + 1))
         self.hosts: list[Host] = []
         self.producer_id_set: set[int] = set()
@@ -324,10 +326,12 @@ class World:
             self.groups.start()
         if self.rights:
             self.rights.start()
+        if self.operator:
+            self.operator.start()
         if not scheduler.run(RUN_US):
             return
         self._heal()
-        end_us = RUN_US + HEAL_US
+        end_us = RUN_US + HEAL_US + (MORE_US if self.operator else 0)
         reason = ""
         while scheduler.now_us < end_us:
             if not scheduler.run(min(scheduler.now_us + 500_000, end_us)):
@@ -365,6 +369,8 @@ class World:
             self.groups.finish()
         if self.rights:
             self.rights.finish()
+        if self.operator:
+            self.operator.finish()
 
     def _why_not_well(self) -> str:
         """What still lacks, "" when all is well."""
@@ -399,6 +405,7 @@ class World:
             or self.rot.why_not_mended()
             or self.log_life.why_not_done()
             or groups
+            or (self.operator.why_not_done() if self.operator else "")
             or (self.rights.why_not_done() if self.rights else "")
         )
 
