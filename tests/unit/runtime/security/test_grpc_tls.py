@@ -52,6 +52,8 @@ def files_of(ca: ClusterCa, directory: Path, role: str, name: str = "*") -> TlsF
 class Echo(controller_pb2_grpc.ControllerServicer):
     """Says who called, by each kind of method."""
 
+    on_watch: Callable[[], None] | None = None
+
     async def RegisterNode(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, node_fault(request.node_id))
 
@@ -69,20 +71,25 @@ class Echo(controller_pb2_grpc.ControllerServicer):
             )
 
     async def WatchMetadata(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        if self.on_watch is not None:
+            asyncio.get_running_loop().call_soon(self.on_watch)
         await context.write(controller_pb2.WatchMetadataResponse())
 
 
-Port = Callable[[TlsFiles | None], Any]
+Port = Callable[..., Any]
 
 
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[Port]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(tls: TlsFiles | None) -> str:
+        async def start(tls: TlsFiles | None, echo: Echo | None = None) -> str:
             server, endpoint = await serve(
                 "127.0.0.1:0",
-                lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(Echo(), s),  # type: ignore[abstract]
+                lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(
+                    echo or Echo(),  # type: ignore[abstract]
+                    s,
+                ),
                 allow_insecure_bind=False,
                 tls=tls,
             )
@@ -325,3 +332,21 @@ async def test_a_refused_certificate_opens_nothing_and_ends_what_it_opened(
     finally:
         for pool in pools:
             await pool.close()
+
+
+async def test_a_stream_ends_that_is_refused_while_its_first_answer_is_on_its_way(
+    ca: ClusterCa, tmp_path: Path, port: Port
+) -> None:
+    """gRPC sent the head a second time with the status then, which fails: the caller waited for ever."""
+    server_files = files_of(ca, tmp_path / "controller", "controller", "1")
+    stolen = files_of(ca, tmp_path / "a", "storage-node")
+    echo = Echo()  # type: ignore[abstract]
+    echo.on_watch = lambda: server_files.refused.take(
+        {stolen.own_serial: RefusedCertificate("laptop was lost", 0)}
+    )
+    address = await port(server_files, echo)
+    async with stub(address, stolen) as calls, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(grpc.aio.AioRpcError, match="laptop was lost") as caught:
+            async for _ in calls.WatchMetadata(controller_pb2.WatchMetadataRequest()):
+                pass
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -109,8 +109,13 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """A stream, for as long as the certificate that opened it counts."""
         task = asyncio.current_task()
         assert task is not None
-        self._streams[task] = _serial(context.auth_context())
+        # With the first answer gRPC would send it, and once more with the status when that write is cut off: such a
+        # status never leaves, and the caller would wait for ever.
+        await context.send_initial_metadata(())
+        self._streams[task] = serial = _serial(context.auth_context())
         try:
+            if self._refused.any and (refusal := self._refused.fault(serial)):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
             return await serve()
         except asyncio.CancelledError:
             fault = self._cut.get(task)
