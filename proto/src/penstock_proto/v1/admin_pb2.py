@@ -22,16 +22,17 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from penstock_proto.v1 import controller_pb2 as penstock__proto_dot_v1_dot_controller__pb2
 from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock_proto/v1/admin.proto\x12\x0bpenstock.v1\x1a\"penstock_proto/v1/operations.proto2\xbf\x03\n\x05\x41\x64min\x12;\n\x04Plan\x12\x18.penstock.v1.PlanRequest\x1a\x19.penstock.v1.PlanResponse\x12Y\n\x0eStartOperation\x12\".penstock.v1.StartOperationRequest\x1a#.penstock.v1.StartOperationResponse\x12_\n\x10\x43ontrolOperation\x12$.penstock.v1.ControlOperationRequest\x1a%.penstock.v1.ControlOperationResponse\x12\x65\n\x12\x44\x65scribeOperations\x12&.penstock.v1.DescribeOperationsRequest\x1a\'.penstock.v1.DescribeOperationsResponse\x12V\n\rDescribeNodes\x12!.penstock.v1.DescribeNodesRequest\x1a\".penstock.v1.DescribeNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock_proto/v1/admin.proto\x12\x0bpenstock.v1\x1a\"penstock_proto/v1/controller.proto\x1a\"penstock_proto/v1/operations.proto2\xd9\t\n\x05\x41\x64min\x12;\n\x04Plan\x12\x18.penstock.v1.PlanRequest\x1a\x19.penstock.v1.PlanResponse\x12Y\n\x0eStartOperation\x12\".penstock.v1.StartOperationRequest\x1a#.penstock.v1.StartOperationResponse\x12_\n\x10\x43ontrolOperation\x12$.penstock.v1.ControlOperationRequest\x1a%.penstock.v1.ControlOperationResponse\x12\x65\n\x12\x44\x65scribeOperations\x12&.penstock.v1.DescribeOperationsRequest\x1a\'.penstock.v1.DescribeOperationsResponse\x12V\n\rDescribeNodes\x12!.penstock.v1.DescribeNodesRequest\x1a\".penstock.v1.DescribeNodesResponse\x12_\n\x10\x45xecuteOperation\x12$.penstock.v1.ExecuteOperationRequest\x1a%.penstock.v1.ExecuteOperationResponse\x12S\n\x0c\x43heckCluster\x12 .penstock.v1.CheckClusterRequest\x1a!.penstock.v1.CheckClusterResponse\x12_\n\x10\x44\x65scribeCapacity\x12$.penstock.v1.DescribeCapacityRequest\x1a%.penstock.v1.DescribeCapacityResponse\x12\x44\n\x07\x45xplain\x12\x1b.penstock.v1.ExplainRequest\x1a\x1c.penstock.v1.ExplainResponse\x12Y\n\x0e\x44\x65scribeStrays\x12\".penstock.v1.DescribeStraysRequest\x1a#.penstock.v1.DescribeStraysResponse\x12P\n\x0b\x44\x65leteStray\x12\x1f.penstock.v1.DeleteStrayRequest\x1a .penstock.v1.DeleteStrayResponse\x12[\n\x0e\x45xportMetadata\x12\".penstock.v1.ExportMetadataRequest\x1a#.penstock.v1.ExportMetadataResponse0\x01\x12V\n\rRecoverTopics\x12!.penstock.v1.RecoverTopicsRequest\x1a\".penstock.v1.RecoverTopicsResponse\x12Y\n\x0e\x44\x65scribeQuorum\x12\".penstock.v1.DescribeQuorumRequest\x1a#.penstock.v1.DescribeQuorumResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADMIN']._serialized_start=83
-  _globals['_ADMIN']._serialized_end=530
+  _globals['_ADMIN']._serialized_start=119
+  _globals['_ADMIN']._serialized_end=1360
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from penstock_proto.v1 import controller_pb2 as penstock__proto_dot_v1_dot_controller__pb2
 from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -60,6 +61,51 @@ class AdminStub:
                 request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
                 _registered_method=True)
+        self.ExecuteOperation = channel.unary_unary(
+                '/penstock.v1.Admin/ExecuteOperation',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.FromString,
+                _registered_method=True)
+        self.CheckCluster = channel.unary_unary(
+                '/penstock.v1.Admin/CheckCluster',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.FromString,
+                _registered_method=True)
+        self.DescribeCapacity = channel.unary_unary(
+                '/penstock.v1.Admin/DescribeCapacity',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/penstock.v1.Admin/Explain',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.DescribeStrays = channel.unary_unary(
+                '/penstock.v1.Admin/DescribeStrays',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.FromString,
+                _registered_method=True)
+        self.DeleteStray = channel.unary_unary(
+                '/penstock.v1.Admin/DeleteStray',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
+                _registered_method=True)
+        self.ExportMetadata = channel.unary_stream(
+                '/penstock.v1.Admin/ExportMetadata',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataResponse.FromString,
+                _registered_method=True)
+        self.RecoverTopics = channel.unary_unary(
+                '/penstock.v1.Admin/RecoverTopics',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
+                _registered_method=True)
+        self.DescribeQuorum = channel.unary_unary(
+                '/penstock.v1.Admin/DescribeQuorum',
+                request_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -101,6 +147,68 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExecuteOperation(self, request, context):
+        """The next process that a rolling operation restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckCluster(self, request, context):
+        """What is not as it should be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeCapacity(self, request, context):
+        """Room, growth and load of storage nodes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """What is now, and how it came to that: from the memory of all controllers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeStrays(self, request, context):
+        """Logs that a storage node has set aside.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteStray(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportMetadata(self, request, context):
+        """All metadata of one version, as a file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecoverTopics(self, request, context):
+        """Takes topics that nodes have and the metadata do not know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeQuorum(self, request, context):
+        """The Raft quorum, as the active controller sees it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +236,51 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeNodes,
                     request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.SerializeToString,
+            ),
+            'ExecuteOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExecuteOperation,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.SerializeToString,
+            ),
+            'CheckCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckCluster,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.SerializeToString,
+            ),
+            'DescribeCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCapacity,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExplainRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExplainResponse.SerializeToString,
+            ),
+            'DescribeStrays': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeStrays,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.SerializeToString,
+            ),
+            'DeleteStray': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteStray,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.SerializeToString,
+            ),
+            'ExportMetadata': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportMetadata,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataResponse.SerializeToString,
+            ),
+            'RecoverTopics': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecoverTopics,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.SerializeToString,
+            ),
+            'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeQuorum,
+                    request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +419,249 @@ class Admin:
             '/penstock.v1.Admin/DescribeNodes',
             penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
             penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecuteOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ExecuteOperation',
+            penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/CheckCluster',
+            penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeCapacity',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/Explain',
+            penstock__proto_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeStrays(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeStrays',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteStray(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DeleteStray',
+            penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Admin/ExportMetadata',
+            penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ExportMetadataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecoverTopics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/RecoverTopics',
+            penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeQuorum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeQuorum',
+            penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ travels as Error with Kafka's codes.
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from penstock_proto.v1 import controller_pb2 as _controller_pb2
 from penstock_proto.v1 import operations_pb2 as _operations_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -49,6 +50,23 @@ class AdminStub:
     """Operations, ended ones too."""
     DescribeNodes: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]
     """Storage nodes with their condition and room."""
+    ExecuteOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ExecuteOperationRequest, _operations_pb2.ExecuteOperationResponse]
+    """The next process that a rolling operation restarts."""
+    CheckCluster: _grpc.UnaryUnaryMultiCallable[_operations_pb2.CheckClusterRequest, _operations_pb2.CheckClusterResponse]
+    """What is not as it should be."""
+    DescribeCapacity: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeCapacityRequest, _operations_pb2.DescribeCapacityResponse]
+    """Room, growth and load of storage nodes."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ExplainRequest, _operations_pb2.ExplainResponse]
+    """What is now, and how it came to that: from the memory of all controllers."""
+    DescribeStrays: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeStraysRequest, _operations_pb2.DescribeStraysResponse]
+    """Logs that a storage node has set aside."""
+    DeleteStray: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]
+    ExportMetadata: _grpc.UnaryStreamMultiCallable[_operations_pb2.ExportMetadataRequest, _operations_pb2.ExportMetadataResponse]
+    """All metadata of one version, as a file."""
+    RecoverTopics: _grpc.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]
+    """Takes topics that nodes have and the metadata do not know."""
+    DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]
+    """The Raft quorum, as the active controller sees it."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -65,6 +83,23 @@ class AdminAsyncStub(AdminStub):
     """Operations, ended ones too."""
     DescribeNodes: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]  # type: ignore[assignment]
     """Storage nodes with their condition and room."""
+    ExecuteOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.ExecuteOperationRequest, _operations_pb2.ExecuteOperationResponse]  # type: ignore[assignment]
+    """The next process that a rolling operation restarts."""
+    CheckCluster: _aio.UnaryUnaryMultiCallable[_operations_pb2.CheckClusterRequest, _operations_pb2.CheckClusterResponse]  # type: ignore[assignment]
+    """What is not as it should be."""
+    DescribeCapacity: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeCapacityRequest, _operations_pb2.DescribeCapacityResponse]  # type: ignore[assignment]
+    """Room, growth and load of storage nodes."""
+    Explain: _aio.UnaryUnaryMultiCallable[_operations_pb2.ExplainRequest, _operations_pb2.ExplainResponse]  # type: ignore[assignment]
+    """What is now, and how it came to that: from the memory of all controllers."""
+    DescribeStrays: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeStraysRequest, _operations_pb2.DescribeStraysResponse]  # type: ignore[assignment]
+    """Logs that a storage node has set aside."""
+    DeleteStray: _aio.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]  # type: ignore[assignment]
+    ExportMetadata: _aio.UnaryStreamMultiCallable[_operations_pb2.ExportMetadataRequest, _operations_pb2.ExportMetadataResponse]  # type: ignore[assignment]
+    """All metadata of one version, as a file."""
+    RecoverTopics: _aio.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]  # type: ignore[assignment]
+    """Takes topics that nodes have and the metadata do not know."""
+    DescribeQuorum: _aio.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
+    """The Raft quorum, as the active controller sees it."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Tokens as in the service Gateway."""
@@ -108,5 +143,76 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.DescribeNodesResponse, _abc.Awaitable[_operations_pb2.DescribeNodesResponse]]:
         """Storage nodes with their condition and room."""
+
+    @_abc_1.abstractmethod
+    def ExecuteOperation(
+        self,
+        request: _operations_pb2.ExecuteOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ExecuteOperationResponse, _abc.Awaitable[_operations_pb2.ExecuteOperationResponse]]:
+        """The next process that a rolling operation restarts."""
+
+    @_abc_1.abstractmethod
+    def CheckCluster(
+        self,
+        request: _operations_pb2.CheckClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.CheckClusterResponse, _abc.Awaitable[_operations_pb2.CheckClusterResponse]]:
+        """What is not as it should be."""
+
+    @_abc_1.abstractmethod
+    def DescribeCapacity(
+        self,
+        request: _operations_pb2.DescribeCapacityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeCapacityResponse, _abc.Awaitable[_operations_pb2.DescribeCapacityResponse]]:
+        """Room, growth and load of storage nodes."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _operations_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ExplainResponse, _abc.Awaitable[_operations_pb2.ExplainResponse]]:
+        """What is now, and how it came to that: from the memory of all controllers."""
+
+    @_abc_1.abstractmethod
+    def DescribeStrays(
+        self,
+        request: _operations_pb2.DescribeStraysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeStraysResponse, _abc.Awaitable[_operations_pb2.DescribeStraysResponse]]:
+        """Logs that a storage node has set aside."""
+
+    @_abc_1.abstractmethod
+    def DeleteStray(
+        self,
+        request: _operations_pb2.DeleteStrayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DeleteStrayResponse, _abc.Awaitable[_operations_pb2.DeleteStrayResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExportMetadata(
+        self,
+        request: _operations_pb2.ExportMetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.ExportMetadataResponse], _abc.AsyncIterator[_operations_pb2.ExportMetadataResponse]]:
+        """All metadata of one version, as a file."""
+
+    @_abc_1.abstractmethod
+    def RecoverTopics(
+        self,
+        request: _operations_pb2.RecoverTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.RecoverTopicsResponse, _abc.Awaitable[_operations_pb2.RecoverTopicsResponse]]:
+        """Takes topics that nodes have and the metadata do not know."""
+
+    @_abc_1.abstractmethod
+    def DescribeQuorum(
+        self,
+        request: _controller_pb2.DescribeQuorumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.DescribeQuorumResponse, _abc.Awaitable[_controller_pb2.DescribeQuorumResponse]]:
+        """The Raft quorum, as the active controller sees it."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -288,6 +288,7 @@ class NodeHeartbeatReply(_message.Message):
     REPORT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     WANT_ALL_SIZES_FIELD_NUMBER: _builtins.int
     CATCH_UP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RETIRED_BY_OPERATION_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """The node is fenced now."""
     may_shutdown: _builtins.bool
@@ -304,6 +305,8 @@ class NodeHeartbeatReply(_message.Message):
     """The next report is to tell the size of every replica."""
     catch_up_bytes_per_s: _builtins.int
     """Most bytes per second that catching up may take here, in each direction; 0: as the settings say. Good for 10 s."""
+    retired_by_operation: _builtins.int
+    """Its directory was retired by this operation: it is to give up its data; 0 while it was not."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -322,10 +325,11 @@ class NodeHeartbeatReply(_message.Message):
         report_interval_ms: _builtins.int = ...,
         want_all_sizes: _builtins.bool = ...,
         catch_up_bytes_per_s: _builtins.int = ...,
+        retired_by_operation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "quota_shares", b"quota_shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_bytes_per_s", b"catch_up_bytes_per_s", "controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version", "quota_shares", b"quota_shares", "report_interval_ms", b"report_interval_ms", "want_all_sizes", b"want_all_sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_bytes_per_s", b"catch_up_bytes_per_s", "controller_term", b"controller_term", "error", b"error", "fenced", b"fenced", "may_shutdown", b"may_shutdown", "metadata_version", b"metadata_version", "quota_shares", b"quota_shares", "report_interval_ms", b"report_interval_ms", "retired_by_operation", b"retired_by_operation", "want_all_sizes", b"want_all_sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,6 +708,9 @@ class IsrProposal(_message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
     NEW_ISR_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     leader_epoch: _builtins.int
@@ -711,6 +718,12 @@ class IsrProposal(_message.Message):
     partition_epoch: _builtins.int
     recovered: _builtins.bool
     """True when the leader finished recovering after an unclean election."""
+    reason: _builtins.str
+    """Why members are left out or taken back, for the history: e.g. "lagging", "disk full", "caught up"; how far the
+    worst of them is behind.
+    """
+    lag_ms: _builtins.int
+    lag_bytes: _builtins.int
     @_builtins.property
     def new_isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]:
         """The ISR asked for, each with the node epoch that the leader knows of it
@@ -726,10 +739,13 @@ class IsrProposal(_message.Message):
         partition_epoch: _builtins.int = ...,
         new_isr: _abc.Iterable[Global___IsrMember] | None = ...,
         recovered: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        lag_ms: _builtins.int = ...,
+        lag_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "partition_epoch", b"partition_epoch", "recovered", b"recovered", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lag_bytes", b"lag_bytes", "lag_ms", b"lag_ms", "leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "partition_epoch", b"partition_epoch", "reason", b"reason", "recovered", b"recovered", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,6 +165,31 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
                 _registered_method=True)
+        self.ExecuteOperation = channel.unary_unary(
+                '/penstock.v1.Controller/ExecuteOperation',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.FromString,
+                _registered_method=True)
+        self.CheckCluster = channel.unary_unary(
+                '/penstock.v1.Controller/CheckCluster',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.FromString,
+                _registered_method=True)
+        self.DescribeCapacity = channel.unary_unary(
+                '/penstock.v1.Controller/DescribeCapacity',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.FromString,
+                _registered_method=True)
+        self.ReadEvents = channel.unary_unary(
+                '/penstock.v1.Controller/ReadEvents',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.ReadEventsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ReadEventsResponse.FromString,
+                _registered_method=True)
+        self.RecoverTopics = channel.unary_unary(
+                '/penstock.v1.Controller/RecoverTopics',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -351,6 +376,41 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExecuteOperation(self, request, context):
+        """The next process that a rolling operation restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckCluster(self, request, context):
+        """What is not as it should be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeCapacity(self, request, context):
+        """Room, growth and load of storage nodes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadEvents(self, request, context):
+        """What this controller remembers of what it applied; any controller answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecoverTopics(self, request, context):
+        """Takes topics that nodes have and the metadata do not know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -483,6 +543,31 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.DescribeNodes,
                     request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.SerializeToString,
+            ),
+            'ExecuteOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExecuteOperation,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.SerializeToString,
+            ),
+            'CheckCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckCluster,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.SerializeToString,
+            ),
+            'DescribeCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCapacity,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.SerializeToString,
+            ),
+            'ReadEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadEvents,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.ReadEventsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.ReadEventsResponse.SerializeToString,
+            ),
+            'RecoverTopics': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecoverTopics,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1187,6 +1272,141 @@ class Controller:
             '/penstock.v1.Controller/DescribeNodes',
             penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesRequest.SerializeToString,
             penstock__proto_dot_v1_dot_operations__pb2.DescribeNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecuteOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ExecuteOperation',
+            penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ExecuteOperationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/CheckCluster',
+            penstock__proto_dot_v1_dot_operations__pb2.CheckClusterRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.CheckClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/DescribeCapacity',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeCapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ReadEvents',
+            penstock__proto_dot_v1_dot_operations__pb2.ReadEventsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.ReadEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecoverTopics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/RecoverTopics',
+            penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
             options,
             channel_credentials,
             insecure,

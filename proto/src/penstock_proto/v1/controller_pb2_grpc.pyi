@@ -91,6 +91,16 @@ class ControllerStub:
     DescribeOperations: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeOperationsRequest, _operations_pb2.DescribeOperationsResponse]
     DescribeNodes: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]
     """Storage nodes with their condition and room."""
+    ExecuteOperation: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ExecuteOperationRequest, _operations_pb2.ExecuteOperationResponse]
+    """The next process that a rolling operation restarts."""
+    CheckCluster: _grpc.UnaryUnaryMultiCallable[_operations_pb2.CheckClusterRequest, _operations_pb2.CheckClusterResponse]
+    """What is not as it should be."""
+    DescribeCapacity: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeCapacityRequest, _operations_pb2.DescribeCapacityResponse]
+    """Room, growth and load of storage nodes."""
+    ReadEvents: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ReadEventsRequest, _operations_pb2.ReadEventsResponse]
+    """What this controller remembers of what it applied; any controller answers."""
+    RecoverTopics: _grpc.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]
+    """Takes topics that nodes have and the metadata do not know."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -148,6 +158,16 @@ class ControllerAsyncStub(ControllerStub):
     DescribeOperations: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeOperationsRequest, _operations_pb2.DescribeOperationsResponse]  # type: ignore[assignment]
     DescribeNodes: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeNodesRequest, _operations_pb2.DescribeNodesResponse]  # type: ignore[assignment]
     """Storage nodes with their condition and room."""
+    ExecuteOperation: _aio.UnaryUnaryMultiCallable[_operations_pb2.ExecuteOperationRequest, _operations_pb2.ExecuteOperationResponse]  # type: ignore[assignment]
+    """The next process that a rolling operation restarts."""
+    CheckCluster: _aio.UnaryUnaryMultiCallable[_operations_pb2.CheckClusterRequest, _operations_pb2.CheckClusterResponse]  # type: ignore[assignment]
+    """What is not as it should be."""
+    DescribeCapacity: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeCapacityRequest, _operations_pb2.DescribeCapacityResponse]  # type: ignore[assignment]
+    """Room, growth and load of storage nodes."""
+    ReadEvents: _aio.UnaryUnaryMultiCallable[_operations_pb2.ReadEventsRequest, _operations_pb2.ReadEventsResponse]  # type: ignore[assignment]
+    """What this controller remembers of what it applied; any controller answers."""
+    RecoverTopics: _aio.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]  # type: ignore[assignment]
+    """Takes topics that nodes have and the metadata do not know."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -358,5 +378,45 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.DescribeNodesResponse, _abc.Awaitable[_operations_pb2.DescribeNodesResponse]]:
         """Storage nodes with their condition and room."""
+
+    @_abc_1.abstractmethod
+    def ExecuteOperation(
+        self,
+        request: _operations_pb2.ExecuteOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ExecuteOperationResponse, _abc.Awaitable[_operations_pb2.ExecuteOperationResponse]]:
+        """The next process that a rolling operation restarts."""
+
+    @_abc_1.abstractmethod
+    def CheckCluster(
+        self,
+        request: _operations_pb2.CheckClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.CheckClusterResponse, _abc.Awaitable[_operations_pb2.CheckClusterResponse]]:
+        """What is not as it should be."""
+
+    @_abc_1.abstractmethod
+    def DescribeCapacity(
+        self,
+        request: _operations_pb2.DescribeCapacityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeCapacityResponse, _abc.Awaitable[_operations_pb2.DescribeCapacityResponse]]:
+        """Room, growth and load of storage nodes."""
+
+    @_abc_1.abstractmethod
+    def ReadEvents(
+        self,
+        request: _operations_pb2.ReadEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ReadEventsResponse, _abc.Awaitable[_operations_pb2.ReadEventsResponse]]:
+        """What this controller remembers of what it applied; any controller answers."""
+
+    @_abc_1.abstractmethod
+    def RecoverTopics(
+        self,
+        request: _operations_pb2.RecoverTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.RecoverTopicsResponse, _abc.Awaitable[_operations_pb2.RecoverTopicsResponse]]:
+        """Takes topics that nodes have and the metadata do not know."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

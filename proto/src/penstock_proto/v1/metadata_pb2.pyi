@@ -26,6 +26,29 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OperationStepState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperationStepStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperationStepState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OPERATION_STEP_STATE_TODO: _OperationStepState.ValueType  # 0
+    OPERATION_STEP_STATE_RUNNING: _OperationStepState.ValueType  # 1
+    """Handed to the executor."""
+    OPERATION_STEP_STATE_DONE: _OperationStepState.ValueType  # 2
+    OPERATION_STEP_STATE_SKIPPED: _OperationStepState.ValueType  # 3
+    """Its process is gone for good, or had been restarted before its turn came."""
+
+class OperationStepState(_OperationStepState, metaclass=_OperationStepStateEnumTypeWrapper): ...
+
+OPERATION_STEP_STATE_TODO: OperationStepState.ValueType  # 0
+OPERATION_STEP_STATE_RUNNING: OperationStepState.ValueType  # 1
+"""Handed to the executor."""
+OPERATION_STEP_STATE_DONE: OperationStepState.ValueType  # 2
+OPERATION_STEP_STATE_SKIPPED: OperationStepState.ValueType  # 3
+"""Its process is gone for good, or had been restarted before its turn came."""
+Global___OperationStepState: _TypeAlias = OperationStepState  # noqa: Y015
+
 class _OperationState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -599,6 +622,8 @@ class ConfigRecord(_message.Message):
     RESOURCE_NAME_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    SET_BY_FIELD_NUMBER: _builtins.int
+    SET_MS_FIELD_NUMBER: _builtins.int
     resource_type: _builtins.str
     """"topic", "node", "cluster" or "group"."""
     resource_name: _builtins.str
@@ -607,6 +632,9 @@ class ConfigRecord(_message.Message):
     """Setting's name, e.g. "retention.ms"."""
     value: _builtins.str
     """Setting's value as text; absent removes it."""
+    set_by: _builtins.str
+    """Who set it, e.g. "User:admin", and when, in ms since 1970. Since metadata.level 3; empty and 0 before."""
+    set_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -614,10 +642,12 @@ class ConfigRecord(_message.Message):
         resource_name: _builtins.str = ...,
         key: _builtins.str = ...,
         value: _builtins.str | None = ...,
+        set_by: _builtins.str = ...,
+        set_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "key", b"key", "resource_name", b"resource_name", "resource_type", b"resource_type", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "key", b"key", "resource_name", b"resource_name", "resource_type", b"resource_type", "set_by", b"set_by", "set_ms", b"set_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
     _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
@@ -978,11 +1008,13 @@ class OperationRecord(_message.Message):
     MOVES_DONE_FIELD_NUMBER: _builtins.int
     MOVES_SKIPPED_FIELD_NUMBER: _builtins.int
     BYTES_DONE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.int
     """Metadata version that made it."""
     kind: _builtins.str
     """"node-add", "node-drain", "node-uncordon", "node-replace", "node-remove", "set-replication-factor",
-    "rebalance", "leader-elect" or "reassignment".
+    "rebalance", "leader-elect", "reassignment", "rolling-restart", "upgrade" or "controller-replace".
     """
     plan_id: _builtins.str
     """First 16 hex digits of SHA-256 over kind, parameters, moves and steps, as they were approved."""
@@ -1014,6 +1046,14 @@ class OperationRecord(_message.Message):
     def allowed_gates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Gates that are not to stop it."""
 
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationStep]:
+        """Of a rolling operation, in the order in which they are done."""
+
+    @_builtins.property
+    def executor(self) -> Global___OperationExecutor:
+        """Who carries out its steps; absent while nobody does."""
+
     def __init__(
         self,
         *,
@@ -1036,14 +1076,92 @@ class OperationRecord(_message.Message):
         moves_done: _builtins.int = ...,
         moves_skipped: _builtins.int = ...,
         bytes_done: _builtins.int = ...,
+        steps: _abc.Iterable[Global___OperationStep] | None = ...,
+        executor: Global___OperationExecutor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "throttle", b"throttle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "parameters", b"parameters", "throttle", b"throttle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_gates", b"allowed_gates", "bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "created_by", b"created_by", "created_ms", b"created_ms", "finished_ms", b"finished_ms", "kind", b"kind", "moves_done", b"moves_done", "moves_skipped", b"moves_skipped", "moves_total", b"moves_total", "operation_id", b"operation_id", "parameters", b"parameters", "paused_by_hand", b"paused_by_hand", "phase", b"phase", "plan_id", b"plan_id", "reason", b"reason", "started_ms", b"started_ms", "state", b"state", "throttle", b"throttle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_gates", b"allowed_gates", "bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "created_by", b"created_by", "created_ms", b"created_ms", "executor", b"executor", "finished_ms", b"finished_ms", "kind", b"kind", "moves_done", b"moves_done", "moves_skipped", b"moves_skipped", "moves_total", b"moves_total", "operation_id", b"operation_id", "parameters", b"parameters", "paused_by_hand", b"paused_by_hand", "phase", b"phase", "plan_id", b"plan_id", "reason", b"reason", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "throttle", b"throttle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OperationRecord: _TypeAlias = OperationRecord  # noqa: Y015
+
+@_typing.final
+class OperationStep(_message.Message):
+    """One process that a rolling operation restarts. Whether it is done is judged by its boot id, never counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    BOOT_ID_BEFORE_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"controller-1", "node-3" or the gateway's id."""
+    role: _builtins.str
+    """"controller", "storage-node" or "gateway"."""
+    state: Global___OperationStepState.ValueType
+    boot_id_before: _builtins.bytes
+    """Of the process that is to end (16 bytes). A process with another one has been restarted."""
+    started_ms: _builtins.int
+    """ms since 1970; 0 while there is no such time."""
+    finished_ms: _builtins.int
+    reason: _builtins.str
+    """Why it is not done, for people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        state: Global___OperationStepState.ValueType = ...,
+        boot_id_before: _builtins.bytes = ...,
+        started_ms: _builtins.int = ...,
+        finished_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id_before", b"boot_id_before", "finished_ms", b"finished_ms", "name", b"name", "reason", b"reason", "role", b"role", "started_ms", b"started_ms", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationStep: _TypeAlias = OperationStep  # noqa: Y015
+
+@_typing.final
+class OperationExecutor(_message.Message):
+    """The command that restarts processes. It is there as long as it asks for work; the active controller keeps its lease
+    in memory and gives it a whole one when it becomes active.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: _builtins.int
+    VIA_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    executor_id: _builtins.str
+    """Random, one for each run of the command."""
+    via: _builtins.str
+    """"local", "compose" or "exec", for people."""
+    since_ms: _builtins.int
+    """ms since 1970."""
+    def __init__(
+        self,
+        *,
+        executor_id: _builtins.str = ...,
+        via: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "since_ms", b"since_ms", "via", b"via"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationExecutor: _TypeAlias = OperationExecutor  # noqa: Y015
 
 @_typing.final
 class OperationParameters(_message.Message):
@@ -1059,11 +1177,24 @@ class OperationParameters(_message.Message):
     EXCLUDED_NODE_IDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    PROCESS_NAMES_FIELD_NUMBER: _builtins.int
+    STEP_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    DOWNGRADE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     replacement_node_id: _builtins.int
     """Who takes the place of a replaced one; 0 where it comes back itself."""
     replication_factor: _builtins.int
     max_bytes: _builtins.int
     """Most bytes that the goal "bytes" may move; absent: no bound."""
+    step_timeout_s: _builtins.int
+    """After which a step that is not done pauses a rolling restart; 0: 300 s."""
+    level: _builtins.int
+    """Of an upgrade: the metadata.level to reach, and whether a lower one than today's is meant."""
+    downgrade: _builtins.bool
+    controller_id: _builtins.int
+    """Whose directory is replaced."""
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Nodes that are added, drained, uncordoned, replaced or removed."""
@@ -1082,6 +1213,12 @@ class OperationParameters(_message.Message):
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an election, in the topic; empty: all."""
 
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a rolling restart: roles and names of processes; empty: all."""
+
+    @_builtins.property
+    def process_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1093,10 +1230,16 @@ class OperationParameters(_message.Message):
         excluded_node_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_bytes: _builtins.int | None = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        process_names: _abc.Iterable[_builtins.str] | None = ...,
+        step_timeout_s: _builtins.int = ...,
+        level: _builtins.int = ...,
+        downgrade: _builtins.bool = ...,
+        controller_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "max_bytes", b"max_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "excluded_node_ids", b"excluded_node_ids", "goals", b"goals", "max_bytes", b"max_bytes", "node_ids", b"node_ids", "partitions", b"partitions", "replacement_node_id", b"replacement_node_id", "replication_factor", b"replication_factor", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "controller_id", b"controller_id", "downgrade", b"downgrade", "excluded_node_ids", b"excluded_node_ids", "goals", b"goals", "level", b"level", "max_bytes", b"max_bytes", "node_ids", b"node_ids", "partitions", b"partitions", "process_names", b"process_names", "replacement_node_id", b"replacement_node_id", "replication_factor", b"replication_factor", "roles", b"roles", "step_timeout_s", b"step_timeout_s", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
@@ -1272,6 +1415,7 @@ class MetadataCommand(_message.Message):
     COMMAND_ID_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    CAUSES_FIELD_NUMBER: _builtins.int
     base_version: _builtins.int
     """The version that the records were generated against. An entry whose base
     is not the current version when it is applied changes nothing: so a command
@@ -1294,6 +1438,10 @@ class MetadataCommand(_message.Message):
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataRecord]:
         """Applied all together or not at all; never empty."""
 
+    @_builtins.property
+    def causes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cause]:
+        """Why, by whoever generated it. It is no state: for the history that `penstock explain` tells."""
+
     def __init__(
         self,
         *,
@@ -1304,14 +1452,53 @@ class MetadataCommand(_message.Message):
         command_id: _builtins.int = ...,
         part: _builtins.int = ...,
         more: _builtins.bool = ...,
+        causes: _abc.Iterable[Global___Cause] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "command_id", b"command_id", "controller_id", b"controller_id", "more", b"more", "part", b"part", "records", b"records", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "causes", b"causes", "command_id", b"command_id", "controller_id", b"controller_id", "more", b"more", "part", b"part", "records", b"records", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MetadataCommand: _TypeAlias = MetadataCommand  # noqa: Y015
+
+@_typing.final
+class Cause(_message.Message):
+    """Why a command changes what it changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"fence", "drain", "register", "election", "isr", "move", "config", "operation", "topic" ..."""
+    subject: _builtins.str
+    """What it is about: "node 2", "partition flights-3", "gateway gateway-1", "operation 17"."""
+    detail: _builtins.str
+    """For people, e.g. "silent for 2100 ms"."""
+    principal: _builtins.str
+    """Who asked for it, e.g. "User:admin"; empty when nobody did."""
+    operation_id: _builtins.int
+    """0 for none."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        operation_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "kind", b"kind", "operation_id", b"operation_id", "principal", b"principal", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final
 class MetadataDelta(_message.Message):

@@ -120,6 +120,7 @@ class Plan(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     plan_id: _builtins.str
     """First 16 hex digits of SHA-256 over kind, parameters, moves and steps."""
@@ -144,6 +145,10 @@ class Plan(_message.Message):
 
     @_builtins.property
     def totals(self) -> Global___PlanTotals: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedStep]:
+        """Of a rolling operation or an upgrade."""
+
     def __init__(
         self,
         *,
@@ -159,16 +164,47 @@ class Plan(_message.Message):
         nodes: _abc.Iterable[Global___PlannedNode] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___PlanTotals | None = ...,
+        steps: _abc.Iterable[Global___PlannedStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "parameters", b"parameters", "throttle", b"throttle", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "gates", b"gates", "kind", b"kind", "metadata_version", b"metadata_version", "moves", b"moves", "nodes", b"nodes", "parameters", b"parameters", "plan_id", b"plan_id", "runnable", b"runnable", "throttle", b"throttle", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "gates", b"gates", "kind", b"kind", "metadata_version", b"metadata_version", "moves", b"moves", "nodes", b"nodes", "parameters", b"parameters", "plan_id", b"plan_id", "runnable", b"runnable", "steps", b"steps", "throttle", b"throttle", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
     _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class PlannedStep(_message.Message):
+    """Something that is done to one process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"controller-1", "node-3" or the gateway's id."""
+    role: _builtins.str
+    """"controller", "storage-node" or "gateway"."""
+    action: _builtins.str
+    """For people, e.g. "restart", "understands level 3"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        action: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedStep: _TypeAlias = PlannedStep  # noqa: Y015
 
 @_typing.final
 class PlanTotals(_message.Message):
@@ -615,6 +651,845 @@ class OperationProgress(_message.Message):
 Global___OperationProgress: _TypeAlias = OperationProgress  # noqa: Y015
 
 @_typing.final
+class ExecuteOperationRequest(_message.Message):
+    """A command asks for the next process to restart. Asking holds its lease: one that has not asked for 15 s is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: _builtins.int
+    VIA_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    operation_id: _builtins.int
+    executor_id: _builtins.str
+    """Random, one for each run of the command."""
+    via: _builtins.str
+    """"local", "compose" or "exec"."""
+    principal: _builtins.str
+    leaving: _builtins.bool
+    """It will not ask again."""
+    def __init__(
+        self,
+        *,
+        operation_id: _builtins.int = ...,
+        executor_id: _builtins.str = ...,
+        via: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "leaving", b"leaving", "operation_id", b"operation_id", "principal", b"principal", "via", b"via"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteOperationRequest: _TypeAlias = ExecuteOperationRequest  # noqa: Y015
+
+@_typing.final
+class ExecuteOperationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ASK_AGAIN_MS_FIELD_NUMBER: _builtins.int
+    ask_again_ms: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Set when somebody else carries it out, or it is no rolling operation."""
+
+    @_builtins.property
+    def operation(self) -> Global___Operation: ...
+    @_builtins.property
+    def step(self) -> _metadata_pb2.OperationStep:
+        """To be restarted now; absent when there is nothing to do at the moment. The same step is told again until its
+        process is seen to have another boot id: an executor starts each name once.
+        """
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        operation: Global___Operation | None = ...,
+        step: _metadata_pb2.OperationStep | None = ...,
+        ask_again_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "operation", b"operation", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_again_ms", b"ask_again_ms", "error", b"error", "operation", b"operation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteOperationResponse: _TypeAlias = ExecuteOperationResponse  # noqa: Y015
+
+@_typing.final
+class CheckClusterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckClusterRequest: _TypeAlias = CheckClusterRequest  # noqa: Y015
+
+@_typing.final
+class CheckClusterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    METADATA_VERSION_FIELD_NUMBER: _builtins.int
+    metadata_version: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
+        metadata_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "findings", b"findings", "metadata_version", b"metadata_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckClusterResponse: _TypeAlias = CheckClusterResponse  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """Something that is not as it should be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    severity: _builtins.str
+    """"error", "warning" or "info"."""
+    code: _builtins.str
+    """"offline", "under-min-isr", "under-replicated", "single-replica", "domain-unsafe", "uneven-replicas",
+    "uneven-leaders", "disk-low", "disk-full", "disk-failed", "node-missing", "slot-unclaimed",
+    "controller-not-voting", "mixed-versions", "level-behind", "strays" or "operation-paused".
+    """
+    subject: _builtins.str
+    """What it is about, e.g. "partition flights-3"."""
+    detail: _builtins.str
+    hint: _builtins.str
+    """What would mend it."""
+    def __init__(
+        self,
+        *,
+        severity: _builtins.str = ...,
+        code: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        hint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "hint", b"hint", "severity", b"severity", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
+
+@_typing.final
+class DescribeCapacityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeCapacityRequest: _TypeAlias = DescribeCapacityRequest  # noqa: Y015
+
+@_typing.final
+class DescribeCapacityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SURVIVES_NODE_FIELD_NUMBER: _builtins.int
+    SURVIVES_HOST_FIELD_NUMBER: _builtins.int
+    SURVIVES_RACK_FIELD_NUMBER: _builtins.int
+    survives_node: _builtins.bool
+    """Whether all that is there would fit on the rest, were the largest one of its kind lost; absent while it is not
+    known or there is no such domain.
+    """
+    survives_host: _builtins.bool
+    survives_rack: _builtins.bool
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCapacity]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        nodes: _abc.Iterable[Global___NodeCapacity] | None = ...,
+        survives_node: _builtins.bool | None = ...,
+        survives_host: _builtins.bool | None = ...,
+        survives_rack: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_survives_host", b"_survives_host", "_survives_node", b"_survives_node", "_survives_rack", b"_survives_rack", "error", b"error", "survives_host", b"survives_host", "survives_node", b"survives_node", "survives_rack", b"survives_rack"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_survives_host", b"_survives_host", "_survives_node", b"_survives_node", "_survives_rack", b"_survives_rack", "error", b"error", "nodes", b"nodes", "survives_host", b"survives_host", "survives_node", b"survives_node", "survives_rack", b"survives_rack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__survives_host: _TypeAlias = _typing.Literal["survives_host"]  # noqa: Y015
+    _WhichOneofArgType__survives_host: _TypeAlias = _typing.Literal["_survives_host", b"_survives_host"]  # noqa: Y015
+    _WhichOneofReturnType__survives_node: _TypeAlias = _typing.Literal["survives_node"]  # noqa: Y015
+    _WhichOneofArgType__survives_node: _TypeAlias = _typing.Literal["_survives_node", b"_survives_node"]  # noqa: Y015
+    _WhichOneofReturnType__survives_rack: _TypeAlias = _typing.Literal["survives_rack"]  # noqa: Y015
+    _WhichOneofArgType__survives_rack: _TypeAlias = _typing.Literal["_survives_rack", b"_survives_rack"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__survives_host) -> _WhichOneofReturnType__survives_host | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__survives_node) -> _WhichOneofReturnType__survives_node | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__survives_rack) -> _WhichOneofReturnType__survives_rack | None: ...
+
+Global___DescribeCapacityResponse: _TypeAlias = DescribeCapacityResponse  # noqa: Y015
+
+@_typing.final
+class NodeCapacity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    GROWTH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    FULL_IN_S_FIELD_NUMBER: _builtins.int
+    IN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    OUT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LOOP_BUSY_RATIO_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    disk_total_bytes: _builtins.int
+    """Absent while the node has not told."""
+    disk_free_bytes: _builtins.int
+    log_bytes: _builtins.int
+    growth_bytes_per_s: _builtins.float
+    """Over the last hour, or since the active controller knows; negative while it shrinks."""
+    full_in_s: _builtins.float
+    """Until its disk is full at that rate; absent when it does not grow."""
+    in_bytes_per_s: _builtins.float
+    """Of clients, over the last minute."""
+    out_bytes_per_s: _builtins.float
+    loop_busy_ratio: _builtins.float
+    """0 to 1: how much of its time the event loop works."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        disk_total_bytes: _builtins.int | None = ...,
+        disk_free_bytes: _builtins.int | None = ...,
+        log_bytes: _builtins.int | None = ...,
+        growth_bytes_per_s: _builtins.float | None = ...,
+        full_in_s: _builtins.float | None = ...,
+        in_bytes_per_s: _builtins.float | None = ...,
+        out_bytes_per_s: _builtins.float | None = ...,
+        loop_busy_ratio: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_total_bytes", b"_disk_total_bytes", "_full_in_s", b"_full_in_s", "_growth_bytes_per_s", b"_growth_bytes_per_s", "_in_bytes_per_s", b"_in_bytes_per_s", "_log_bytes", b"_log_bytes", "_loop_busy_ratio", b"_loop_busy_ratio", "_out_bytes_per_s", b"_out_bytes_per_s", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "full_in_s", b"full_in_s", "growth_bytes_per_s", b"growth_bytes_per_s", "in_bytes_per_s", b"in_bytes_per_s", "log_bytes", b"log_bytes", "loop_busy_ratio", b"loop_busy_ratio", "out_bytes_per_s", b"out_bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes", "_disk_total_bytes", b"_disk_total_bytes", "_full_in_s", b"_full_in_s", "_growth_bytes_per_s", b"_growth_bytes_per_s", "_in_bytes_per_s", b"_in_bytes_per_s", "_log_bytes", b"_log_bytes", "_loop_busy_ratio", b"_loop_busy_ratio", "_out_bytes_per_s", b"_out_bytes_per_s", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "full_in_s", b"full_in_s", "growth_bytes_per_s", b"growth_bytes_per_s", "in_bytes_per_s", b"in_bytes_per_s", "log_bytes", b"log_bytes", "loop_busy_ratio", b"loop_busy_ratio", "node_id", b"node_id", "out_bytes_per_s", b"out_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_free_bytes: _TypeAlias = _typing.Literal["disk_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_free_bytes: _TypeAlias = _typing.Literal["_disk_free_bytes", b"_disk_free_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__disk_total_bytes: _TypeAlias = _typing.Literal["disk_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_total_bytes: _TypeAlias = _typing.Literal["_disk_total_bytes", b"_disk_total_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__full_in_s: _TypeAlias = _typing.Literal["full_in_s"]  # noqa: Y015
+    _WhichOneofArgType__full_in_s: _TypeAlias = _typing.Literal["_full_in_s", b"_full_in_s"]  # noqa: Y015
+    _WhichOneofReturnType__growth_bytes_per_s: _TypeAlias = _typing.Literal["growth_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__growth_bytes_per_s: _TypeAlias = _typing.Literal["_growth_bytes_per_s", b"_growth_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__in_bytes_per_s: _TypeAlias = _typing.Literal["in_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__in_bytes_per_s: _TypeAlias = _typing.Literal["_in_bytes_per_s", b"_in_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__log_bytes: _TypeAlias = _typing.Literal["log_bytes"]  # noqa: Y015
+    _WhichOneofArgType__log_bytes: _TypeAlias = _typing.Literal["_log_bytes", b"_log_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__loop_busy_ratio: _TypeAlias = _typing.Literal["loop_busy_ratio"]  # noqa: Y015
+    _WhichOneofArgType__loop_busy_ratio: _TypeAlias = _typing.Literal["_loop_busy_ratio", b"_loop_busy_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__out_bytes_per_s: _TypeAlias = _typing.Literal["out_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__out_bytes_per_s: _TypeAlias = _typing.Literal["_out_bytes_per_s", b"_out_bytes_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_free_bytes) -> _WhichOneofReturnType__disk_free_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_total_bytes) -> _WhichOneofReturnType__disk_total_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__full_in_s) -> _WhichOneofReturnType__full_in_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__growth_bytes_per_s) -> _WhichOneofReturnType__growth_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_bytes_per_s) -> _WhichOneofReturnType__in_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__log_bytes) -> _WhichOneofReturnType__log_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loop_busy_ratio) -> _WhichOneofReturnType__loop_busy_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__out_bytes_per_s) -> _WhichOneofReturnType__out_bytes_per_s | None: ...
+
+Global___NodeCapacity: _TypeAlias = NodeCapacity  # noqa: Y015
+
+@_typing.final
+class ReadEventsRequest(_message.Message):
+    """What happened, as one controller applied it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECTS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    """ms since 1970."""
+    limit: _builtins.int
+    @_builtins.property
+    def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Events of these, by the words of Cause.subject; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        subjects: _abc.Iterable[_builtins.str] | None = ...,
+        since_ms: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "since_ms", b"since_ms", "subjects", b"subjects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadEventsRequest: _TypeAlias = ReadEventsRequest  # noqa: Y015
+
+@_typing.final
+class ReadEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_BEFORE_MS_FIELD_NUMBER: _builtins.int
+    incomplete_before_ms: _builtins.int
+    """Before it this controller does not know all; ms since 1970."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterEvent]:
+        """Oldest first, at most `limit` of the newest ones."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___ClusterEvent] | None = ...,
+        incomplete_before_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "incomplete_before_ms", b"incomplete_before_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadEventsResponse: _TypeAlias = ReadEventsResponse  # noqa: Y015
+
+@_typing.final
+class ClusterEvent(_message.Message):
+    """A change, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    time_ms: _builtins.int
+    event: _builtins.str
+    """"leader", "isr", "replicas", "node", "gateway", "config", "operation", "topic" ..."""
+    subject: _builtins.str
+    change: _builtins.str
+    """What changed, for people, e.g. "leader 2 -> 3, epoch 5, ISR 1,3"."""
+    @_builtins.property
+    def cause(self) -> _metadata_pb2.Cause: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        event: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        change: _builtins.str = ...,
+        cause: _metadata_pb2.Cause | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "change", b"change", "event", b"event", "subject", b"subject", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterEvent: _TypeAlias = ClusterEvent  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """One of them."""
+    partition: _builtins.int
+    """With a topic."""
+    node_id: _builtins.int
+    operation_id: _builtins.int
+    since_ms: _builtins.int
+    """ms since 1970; 0: two hours ago."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        node_id: _builtins.int = ...,
+        operation_id: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "operation_id", b"operation_id", "partition", b"partition", "since_ms", b"since_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    STORY_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_BEFORE_MS_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    summary: _builtins.str
+    """One sentence: is it well, and if not what would have to happen."""
+    incomplete_before_ms: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def now(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is now, a line each."""
+
+    @_builtins.property
+    def story(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryLine]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        subject: _builtins.str = ...,
+        summary: _builtins.str = ...,
+        now: _abc.Iterable[_builtins.str] | None = ...,
+        story: _abc.Iterable[Global___StoryLine] | None = ...,
+        incomplete_before_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "incomplete_before_ms", b"incomplete_before_ms", "now", b"now", "story", b"story", "subject", b"subject", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class StoryLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    version: _builtins.int
+    event: _builtins.str
+    cause: _builtins.str
+    detail: _builtins.str
+    """One sentence."""
+    by: _builtins.str
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+        version: _builtins.int = ...,
+        event: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cause", b"cause", "detail", b"detail", "event", b"event", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoryLine: _TypeAlias = StoryLine  # noqa: Y015
+
+@_typing.final
+class DescribeStraysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeStraysRequest: _TypeAlias = DescribeStraysRequest  # noqa: Y015
+
+@_typing.final
+class DescribeStraysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    STRAYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def strays(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stray]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        strays: _abc.Iterable[Global___Stray] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "strays", b"strays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeStraysResponse: _TypeAlias = DescribeStraysResponse  # noqa: Y015
+
+@_typing.final
+class Stray(_message.Message):
+    """A log that a storage node has set aside, since the metadata name no such replica there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_MS_FIELD_NUMBER: _builtins.int
+    SUPERFLUOUS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of its directory."""
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    topic: _builtins.str
+    """Empty when the metadata do not know the topic."""
+    size_bytes: _builtins.int
+    set_aside_ms: _builtins.int
+    """ms since 1970."""
+    superfluous: _builtins.bool
+    """The metadata prove that nothing is lost with it: it goes by itself after stray_retention_ms."""
+    reason: _builtins.str
+    """Why it is kept, or when it goes, for people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        set_aside_ms: _builtins.int = ...,
+        superfluous: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partition", b"partition", "reason", b"reason", "set_aside_ms", b"set_aside_ms", "size_bytes", b"size_bytes", "superfluous", b"superfluous", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stray: _TypeAlias = Stray  # noqa: Y015
+
+@_typing.final
+class DeleteStrayRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    name: _builtins.str
+    principal: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node_id", b"node_id", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteStrayRequest: _TypeAlias = DeleteStrayRequest  # noqa: Y015
+
+@_typing.final
+class DeleteStrayResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        freed_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "freed_bytes", b"freed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteStrayResponse: _TypeAlias = DeleteStrayResponse  # noqa: Y015
+
+@_typing.final
+class ExportMetadataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECRETS_FIELD_NUMBER: _builtins.int
+    secrets: _builtins.bool
+    """Users' credentials and the cluster's secrets too."""
+    def __init__(
+        self,
+        *,
+        secrets: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["secrets", b"secrets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportMetadataRequest: _TypeAlias = ExportMetadataRequest  # noqa: Y015
+
+@_typing.final
+class ExportMetadataResponse(_message.Message):
+    """A piece of the file that `penstock cluster export` writes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportMetadataResponse: _TypeAlias = ExportMetadataResponse  # noqa: Y015
+
+@_typing.final
+class UnknownReplica(_message.Message):
+    """A replica that is on a node and that the metadata do not know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    LAST_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    FLUSHED_END_OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    topic: _builtins.str
+    """As its log says it; empty when it does not."""
+    last_leader_epoch: _builtins.int
+    log_start_offset: _builtins.int
+    flushed_end_offset: _builtins.int
+    """Up to which it is on disk."""
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        last_leader_epoch: _builtins.int = ...,
+        log_start_offset: _builtins.int = ...,
+        flushed_end_offset: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_end_offset", b"flushed_end_offset", "last_leader_epoch", b"last_leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "size_bytes", b"size_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnknownReplica: _TypeAlias = UnknownReplica  # noqa: Y015
+
+@_typing.final
+class RecoverTopicsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """Only say what is there."""
+    principal: _builtins.str
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Empty: all that nodes offer."""
+
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        dry_run: _builtins.bool = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "principal", b"principal", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverTopicsRequest: _TypeAlias = RecoverTopicsRequest  # noqa: Y015
+
+@_typing.final
+class RecoverTopicsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveredTopic]: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        topics: _abc.Iterable[Global___RecoveredTopic] | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverTopicsResponse: _TypeAlias = RecoverTopicsResponse  # noqa: Y015
+
+@_typing.final
+class RecoveredTopic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    topic_id: _builtins.bytes
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveredPartition]:
+        """Per partition, by partition."""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        topic_id: _builtins.bytes = ...,
+        partitions: _abc.Iterable[Global___RecoveredPartition] | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "name", b"name", "partitions", b"partitions", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredTopic: _TypeAlias = RecoveredTopic  # noqa: Y015
+
+@_typing.final
+class RecoveredPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    log_end_offset: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Who has a copy; the first one leads, since it has the most."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        log_end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_end_offset", b"log_end_offset", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredPartition: _TypeAlias = RecoveredPartition  # noqa: Y015
+
+@_typing.final
 class DescribeNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -733,6 +1608,13 @@ class NodeReport(_message.Message):
     PRODUCE_COUNTS_FIELD_NUMBER: _builtins.int
     CATCH_UP_IN_BYTES_FIELD_NUMBER: _builtins.int
     CATCH_UP_OUT_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    LOOP_CPU_MS_FIELD_NUMBER: _builtins.int
+    STRAY_LOGS_FIELD_NUMBER: _builtins.int
+    STRAY_BYTES_FIELD_NUMBER: _builtins.int
+    UNCLAIMED_SLOTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_REPLICAS_FIELD_NUMBER: _builtins.int
     disk_total_bytes: _builtins.int
     """Of the file system with its data directory."""
     disk_free_bytes: _builtins.int
@@ -747,6 +1629,14 @@ class NodeReport(_message.Message):
     catch_up_in_bytes: _builtins.int
     """Catch-up bytes that this node received and sent since its start."""
     catch_up_out_bytes: _builtins.int
+    received_bytes: _builtins.int
+    """From and to clients, since its start."""
+    sent_bytes: _builtins.int
+    loop_cpu_ms: _builtins.int
+    """Time that its event loop has worked since its start, in ms of CPU."""
+    stray_logs: _builtins.int
+    """Logs that it has set aside, and bytes of them."""
+    stray_bytes: _builtins.int
     @_builtins.property
     def sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSize]:
         """Replicas whose size is new, or changed by 1 MiB or by 1 %."""
@@ -756,6 +1646,14 @@ class NodeReport(_message.Message):
         """acks=all Produce that this node answered as leader since its start, by how long they took: counts for each of
         the bounds that PRODUCE_LATENCY_BOUNDS_S names, and one more for those beyond.
         """
+
+    @_builtins.property
+    def unclaimed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Slots of its shared directory that hold data and that no process has opened."""
+
+    @_builtins.property
+    def unknown_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnknownReplica]:
+        """Replicas that the metadata do not know: all of them, when first_of_all is set."""
 
     def __init__(
         self,
@@ -769,10 +1667,17 @@ class NodeReport(_message.Message):
         produce_counts: _abc.Iterable[_builtins.int] | None = ...,
         catch_up_in_bytes: _builtins.int = ...,
         catch_up_out_bytes: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        sent_bytes: _builtins.int = ...,
+        loop_cpu_ms: _builtins.int = ...,
+        stray_logs: _builtins.int = ...,
+        stray_bytes: _builtins.int = ...,
+        unclaimed_slots: _abc.Iterable[_builtins.str] | None = ...,
+        unknown_replicas: _abc.Iterable[Global___UnknownReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_in_bytes", b"catch_up_in_bytes", "catch_up_out_bytes", b"catch_up_out_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "first_of_all", b"first_of_all", "last_of_all", b"last_of_all", "log_bytes", b"log_bytes", "produce_counts", b"produce_counts", "sizes", b"sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_in_bytes", b"catch_up_in_bytes", "catch_up_out_bytes", b"catch_up_out_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "first_of_all", b"first_of_all", "last_of_all", b"last_of_all", "log_bytes", b"log_bytes", "loop_cpu_ms", b"loop_cpu_ms", "produce_counts", b"produce_counts", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "sizes", b"sizes", "stray_bytes", b"stray_bytes", "stray_logs", b"stray_logs", "unclaimed_slots", b"unclaimed_slots", "unknown_replicas", b"unknown_replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

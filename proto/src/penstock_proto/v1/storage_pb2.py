@@ -24,57 +24,58 @@ _sym_db = _symbol_database.Default()
 
 from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__pb2
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
+from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/storage.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"<\n\x10PositionsRequest\x12(\n\tpositions\x18\x01 \x03(\x0b\x32\x15.penstock.v1.Position\"?\n\x08Position\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"A\n\x11PositionsResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.PositionAnswer\"\x99\x01\n\x0ePositionAnswer\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x11\n\tnewest_ms\x18\x03 \x01(\x03\x12\x11\n\tbefore_ms\x18\x04 \x01(\x03\x12\x17\n\nwaiting_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_waiting_ms\"\x9c\x01\n\x10ReplicateRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ReplicaHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ReplicaOpen\x12%\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.ReplicaAck\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xd9\x01\n\x0cReplicaHello\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x16\n\x0eleader_node_id\x18\x03 \x01(\x05\x12\x12\n\ncluster_id\x18\x04 \x01(\x0c\x12,\n\x04lane\x18\x05 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\x12\x14\n\x0ctakes_pieces\x18\x07 \x01(\x08\"\x1e\n\x04Lane\x12\x08\n\x04LIVE\x10\x00\x12\x0c\n\x08\x43\x41TCH_UP\x10\x01\"\xbd\x01\n\x0bReplicaOpen\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x08 \x01(\x03\"g\n\nReplicaAck\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\";\n\x11ReplicateResponse\x12&\n\x04\x64\x61ta\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ReplicaData\"\xc3\x03\n\x0bReplicaData\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12.\n\x07\x62\x61tches\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.ReplicaBatchesH\x00\x12\x32\n\tdiverging\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ReplicaDivergingH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.ErrorH\x00\x12\x36\n\x0cout_of_range\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.ReplicaOutOfRangeH\x00\x12(\n\x04move\x18\x08 \x01(\x0b\x32\x18.penstock.v1.ReplicaMoveH\x00\x12(\n\x05piece\x18\t \x01(\x0b\x32\x17.penstock.v1.BatchPieceH\x00\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x1d\n\x15tombstones_gone_below\x18\n \x01(\x03\x12\x34\n\x0c\x65poch_starts\x18\x0b \x03(\x0b\x32\x1e.penstock.v1.ReplicaEpochStartB\x07\n\x05\x65vent\"8\n\x11ReplicaEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"6\n\x0eReplicaBatches\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x0f\n\x07records\x18\x02 \x01(\x0c\"5\n\x10ReplicaDiverging\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\";\n\x0bReplicaMove\x12,\n\x04lane\x18\x01 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\"E\n\x11ReplicaOutOfRange\x12\x18\n\x10log_start_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"c\n\x0e\x46orwardRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ForwardOpen\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.penstock.v1.ForwardFrame\"\x9c\x01\n\x0b\x46orwardOpen\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\x12\x10\n\x08listener\x18\x04 \x01(\t\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x16\n\x0eprincipal_type\x18\x06 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x07 \x01(\t\"\x83\x01\n\x0c\x46orwardFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x18\n\x10metadata_version\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\"D\n\x0f\x46orwardResponse\x12\x31\n\x06\x66rames\x18\x01 \x03(\x0b\x32!.penstock.v1.ForwardResponseFrame\"\x9d\x01\n\x14\x46orwardResponseFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x0c\n\x04none\x18\x05 \x01(\x08\x12\x18\n\x10\x63lose_connection\x18\x06 \x01(\x08\x12\x17\n\x0f\x63oncerns_router\x18\x07 \x01(\x08\x32\xc0\x02\n\x07Storage\x12N\n\tReplicate\x12\x1d.penstock.v1.ReplicateRequest\x1a\x1e.penstock.v1.ReplicateResponse(\x01\x30\x01\x12H\n\x07\x46orward\x12\x1b.penstock.v1.ForwardRequest\x1a\x1c.penstock.v1.ForwardResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x12J\n\tPositions\x12\x1d.penstock.v1.PositionsRequest\x1a\x1e.penstock.v1.PositionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/storage.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\x1a\"penstock_proto/v1/operations.proto\"<\n\x10PositionsRequest\x12(\n\tpositions\x18\x01 \x03(\x0b\x32\x15.penstock.v1.Position\"?\n\x08Position\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"A\n\x11PositionsResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.PositionAnswer\"\x99\x01\n\x0ePositionAnswer\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x11\n\tnewest_ms\x18\x03 \x01(\x03\x12\x11\n\tbefore_ms\x18\x04 \x01(\x03\x12\x17\n\nwaiting_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_waiting_ms\"\x9c\x01\n\x10ReplicateRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ReplicaHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ReplicaOpen\x12%\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.ReplicaAck\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xd9\x01\n\x0cReplicaHello\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\x12\x16\n\x0eleader_node_id\x18\x03 \x01(\x05\x12\x12\n\ncluster_id\x18\x04 \x01(\x0c\x12,\n\x04lane\x18\x05 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\x12\x14\n\x0ctakes_pieces\x18\x07 \x01(\x08\"\x1e\n\x04Lane\x12\x08\n\x04LIVE\x10\x00\x12\x0c\n\x08\x43\x41TCH_UP\x10\x01\"\xbd\x01\n\x0bReplicaOpen\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x08 \x01(\x03\"g\n\nReplicaAck\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\";\n\x11ReplicateResponse\x12&\n\x04\x64\x61ta\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ReplicaData\"\xc3\x03\n\x0bReplicaData\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12.\n\x07\x62\x61tches\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.ReplicaBatchesH\x00\x12\x32\n\tdiverging\x18\x03 \x01(\x0b\x32\x1d.penstock.v1.ReplicaDivergingH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.ErrorH\x00\x12\x36\n\x0cout_of_range\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.ReplicaOutOfRangeH\x00\x12(\n\x04move\x18\x08 \x01(\x0b\x32\x18.penstock.v1.ReplicaMoveH\x00\x12(\n\x05piece\x18\t \x01(\x0b\x32\x17.penstock.v1.BatchPieceH\x00\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x1d\n\x15tombstones_gone_below\x18\n \x01(\x03\x12\x34\n\x0c\x65poch_starts\x18\x0b \x03(\x0b\x32\x1e.penstock.v1.ReplicaEpochStartB\x07\n\x05\x65vent\"8\n\x11ReplicaEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"6\n\x0eReplicaBatches\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x0f\n\x07records\x18\x02 \x01(\x0c\"5\n\x10ReplicaDiverging\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\";\n\x0bReplicaMove\x12,\n\x04lane\x18\x01 \x01(\x0e\x32\x1e.penstock.v1.ReplicaHello.Lane\"E\n\x11ReplicaOutOfRange\x12\x18\n\x10log_start_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"c\n\x0e\x46orwardRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x18.penstock.v1.ForwardOpen\x12)\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x19.penstock.v1.ForwardFrame\"\x9c\x01\n\x0b\x46orwardOpen\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\x12\x10\n\x08listener\x18\x04 \x01(\t\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x16\n\x0eprincipal_type\x18\x06 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x07 \x01(\t\"\x83\x01\n\x0c\x46orwardFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x18\n\x10metadata_version\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\"D\n\x0f\x46orwardResponse\x12\x31\n\x06\x66rames\x18\x01 \x03(\x0b\x32!.penstock.v1.ForwardResponseFrame\"\x9d\x01\n\x14\x46orwardResponseFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x13\n\x0b\x66rame_bytes\x18\x04 \x01(\r\x12\x0c\n\x04none\x18\x05 \x01(\x08\x12\x18\n\x10\x63lose_connection\x18\x06 \x01(\x08\x12\x17\n\x0f\x63oncerns_router\x18\x07 \x01(\x08\x32\xed\x03\n\x07Storage\x12N\n\tReplicate\x12\x1d.penstock.v1.ReplicateRequest\x1a\x1e.penstock.v1.ReplicateResponse(\x01\x30\x01\x12H\n\x07\x46orward\x12\x1b.penstock.v1.ForwardRequest\x1a\x1c.penstock.v1.ForwardResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x12J\n\tPositions\x12\x1d.penstock.v1.PositionsRequest\x1a\x1e.penstock.v1.PositionsResponse\x12Y\n\x0e\x44\x65scribeStrays\x12\".penstock.v1.DescribeStraysRequest\x1a#.penstock.v1.DescribeStraysResponse\x12P\n\x0b\x44\x65leteStray\x12\x1f.penstock.v1.DeleteStrayRequest\x1a .penstock.v1.DeleteStrayResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.storage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POSITIONSREQUEST']._serialized_start=110
-  _globals['_POSITIONSREQUEST']._serialized_end=170
-  _globals['_POSITION']._serialized_start=172
-  _globals['_POSITION']._serialized_end=235
-  _globals['_POSITIONSRESPONSE']._serialized_start=237
-  _globals['_POSITIONSRESPONSE']._serialized_end=302
-  _globals['_POSITIONANSWER']._serialized_start=305
-  _globals['_POSITIONANSWER']._serialized_end=458
-  _globals['_REPLICATEREQUEST']._serialized_start=461
-  _globals['_REPLICATEREQUEST']._serialized_end=617
-  _globals['_REPLICAHELLO']._serialized_start=620
-  _globals['_REPLICAHELLO']._serialized_end=837
-  _globals['_REPLICAHELLO_LANE']._serialized_start=807
-  _globals['_REPLICAHELLO_LANE']._serialized_end=837
-  _globals['_REPLICAOPEN']._serialized_start=840
-  _globals['_REPLICAOPEN']._serialized_end=1029
-  _globals['_REPLICAACK']._serialized_start=1031
-  _globals['_REPLICAACK']._serialized_end=1134
-  _globals['_REPLICATERESPONSE']._serialized_start=1136
-  _globals['_REPLICATERESPONSE']._serialized_end=1195
-  _globals['_REPLICADATA']._serialized_start=1198
-  _globals['_REPLICADATA']._serialized_end=1649
-  _globals['_REPLICAEPOCHSTART']._serialized_start=1651
-  _globals['_REPLICAEPOCHSTART']._serialized_end=1707
-  _globals['_REPLICABATCHES']._serialized_start=1709
-  _globals['_REPLICABATCHES']._serialized_end=1763
-  _globals['_REPLICADIVERGING']._serialized_start=1765
-  _globals['_REPLICADIVERGING']._serialized_end=1818
-  _globals['_REPLICAMOVE']._serialized_start=1820
-  _globals['_REPLICAMOVE']._serialized_end=1879
-  _globals['_REPLICAOUTOFRANGE']._serialized_start=1881
-  _globals['_REPLICAOUTOFRANGE']._serialized_end=1950
-  _globals['_FORWARDREQUEST']._serialized_start=1952
-  _globals['_FORWARDREQUEST']._serialized_end=2051
-  _globals['_FORWARDOPEN']._serialized_start=2054
-  _globals['_FORWARDOPEN']._serialized_end=2210
-  _globals['_FORWARDFRAME']._serialized_start=2213
-  _globals['_FORWARDFRAME']._serialized_end=2344
-  _globals['_FORWARDRESPONSE']._serialized_start=2346
-  _globals['_FORWARDRESPONSE']._serialized_end=2414
-  _globals['_FORWARDRESPONSEFRAME']._serialized_start=2417
-  _globals['_FORWARDRESPONSEFRAME']._serialized_end=2574
-  _globals['_STORAGE']._serialized_start=2577
-  _globals['_STORAGE']._serialized_end=2897
+  _globals['_POSITIONSREQUEST']._serialized_start=146
+  _globals['_POSITIONSREQUEST']._serialized_end=206
+  _globals['_POSITION']._serialized_start=208
+  _globals['_POSITION']._serialized_end=271
+  _globals['_POSITIONSRESPONSE']._serialized_start=273
+  _globals['_POSITIONSRESPONSE']._serialized_end=338
+  _globals['_POSITIONANSWER']._serialized_start=341
+  _globals['_POSITIONANSWER']._serialized_end=494
+  _globals['_REPLICATEREQUEST']._serialized_start=497
+  _globals['_REPLICATEREQUEST']._serialized_end=653
+  _globals['_REPLICAHELLO']._serialized_start=656
+  _globals['_REPLICAHELLO']._serialized_end=873
+  _globals['_REPLICAHELLO_LANE']._serialized_start=843
+  _globals['_REPLICAHELLO_LANE']._serialized_end=873
+  _globals['_REPLICAOPEN']._serialized_start=876
+  _globals['_REPLICAOPEN']._serialized_end=1065
+  _globals['_REPLICAACK']._serialized_start=1067
+  _globals['_REPLICAACK']._serialized_end=1170
+  _globals['_REPLICATERESPONSE']._serialized_start=1172
+  _globals['_REPLICATERESPONSE']._serialized_end=1231
+  _globals['_REPLICADATA']._serialized_start=1234
+  _globals['_REPLICADATA']._serialized_end=1685
+  _globals['_REPLICAEPOCHSTART']._serialized_start=1687
+  _globals['_REPLICAEPOCHSTART']._serialized_end=1743
+  _globals['_REPLICABATCHES']._serialized_start=1745
+  _globals['_REPLICABATCHES']._serialized_end=1799
+  _globals['_REPLICADIVERGING']._serialized_start=1801
+  _globals['_REPLICADIVERGING']._serialized_end=1854
+  _globals['_REPLICAMOVE']._serialized_start=1856
+  _globals['_REPLICAMOVE']._serialized_end=1915
+  _globals['_REPLICAOUTOFRANGE']._serialized_start=1917
+  _globals['_REPLICAOUTOFRANGE']._serialized_end=1986
+  _globals['_FORWARDREQUEST']._serialized_start=1988
+  _globals['_FORWARDREQUEST']._serialized_end=2087
+  _globals['_FORWARDOPEN']._serialized_start=2090
+  _globals['_FORWARDOPEN']._serialized_end=2246
+  _globals['_FORWARDFRAME']._serialized_start=2249
+  _globals['_FORWARDFRAME']._serialized_end=2380
+  _globals['_FORWARDRESPONSE']._serialized_start=2382
+  _globals['_FORWARDRESPONSE']._serialized_end=2450
+  _globals['_FORWARDRESPONSEFRAME']._serialized_start=2453
+  _globals['_FORWARDRESPONSEFRAME']._serialized_end=2610
+  _globals['_STORAGE']._serialized_start=2613
+  _globals['_STORAGE']._serialized_end=3106
 # @@protoc_insertion_point(module_scope)

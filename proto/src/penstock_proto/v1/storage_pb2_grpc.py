@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
+from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 from penstock_proto.v1 import storage_pb2 as penstock__proto_dot_v1_dot_storage__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -55,6 +56,16 @@ class StorageStub:
                 request_serializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.FromString,
                 _registered_method=True)
+        self.DescribeStrays = channel.unary_unary(
+                '/penstock.v1.Storage/DescribeStrays',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.FromString,
+                _registered_method=True)
+        self.DeleteStray = channel.unary_unary(
+                '/penstock.v1.Storage/DeleteStray',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServicer:
@@ -91,6 +102,20 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeStrays(self, request, context):
+        """Logs that this node has set aside. Asked by gateways, as what follows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteStray(self, request, context):
+        """Deletes one of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +138,16 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.Positions,
                     request_deserializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.SerializeToString,
+            ),
+            'DescribeStrays': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeStrays,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.SerializeToString,
+            ),
+            'DeleteStray': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteStray,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +258,60 @@ class Storage:
             '/penstock.v1.Storage/Positions',
             penstock__proto_dot_v1_dot_storage__pb2.PositionsRequest.SerializeToString,
             penstock__proto_dot_v1_dot_storage__pb2.PositionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeStrays(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/DescribeStrays',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeStraysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteStray(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/DeleteStray',
+            penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ What storage nodes answer to each other and to gateways."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from penstock_proto.v1 import data_pb2 as _data_pb2
+from penstock_proto.v1 import operations_pb2 as _operations_pb2
 from penstock_proto.v1 import storage_pb2 as _storage_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -46,6 +47,10 @@ class StorageStub:
     """How far offsets lie behind the ends of partitions that this node leads; group
     coordinators ask for it to tell lag.
     """
+    DescribeStrays: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DescribeStraysRequest, _operations_pb2.DescribeStraysResponse]
+    """Logs that this node has set aside. Asked by gateways, as what follows."""
+    DeleteStray: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]
+    """Deletes one of them."""
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -64,6 +69,10 @@ class StorageAsyncStub(StorageStub):
     """How far offsets lie behind the ends of partitions that this node leads; group
     coordinators ask for it to tell lag.
     """
+    DescribeStrays: _aio.UnaryUnaryMultiCallable[_operations_pb2.DescribeStraysRequest, _operations_pb2.DescribeStraysResponse]  # type: ignore[assignment]
+    """Logs that this node has set aside. Asked by gateways, as what follows."""
+    DeleteStray: _aio.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]  # type: ignore[assignment]
+    """Deletes one of them."""
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -103,5 +112,21 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         """How far offsets lie behind the ends of partitions that this node leads; group
         coordinators ask for it to tell lag.
         """
+
+    @_abc_1.abstractmethod
+    def DescribeStrays(
+        self,
+        request: _operations_pb2.DescribeStraysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DescribeStraysResponse, _abc.Awaitable[_operations_pb2.DescribeStraysResponse]]:
+        """Logs that this node has set aside. Asked by gateways, as what follows."""
+
+    @_abc_1.abstractmethod
+    def DeleteStray(
+        self,
+        request: _operations_pb2.DeleteStrayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DeleteStrayResponse, _abc.Awaitable[_operations_pb2.DeleteStrayResponse]]:
+        """Deletes one of them."""
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

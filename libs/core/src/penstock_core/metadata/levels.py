@@ -60,7 +60,9 @@ KIND_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Level of each kind of record, by its name in `MetadataRecord`. A test holds it against the contract."""
 
-FIELD_LEVELS: Final[Mapping[str, int]] = MappingProxyType({"FeatureRecord.version": 2})
+FIELD_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {"FeatureRecord.version": 2, "ConfigRecord.set_by": 3, "ConfigRecord.set_ms": 3}
+)
 """Fields that came after their record, `Message.field`; all others came with it."""
 
 

@@ -47,6 +47,11 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Controller/ControlOperation": _FOLLOWERS,
     "/penstock.v1.Controller/DescribeOperations": _FOLLOWERS,
     "/penstock.v1.Controller/DescribeNodes": _FOLLOWERS,
+    "/penstock.v1.Controller/ExecuteOperation": _FOLLOWERS,
+    "/penstock.v1.Controller/CheckCluster": _FOLLOWERS,
+    "/penstock.v1.Controller/DescribeCapacity": _FOLLOWERS,
+    "/penstock.v1.Controller/ReadEvents": _FOLLOWERS,
+    "/penstock.v1.Controller/RecoverTopics": _FOLLOWERS,
     # Nobody's client comes this way: an operator at the controllers does.
     "/penstock.v1.Controller/ReplaceController": _ADMIN,
     "/penstock.v1.Controller/AlterRefusedCertificates": _ADMIN,
@@ -54,4 +59,6 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Storage/Positions": _NODE,
     "/penstock.v1.Storage/Forward": _GATEWAY,
     "/penstock.v1.Storage/FetchRange": _GATEWAY,
+    "/penstock.v1.Storage/DescribeStrays": _GATEWAY,
+    "/penstock.v1.Storage/DeleteStray": _GATEWAY,
 }

@@ -6,7 +6,7 @@ asks. What a request comes to travels in the response, as the controller says it
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from penstock_frontend.authorizer import CLUSTER_NAME
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.guard import RIGHTS, identity_of
 from penstock_proto.v1 import admin_pb2_grpc
+from penstock_proto.v1 import controller_pb2 as controller_pb
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 
@@ -33,6 +34,7 @@ _STATUS: Final = {
 }
 """By what a call of the controllers comes to; else INTERNAL."""
 
+R = TypeVar("R")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -49,52 +51,97 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:  # noqa: N802
         """What an operation would do."""
-        await self._check("Plan", context)
-        response: pb.PlanResponse = await self._pass_on(
-            "Plan", "PlanOperation", request, context, PLAN_TIMEOUT_MS
-        )
-        return response
+        return await self._ask("Plan", request, pb.PlanResponse, context, PLAN_TIMEOUT_MS, to="PlanOperation")
 
     async def StartOperation(  # noqa: N802
         self, request: pb.StartOperationRequest, context: Context
     ) -> pb.StartOperationResponse:
         """Plans and begins, in the name of who calls."""
-        await self._check("StartOperation", context)
-        request.principal = str(identity_of(context).principal)
-        response: pb.StartOperationResponse = await self._pass_on(
-            "StartOperation", "StartOperation", request, context, PLAN_TIMEOUT_MS
-        )
-        return response
+        return await self._ask("StartOperation", request, pb.StartOperationResponse, context, PLAN_TIMEOUT_MS)
 
     async def ControlOperation(  # noqa: N802
         self, request: pb.ControlOperationRequest, context: Context
     ) -> pb.ControlOperationResponse:
         """Pauses, resumes, cancels, throttles, in the name of who calls."""
-        await self._check("ControlOperation", context)
-        request.principal = str(identity_of(context).principal)
-        response: pb.ControlOperationResponse = await self._pass_on(
-            "ControlOperation", "ControlOperation", request, context, CHANGE_TIMEOUT_MS
+        return await self._ask(
+            "ControlOperation", request, pb.ControlOperationResponse, context, CHANGE_TIMEOUT_MS
         )
-        return response
+
+    async def ExecuteOperation(  # noqa: N802
+        self, request: pb.ExecuteOperationRequest, context: Context
+    ) -> pb.ExecuteOperationResponse:
+        """The next process to restart, for who carries out a rolling operation."""
+        return await self._ask(
+            "ExecuteOperation", request, pb.ExecuteOperationResponse, context, CHANGE_TIMEOUT_MS
+        )
 
     async def DescribeOperations(  # noqa: N802
         self, request: pb.DescribeOperationsRequest, context: Context
     ) -> pb.DescribeOperationsResponse:
         """Operations and how far they are."""
-        await self._check("DescribeOperations", context)
-        response: pb.DescribeOperationsResponse = await self._pass_on(
-            "DescribeOperations", "DescribeOperations", request, context, LOOK_TIMEOUT_MS
+        return await self._ask(
+            "DescribeOperations", request, pb.DescribeOperationsResponse, context, LOOK_TIMEOUT_MS
         )
-        return response
 
     async def DescribeNodes(  # noqa: N802
         self, request: pb.DescribeNodesRequest, context: Context
     ) -> pb.DescribeNodesResponse:
         """Storage nodes with their condition and room."""
-        await self._check("DescribeNodes", context)
-        response: pb.DescribeNodesResponse = await self._pass_on(
-            "DescribeNodes", "DescribeNodes", request, context, LOOK_TIMEOUT_MS
+        return await self._ask("DescribeNodes", request, pb.DescribeNodesResponse, context, LOOK_TIMEOUT_MS)
+
+    async def CheckCluster(  # noqa: N802
+        self, request: pb.CheckClusterRequest, context: Context
+    ) -> pb.CheckClusterResponse:
+        """What is not as it should be."""
+        return await self._ask("CheckCluster", request, pb.CheckClusterResponse, context, LOOK_TIMEOUT_MS)
+
+    async def DescribeCapacity(  # noqa: N802
+        self, request: pb.DescribeCapacityRequest, context: Context
+    ) -> pb.DescribeCapacityResponse:
+        """Room, growth and load of storage nodes."""
+        return await self._ask(
+            "DescribeCapacity", request, pb.DescribeCapacityResponse, context, LOOK_TIMEOUT_MS
         )
+
+    async def RecoverTopics(  # noqa: N802
+        self, request: pb.RecoverTopicsRequest, context: Context
+    ) -> pb.RecoverTopicsResponse:
+        """Takes topics that nodes have and the metadata do not know, in the name of who calls."""
+        return await self._ask("RecoverTopics", request, pb.RecoverTopicsResponse, context, PLAN_TIMEOUT_MS)
+
+    async def DescribeQuorum(  # noqa: N802
+        self, request: controller_pb.DescribeQuorumRequest, context: Context
+    ) -> controller_pb.DescribeQuorumResponse:
+        """The Raft quorum."""
+        return await self._ask(
+            "DescribeQuorum", request, controller_pb.DescribeQuorumResponse, context, LOOK_TIMEOUT_MS
+        )
+
+    async def _ask(
+        self,
+        method: str,
+        request: Any,
+        response_type: type[R],
+        context: Context,
+        most_ms: int,
+        *,
+        to: str | None = None,
+    ) -> R:
+        """The active controller's answer. Aborts with PERMISSION_DENIED unless the caller may."""
+        await self._check(method, context)
+        if "principal" in type(request).DESCRIPTOR.fields_by_name:
+            request.principal = str(identity_of(context).principal)
+        left_s = context.time_remaining()
+        timeout_ms = most_ms if left_s is None else min(most_ms, max(1, int(left_s * 1000) - _MARGIN_MS))
+        try:
+            response = await self._controllers.call(to or method, request, timeout_ms)
+        except PenstockError as error:
+            await self._abort(
+                method, context, _STATUS.get(error.code, grpc.StatusCode.INTERNAL), _words(error)
+            )
+            raise AssertionError("abort raises") from None
+        self._count(method, "OK")
+        assert isinstance(response, response_type)
         return response
 
     async def _check(self, method: str, context: Context) -> None:
@@ -109,17 +156,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"{who.principal} has no right to {right.operation.name} the cluster; grant it by an ACL",
             )
-
-    async def _pass_on(self, name: str, method: str, request: Any, context: Context, most_ms: int) -> Any:
-        left_s = context.time_remaining()
-        timeout_ms = most_ms if left_s is None else min(most_ms, max(1, int(left_s * 1000) - _MARGIN_MS))
-        try:
-            response = await self._controllers.call(method, request, timeout_ms)
-        except PenstockError as error:
-            await self._abort(name, context, _STATUS.get(error.code, grpc.StatusCode.INTERNAL), _words(error))
-            raise AssertionError("abort raises") from None
-        self._count(name, "OK")
-        return response
 
     async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> None:
         self._count(method, status.name)

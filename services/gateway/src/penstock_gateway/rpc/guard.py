@@ -50,6 +50,16 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.Admin/ControlOperation": Right(Operation.ALTER, ResourceType.CLUSTER),
     "/penstock.v1.Admin/DescribeOperations": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
     "/penstock.v1.Admin/DescribeNodes": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/ExecuteOperation": Right(Operation.ALTER, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/CheckCluster": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DescribeCapacity": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/Explain": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DescribeStrays": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DeleteStray": Right(Operation.ALTER, ResourceType.CLUSTER),
+    # Names of all topics, groups and users, and with secrets what they prove themselves by.
+    "/penstock.v1.Admin/ExportMetadata": Right(Operation.ALTER, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/RecoverTopics": Right(Operation.ALTER, ResourceType.CLUSTER),
+    "/penstock.v1.Admin/DescribeQuorum": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
 }
 
 _caller: ContextVar[Identity | None] = ContextVar("native_caller", default=None)
