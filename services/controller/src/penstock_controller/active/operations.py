@@ -8,7 +8,7 @@ requests do: it is generated from the image that it is applied to, so steps of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -228,25 +228,38 @@ class Operations:
         return [Measured(record, *self._meters.measured(image, record, self.reports)) for record in records]
 
     async def _step(self, operation_ids: tuple[int, ...]) -> None:
+        # All before the first rate and the first step: both look at the moves of every operation.
+        if not self._prepared.issuperset(operation_ids):
+            if not await self._each(operation_ids, self._prepare):
+                return
+            # What they set as a rate counts from now on.
+            self._meters.observe(self._worker.image, self.reports, self._clock_ms())
+        if self._is_told():
+            await self._each(operation_ids, self._step_one)
+
+    async def _each(self, operation_ids: tuple[int, ...], do: Callable[[int], Awaitable[None]]) -> bool:
+        """False once this controller is no longer active."""
         for operation_id in operation_ids:
             if not self._worker.active:
-                return
+                return False
             try:
-                await self._prepare(operation_id)
-                if self._is_told():
-                    await self._step_one(operation_id)
-            except (NotActive, PenstockError) as error:
-                # Whoever is active then, or the next look, comes to the same.
+                await do(operation_id)
+            except NotActive:
+                return False
+            except PenstockError as error:
+                # The next look comes to the same.
                 self._lifecycle.log.debug("operation step refused", operation=operation_id, reason=str(error))
+            await asyncio.sleep(0)
+        return self._worker.active
 
     async def _prepare(self, operation_id: int) -> None:
         """The first look at all moves of an operation, in slices: very many take a tenth of a second."""
+        if operation_id in self._prepared:
+            return
         record = self._worker.image.operations.operations.get(operation_id)
-        if record is not None and operation_id not in self._prepared:
+        if record is not None:
             await self._in_slices(self._meters.engine.ledgers.prepare(self._worker.image, record))
             self._prepared.add(operation_id)
-            # What it sets as a rate counts from now on.
-            self._meters.observe(self._worker.image, self.reports, self._clock_ms())
 
     def _is_told(self) -> bool:
         """Whether every live node keeps to the rate of now: before it does, one move would be copied at full speed."""

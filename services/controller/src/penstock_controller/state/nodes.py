@@ -49,13 +49,18 @@ def is_last_choice(image: MetadataImage, node_id: NodeId) -> bool:
     return is_full(image, node_id) or image.operations.is_cordoned(node_id)
 
 
+def wanted_min_isr(image: MetadataImage, topic: str) -> int:
+    """min.insync.replicas as it is set; 0 where it is not, and the replication factor decides."""
+    wanted = topic_config(image, topic).get("min.insync.replicas", "").strip()
+    return int(wanted) if wanted.isdecimal() else 0
+
+
 def rules_for(
     image: MetadataImage, topic: TopicImage, active: Callable[[NodeId], bool] | None = None
 ) -> Rules:
-    wanted = topic_config(image, topic.name).get("min.insync.replicas", "").strip()
     return Rules(
         active=active or (lambda node_id: is_active(image, node_id)),
-        min_isr=int(wanted) if wanted.isdecimal() else 0,
+        min_isr=wanted_min_isr(image, topic.name),
         unclean=topic_settings(image, topic).unclean_leader_election_enable,
         last_choice=lambda node_id: is_last_choice(image, node_id),
     )

@@ -11,8 +11,8 @@ from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock_controller.state.nodes import wanted_min_isr
 from penstock_controller.state.partitions import Rules
-from penstock_core.config.catalog import topic_config
 from penstock_core.ids import NO_NODE, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, NodeImage, PartitionImage, TopicImage
 from penstock_core.metadata.operations import NodePolicy
@@ -141,7 +141,7 @@ class ClusterCounts:
             config = image.config("topic", known.image.name)
             if is_other or config is not known.config:
                 known.config = config
-                min_isr = _min_isr(image, known.image.name)
+                min_isr = wanted_min_isr(image, known.image.name)
                 if min_isr != known.rules.min_isr:
                     work = yield from self._change(
                         known, known.image, Rules(_nobody, min_isr), work, anew=True
@@ -200,15 +200,9 @@ class ClusterCounts:
 
 def _begun(image: MetadataImage, topic: TopicImage) -> _Topic:
     """A topic of which nothing is counted yet."""
-    min_isr = _min_isr(image, topic.name)
+    min_isr = wanted_min_isr(image, topic.name)
     rules = Rules(_nobody, min_isr) if min_isr else _UNSET
     return _Topic(TopicImage(topic.topic_id, topic.name), image.config("topic", topic.name), rules)
-
-
-def _min_isr(image: MetadataImage, topic: str) -> int:
-    """As `rules_for` has it: 0 where it is not set."""
-    wanted = topic_config(image, topic).get("min.insync.replicas", "").strip()
-    return int(wanted) if wanted.isdecimal() else 0
 
 
 # --- nodes ------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock_controller.state.nodes import wanted_min_isr
 from penstock_controller.state.operations.engine.kinds import drained_by, mended_by
 from penstock_controller.state.operations.engine.stages import Rank, Slot, Stage, stage_of
 from penstock_controller.state.operations.planner.domains import Domains
 from penstock_controller.state.partitions import Rules
-from penstock_core.config.catalog import topic_config
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
 from penstock_core.metadata.operations import OperationMove
@@ -141,7 +141,7 @@ class Ledger:
             if now is topic.image and not topic.stale:
                 continue
             if topic.stale and now is not None:
-                topic.rules = Rules(_nobody, _min_isr(image, now.name))
+                topic.rules = Rules(_nobody, wanted_min_isr(image, now.name))
             partitions = {} if now is None else now.partitions
             for slot in topic.slots:
                 partition = partitions.get(slot.move.key.partition)
@@ -156,7 +156,7 @@ class Ledger:
     def _take_configs(self, image: MetadataImage) -> None:
         self._configs = image.configs
         for topic in self._topics.values():
-            if topic.image is not None and topic.rules.min_isr != _min_isr(image, topic.image.name):
+            if topic.image is not None and topic.rules.min_isr != wanted_min_isr(image, topic.image.name):
                 topic.stale = True
 
     def _place(self, slot: Slot, partition: PartitionImage | None, rules: Rules) -> None:
@@ -214,12 +214,6 @@ def _improves(move: OperationMove, racks: Mapping[NodeId, str]) -> bool:
         return False
     domains = Domains({n: racks.get(n, "") for n in (*move.replicas, *move.replicas_before)})
     return domains.cost(move.replicas) < domains.cost(move.replicas_before)
-
-
-def _min_isr(image: MetadataImage, topic: str) -> int:
-    """As it is set; 0 where it is not, and the replication factor decides."""
-    wanted = topic_config(image, topic).get("min.insync.replicas", "").strip()
-    return int(wanted) if wanted.isdecimal() else 0
 
 
 class Ledgers:
