@@ -95,7 +95,7 @@ class Acks:
 
 
 def fill(bootstrap: str, topic: str, megabytes: int) -> None:
-    """Records that can't be compressed to nothing are not needed: nothing here compresses."""
+    """So many megabytes, evenly over the partitions; of equal bytes, since nothing here compresses."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
