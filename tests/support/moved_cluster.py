@@ -263,7 +263,7 @@ class MovedCluster:
             by_memory = slot.seen_running and slot.stage is Stage.FOREIGN
             assert slot.stage is other.stage or by_memory, (slot, other)
             if slot.partition is not None:
-                assert (slot.rank, slot.nodes, slot.name) == (other.rank, other.nodes, other.name)
+                assert (slot.rank, slot.places, slot.name) == (other.rank, other.places, other.name)
         assert kept.unwell.keys() == anew.unwell.keys()
         assert (kept.bytes_done, kept.skipped) == (anew.bytes_done, anew.skipped)
         assert {n: s.keys() for n, s in kept.led.items() if s} == {
@@ -275,16 +275,18 @@ class MovedCluster:
         assert kept.order == sorted(kept.order)
 
     def _check_window(self, before: MetadataImage) -> None:
-        """What began just now found room at every node that copies for it."""
-        at: Counter[NodeId] = Counter()
-        begun: list[tuple[NodeId, ...]] = []
+        """What began just now found room at every node that copies for it, in its direction."""
+        at: Counter[tuple[NodeId, str]] = Counter()
+        begun: list[set[tuple[NodeId, str]]] = []
         running = 0
         for now in self.partitions():
             old = before.partition(now.topic_id, now.partition)
             adding = [n for n in now.adding_replicas if old is None or n not in old.isr]
             if old is None or not adding or not self._is_ours(now):
                 continue
-            where = tuple({old.leader, *adding})
+            where = {(n, "in") for n in adding}
+            if old.leader not in adding:
+                where.add((old.leader, "out"))
             running += 1
             at.update(where)
             if not old.reassigning:

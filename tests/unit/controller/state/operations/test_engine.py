@@ -73,6 +73,14 @@ def test_partitions_that_lack_replicas_go_first() -> None:
     assert moving(cluster) == {4}
 
 
+def test_a_node_that_sends_all_it_may_has_room_for_what_it_gets() -> None:
+    cluster = MovedCluster({**spread(2, 1), ("u", 0): (2,)}, limits=Limits(moves_per_node=1))
+    wanted = {("t", 0): (2,), ("t", 1): (2,), ("u", 0): (1,)}
+    operation = cluster.start(cluster.plan("rebalance", wanted))
+    cluster.settle(operation)
+    assert sum(p.reassigning for p in cluster.partitions()) == 2
+
+
 def test_a_move_that_mends_domains_goes_ahead_of_one_for_evenness() -> None:
     racks = {1: "a", 2: "a", 3: "b", 4: "a"}
     cluster = MovedCluster(spread(2, 1, 2), racks=racks, limits=Limits(moves_per_node=1))

@@ -199,10 +199,10 @@ class Ledger:
             slot.rank = Rank.DRAIN if self._drains else Rank.EVENNESS
         if not slot.added:
             slot.rank = Rank.FREE
-        elif partition.leader == NO_NODE or partition.leader in slot.added:
-            slot.nodes = slot.added
         else:
-            slot.nodes = (partition.leader, *slot.added)
+            slot.places = tuple((n, True) for n in slot.added)
+            if partition.leader != NO_NODE and slot.added != (partition.leader,):
+                slot.places += ((partition.leader, False),)
 
     def _entry(self, slot: Slot) -> Order:
         return slot.rank, -slot.move.bytes, slot.number

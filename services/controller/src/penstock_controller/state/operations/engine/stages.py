@@ -9,6 +9,9 @@ from penstock_core.ids import NodeId
 from penstock_core.metadata import PartitionImage
 from penstock_core.metadata.operations import OperationMove
 
+Place = tuple[NodeId, bool]
+"""A node and a direction: True is what comes in."""
+
 
 class Stage(IntEnum):
     """Where a move stands."""
@@ -71,8 +74,8 @@ class Slot:
     partition: PartitionImage | None = None
     stage: Stage = Stage.TODO
     rank: Rank = Rank.EVENNESS
-    nodes: tuple[NodeId, ...] = ()
-    """Nodes that copy: who sends, which is the leader, and who receives."""
+    places: tuple[Place, ...] = ()
+    """Where it takes room: at who sends, which is the leader, and at each that receives."""
     seen_running: bool = False
 
     @property

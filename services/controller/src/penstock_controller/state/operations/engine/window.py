@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_controller.state.operations.engine.ledger import Ledger
-from penstock_controller.state.operations.engine.stages import Slot, Stage
+from penstock_controller.state.operations.engine.stages import Place, Slot, Stage
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.ids import NO_NODE, NodeId
 from penstock_core.metadata import MetadataImage
@@ -22,7 +22,8 @@ class Limits:
     """How much goes on at once."""
 
     moves_per_node: int = 4
-    """At each node that sends (the leader) or receives."""
+    """At each node and direction: that it sends as the leader, and that it receives. Rates are of a direction too, so a
+    node that sends all it may still has room for what it is to get."""
     moves_in_all: int = 50
     changes_per_step: int = 20
     """Partitions that one step changes."""
@@ -62,7 +63,7 @@ class Window:
         self.unfit = dict[NodeId, str]()
         """Nodes that get nothing now, with the reason."""
         self._image = image
-        self._at: Counter[NodeId] = Counter()
+        self._at: Counter[Place] = Counter()
         self._incoming: Counter[NodeId] = Counter()
         self._running = 0
         for ledger in ledgers:
@@ -76,20 +77,21 @@ class Window:
                 self.unfit[node_id] = reason
         limits = self._limits
         most, slots = limits.moves_per_node, ledger.slots
-        full = {n for n, count in self._at.items() if count >= most}
+        full = {place for place, count in self._at.items() if count >= most}
+        inward = {(n, True) for n in ledger.targets}
         chosen: dict[int, Slot] = {}
         for rank, _, number in ledger.order:
             slot = slots[number]
             if slot.stage is not Stage.TODO or slot.rank != rank or number in chosen:
                 continue
             if slot.added:
-                if self._running >= limits.moves_in_all or full >= ledger.targets:
+                if self._running >= limits.moves_in_all or full >= inward:
                     break
-                if not full.isdisjoint(slot.nodes) or not self._can_copy(slot):
+                if not full.isdisjoint(slot.places) or not self._can_copy(slot):
                     continue
             chosen[number] = slot
             self._add(slot)
-            full.update(n for n in slot.nodes if self._at[n] >= most)
+            full.update(place for place in slot.places if self._at[place] >= most)
             if len(chosen) >= limits.changes_per_step:
                 break
         return list(chosen.values())
@@ -119,7 +121,7 @@ class Window:
         if not slot.added:
             return
         self._running += 1
-        self._at.update(slot.nodes)
+        self._at.update(slot.places)
         share = slot.move.bytes // len(slot.added)
         for node_id in slot.added:
             done = self._reports.replica_bytes(node_id, slot.move.key) or 0

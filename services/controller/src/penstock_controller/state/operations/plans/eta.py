@@ -30,15 +30,15 @@ class Work:
     def __init__(self) -> None:
         self._in: Counter[NodeId] = Counter()
         self._out: Counter[NodeId] = Counter()
-        self._moves: Counter[NodeId] = Counter()
+        self._moves: Counter[tuple[NodeId, bool]] = Counter()
 
     def add(self, source: NodeId, targets: Iterable[NodeId], size_bytes: int) -> None:
         """A move: replicas of that size are made on each target. Without a source only they count."""
-        at = {source} - {NO_NODE}
+        at = set() if source == NO_NODE else {(source, False)}
         for target in targets:
             self._in[target] += size_bytes
             self._out[source] += size_bytes
-            at.add(target)
+            at.add((target, True))
         self._moves.update(at)
 
     def seconds(self, rate_bytes_per_s: float) -> float:
