@@ -109,8 +109,8 @@ def test_every_plan_is_sound_and_the_same_for_the_same_input(seed: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(SEEDS)
 def test_a_plan_that_was_carried_out_settles(seed: int) -> None:
-    """A second plan moves nothing, or (once in a thousand of these clusters with racks) a partition or two; a third
-    one nothing."""
+    """A second plan moves nothing. Beside a node that keeps what it has (once in a thousand of these clusters with
+    racks) it may move a partition or two; a third one nothing."""
     rng = random.Random(seed)
     # Nodes that keep what they have may stand in the way of an even spread: see the next one.
     image = random_cluster(rng, unwell=False)
@@ -119,7 +119,7 @@ def test_a_plan_that_was_carried_out_settles(seed: int) -> None:
     if plan is not None:
         image = carried_out(image, plan)
         again = planned(image, request)
-        assert len(again.moves) <= 2
+        assert len(again.moves) <= (2 if request.parameters.excluded_node_ids else 0)
         assert moves_of(planned(carried_out(image, again), request)) == {}
 
 

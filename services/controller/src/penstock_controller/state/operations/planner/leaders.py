@@ -33,11 +33,15 @@ class Leaders:
         self._led: dict[NodeId, dict[str, dict[int, None]]] = {n: {} for n in shape.nodes}
 
     def even_out(self) -> Generator[None, None, None]:
-        """Within each topic, then over all of them. Yields now and then."""
+        """Within each topic, then over all of them, until neither finds more. Yields now and then."""
         yield from self._count_all()
-        for topic in (yield from in_order(self.by_topic)):
-            yield from self._level(topic)
-        yield from self._level(None)
+        topics = yield from in_order(self.by_topic)
+        moved = True
+        while moved:
+            for topic in topics:
+                yield from self._level(topic)
+            # Where replicas lie such that a topic was not even, what changed now may have made way.
+            moved = yield from self._level(None)
         yield from cleared(self.by_topic, *self._led.values())
 
     def _count_all(self) -> Generator[None, None, None]:
@@ -53,19 +57,20 @@ class Leaders:
                     here = self.by_topic[partition.topic]
                     self._prefer(index, min(may, key=lambda n: (here[n], self.total[n], n)))
 
-    def _level(self, topic: str | None) -> Generator[None, None, None]:
+    def _level(self, topic: str | None) -> Generator[None, None, bool]:
+        """One topic's counts, or those of all; then no topic's become less even. Whether anything changed."""
         counts, total = self.total if topic is None else self.by_topic[topic], self.total
         takers = self._shape.takers
         stuck: set[NodeId] = set()
         """Nodes from which no path led."""
-        moved = False
+        moved = ever = False
         while True:
             yield
             much = min((counts[n] for n in takers), default=0) + 2
             nodes = [(-counts[n], -total[n], n) for n in takers if counts[n] >= much and n not in stuck]
             if not nodes:
                 if not stuck or not moved:
-                    return
+                    return ever
                 # What has changed since may have made way.
                 stuck.clear()
                 moved = False
@@ -77,7 +82,7 @@ class Leaders:
                 continue
             for index, leader in path:
                 self._prefer(index, leader)
-            moved = True
+            moved = ever = True
 
     def _find_path(
         self, topic: str | None, counts: Counts, first: NodeId
@@ -102,7 +107,7 @@ class Leaders:
                 here = self.by_topic[name]
                 if only is None and here[at.node_id] <= self._bounds_of(name)[0]:
                     continue  # it would lead too few of that topic
-                most = None if topic is not None else self._bounds_of(name)[1]
+                origin = at.origin if at.owes else here[at.node_id]
                 for index in led.get(name, ()):
                     tried += 1
                     if tried % _TRIED_A_STEP == 0:
@@ -110,12 +115,13 @@ class Leaders:
                     for into in all_replicas[index]:
                         if into in reached or into not in takers:
                             continue
-                        owes = name if most is not None and here[into] >= most else None
-                        to = Place(into, owes)
+                        # Over all topics none becomes less even: it ends with who led fewer than who gave it away.
+                        owes = topic is None and here[into] >= origin
+                        to = Place(into, name, origin) if owes else Place(into)
                         if to in came:
                             continue
                         came[to] = at, (index, into)
-                        if owes is None:
+                        if not owes:
                             if counts[into] <= few:
                                 return walk_back(came, to)
                             reached.add(into)

@@ -12,10 +12,11 @@ Step = TypeVar("Step")
 
 class Place(NamedTuple):
     """Where a path has come to: a node that has one more now. `owes`: of that topic one has to go on, since the node
-    has as many as it may."""
+    has as many as it may; `origin`: as many as that topic's first one in the path had, where that counts."""
 
     node_id: NodeId
     owes: str | None = None
+    origin: int = 0
 
 
 def walk_back(came: Mapping[Place, tuple[Place, Step] | None], end: Place) -> list[Step]:

@@ -26,15 +26,20 @@ _Group = tuple[str, Where]
 
 
 def even_out(shape: Shape, holdings: Holdings) -> Generator[None, None, None]:
-    """Within each topic, then over all of them. Yields now and then."""
-    for topic in (yield from in_order(shape.by_topic)):
-        yield
-        if _is_uneven(shape, topic):
-            yield from holdings.load(topic)
-            yield from _level(shape, holdings, topic)
-    if _is_uneven(shape, None):
+    """Within each topic, then over all of them, until neither finds more. Yields now and then."""
+    topics = yield from in_order(shape.by_topic)
+    while True:
+        for topic in topics:
+            yield
+            if _is_uneven(shape, topic):
+                yield from holdings.load(topic)
+                yield from _level(shape, holdings, topic)
+        if not _is_uneven(shape, None):
+            return
         yield from holdings.load_all()
-        yield from _level(shape, holdings, None)
+        # Where domains kept a topic from being even, what moved now may have made way.
+        if not (yield from _level(shape, holdings, None)):
+            return
 
 
 def _is_uneven(shape: Shape, topic: str | None) -> bool:
@@ -43,17 +48,17 @@ def _is_uneven(shape: Shape, topic: str | None) -> bool:
     return most >= 2 and _heaviest(shape, topic, set()) is not None
 
 
-def _level(shape: Shape, holdings: Holdings, topic: str | None) -> Generator[None, None, None]:
-    """One topic's counts, or those of all; then no topic's counts become less even."""
+def _level(shape: Shape, holdings: Holdings, topic: str | None) -> Generator[None, None, bool]:
+    """One topic's counts, or those of all; then no topic's counts become less even. Whether anything moved."""
     stuck: set[NodeId] = set()
     """Nodes from which no path led."""
-    moved = False
+    moved = ever = False
     while True:
         yield
         most = _heaviest(shape, topic, stuck)
         if most is None:
             if not stuck or not moved:
-                return
+                return ever
             # What has moved since may have made way.
             stuck.clear()
             moved = False
@@ -65,7 +70,7 @@ def _level(shape: Shape, holdings: Holdings, topic: str | None) -> Generator[Non
         else:
             for step in path:
                 holdings.swap(*step)
-            moved = True
+            moved = ever = True
 
 
 def _heaviest(shape: Shape, topic: str | None, stuck: set[NodeId]) -> NodeId | None:
@@ -139,7 +144,7 @@ class _Search:
             for group in groups:
                 for into in ends:
                     found = self._step(at, group, into, path)
-                    if found is not None and self._owes(group[0], into) is None:
+                    if found is not None and self._at(at, group[0], into).owes is None:
                         key = found[0], self._shape.bytes[into], into, found[1]
                         best = key if best is None else min(best, key)
                     tried += 1
@@ -158,7 +163,7 @@ class _Search:
                 for into in nodes:
                     if into in self._reached:
                         continue
-                    to = Place(into, self._owes(group[0], into))
+                    to = self._at(at, group[0], into)
                     if to in self._came:
                         continue
                     found = self._step(at, group, into, path)
@@ -183,8 +188,11 @@ class _Search:
         used = [step[0] for step in path]
         return self._holdings.cheapest(at.node_id, topic, where, into, used)
 
-    def _owes(self, topic: str, into: NodeId) -> str | None:
-        """The topic, when the node has as many of it as it may."""
-        if self._topic is not None or self._shape.by_topic[topic][into] < self._shape.bounds(topic)[1]:
-            return None
-        return topic
+    def _at(self, at: Place, topic: str, into: NodeId) -> Place:
+        """Where one of a topic's comes to. Over all topics none may become less even: it ends with a node that had
+        fewer than the one that it left, or goes on."""
+        if self._topic is not None:
+            return Place(into)
+        counts = self._shape.by_topic[topic]
+        origin = at.origin if at.owes == topic else counts[at.node_id]
+        return Place(into) if counts[into] < origin else Place(into, topic, origin)
