@@ -43,6 +43,11 @@ def test_a_plan() -> None:
             "excluded_node_ids": [],
             "max_bytes": None,
             "partitions": [],
+            "roles": [],
+            "process_names": [],
+            "step_timeout_s": None,
+            "level": None,
+            "downgrade": False,
         },
         "totals": {
             "moves": 1,

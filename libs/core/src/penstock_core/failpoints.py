@@ -70,6 +70,8 @@ FAILPOINTS: Final[dict[str, str]] = {
     "node.register.after_answer": "the node has its epoch, its directory does not",
     "node.register.after_identity": "the directory knows its node, no role is taken",
     "node.session.before_beat": "a heartbeat is about to go out",
+    "node.retire.before_mark": "the node knows that its directory is retired, the directory does not",
+    "slot.claim": "a live slot is locked by another process than before, which has not opened its logs",
     # Controller: the quorum's files.
     "controller.journal.before_write": "a block of the Raft journal is about to be written",
     "controller.journal.torn_write": "half of a block of the journal is written (action `torn`)",

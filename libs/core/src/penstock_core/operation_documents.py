@@ -21,6 +21,13 @@ STATES: Final = {
     metadata_pb2.OPERATION_STATE_CANCELLED: "cancelled",
     metadata_pb2.OPERATION_STATE_FAILED: "failed",
 }
+STEP_STATES: Final = {
+    metadata_pb2.OPERATION_STEP_STATE_TODO: "todo",
+    metadata_pb2.OPERATION_STEP_STATE_RUNNING: "running",
+    metadata_pb2.OPERATION_STEP_STATE_DONE: "done",
+    metadata_pb2.OPERATION_STEP_STATE_SKIPPED: "skipped",
+}
+_STEPS_OVER: Final = (metadata_pb2.OPERATION_STEP_STATE_DONE, metadata_pb2.OPERATION_STEP_STATE_SKIPPED)
 ENDED: Final = frozenset({"done", "cancelled", "failed"})
 """States that an operation never leaves."""
 
@@ -45,7 +52,7 @@ def plan_document(plan: operations_pb2.Plan) -> Json:
         "eta_s": _told(plan, "eta_s"),
         "gates": [_gate(gate) for gate in plan.gates],
         "moves": [_move(move) for move in plan.moves],
-        "steps": [],
+        "steps": [{"name": s.name, "role": s.role, "action": s.action} for s in plan.steps],
         "nodes": [_planned_node(node) for node in plan.nodes],
         "warnings": list(plan.warnings),
     }
@@ -77,7 +84,7 @@ def operation_document(operation: operations_pb2.Operation) -> Json:
         "produce_p99_ms": {
             name: _told(progress, f"produce_p99_{name}_ms") for name in ("before", "now", "worst")
         },
-        "steps": [],
+        "steps": [_step(step) for step in record.steps],
     }
 
 
@@ -106,6 +113,11 @@ def parameters_document(parameters: metadata_pb2.OperationParameters) -> Json:
         "excluded_node_ids": list(parameters.excluded_node_ids),
         "max_bytes": _told(parameters, "max_bytes"),
         "partitions": list(parameters.partitions),
+        "roles": list(parameters.roles),
+        "process_names": list(parameters.process_names),
+        "step_timeout_s": parameters.step_timeout_s or None,
+        "level": parameters.level or None,
+        "downgrade": parameters.downgrade,
     }
 
 
@@ -138,6 +150,17 @@ def _move(move: operations_pb2.PlannedMove) -> Json:
     }
 
 
+def _step(step: metadata_pb2.OperationStep) -> Json:
+    return {
+        "name": step.name,
+        "role": step.role,
+        "state": STEP_STATES.get(step.state, "todo"),
+        "started_ms": step.started_ms or None,
+        "finished_ms": step.finished_ms or None,
+        "reason": step.reason or None,
+    }
+
+
 def _planned_node(node: operations_pb2.PlannedNode) -> Json:
     return {
         "node_id": node.node_id,
@@ -162,20 +185,22 @@ def _progress(
         "moves_skipped": progress.moves_skipped or record.moves_skipped,
         "bytes_total": progress.bytes_total or record.bytes_total,
         "bytes_done": progress.bytes_done or record.bytes_done,
-        "steps_total": 0,
-        "steps_done": 0,
+        "steps_total": len(record.steps),
+        "steps_done": sum(step.state in _STEPS_OVER for step in record.steps),
     }
     return {**counts, "ratio": _ratio(counts, state)}
 
 
 def _ratio(counts: dict[str, int], state: str) -> float:
-    """Between 0 and 1: of bytes where any are copied, else of moves."""
+    """Between 0 and 1: of bytes where any are copied, else of moves, else of steps."""
     if state == "done":
         return 1.0
     if counts["bytes_total"]:
         return min(1.0, counts["bytes_done"] / counts["bytes_total"])
     if counts["moves_total"]:
         return min(1.0, (counts["moves_done"] + counts["moves_skipped"]) / counts["moves_total"])
+    if counts["steps_total"]:
+        return counts["steps_done"] / counts["steps_total"]
     return 0.0
 
 

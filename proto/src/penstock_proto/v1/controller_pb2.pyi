@@ -175,6 +175,7 @@ class RegisterNodeResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     CONTROLLER_TERM_FIELD_NUMBER: _builtins.int
+    RETIRED_BY_OPERATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     cluster_id: _builtins.bytes
@@ -186,6 +187,8 @@ class RegisterNodeResponse(_message.Message):
     """Metadata version that holds the registration."""
     controller_term: _builtins.int
     """Term of the controller that granted it; orders of a lower one are stale."""
+    retired_by_operation: _builtins.int
+    """With an error: the directory was retired by this operation, as of `version`; 0 while it was not."""
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     def __init__(
@@ -199,10 +202,11 @@ class RegisterNodeResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         version: _builtins.int = ...,
         controller_term: _builtins.int = ...,
+        retired_by_operation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_term", b"controller_term", "error", b"error", "heartbeat_interval_ms", b"heartbeat_interval_ms", "node_epoch", b"node_epoch", "node_id", b"node_id", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_term", b"controller_term", "error", b"error", "heartbeat_interval_ms", b"heartbeat_interval_ms", "node_epoch", b"node_epoch", "node_id", b"node_id", "retired_by_operation", b"retired_by_operation", "session_timeout_ms", b"session_timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,6 +227,7 @@ class NodeHeartbeat(_message.Message):
     DISK_FULL_FIELD_NUMBER: _builtins.int
     QUOTA_REPORT_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    SHUTDOWN_LEFT_MS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     node_epoch: _builtins.int
     metadata_version: _builtins.int
@@ -243,6 +248,10 @@ class NodeHeartbeat(_message.Message):
     disk_full: _builtins.bool
     """True while its disk has no space left, and for a while after: it should not lead
     what an in-sync replica with room could.
+    """
+    shutdown_left_ms: _builtins.int
+    """With want_shutdown: for how long it waits yet to be let go, in ms; then it goes all the same. 0: it does not wait
+    for other replicas to come back, as builds of before.
     """
     @_builtins.property
     def quota_report(self) -> Global___QuotaReport:
@@ -266,10 +275,11 @@ class NodeHeartbeat(_message.Message):
         disk_full: _builtins.bool = ...,
         quota_report: Global___QuotaReport | None = ...,
         report: _operations_pb2.NodeReport | None = ...,
+        shutdown_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["quota_report", b"quota_report", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "quota_report", b"quota_report", "report", b"report", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_failed", b"disk_failed", "disk_full", b"disk_full", "disk_jobs_done", b"disk_jobs_done", "disk_jobs_waiting", b"disk_jobs_waiting", "loop_ticks", b"loop_ticks", "metadata_version", b"metadata_version", "node_epoch", b"node_epoch", "node_id", b"node_id", "quota_report", b"quota_report", "report", b"report", "shutdown_left_ms", b"shutdown_left_ms", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -306,7 +316,9 @@ class NodeHeartbeatReply(_message.Message):
     catch_up_bytes_per_s: _builtins.int
     """Most bytes per second that catching up may take here, in each direction; 0: as the settings say. Good for 10 s."""
     retired_by_operation: _builtins.int
-    """Its directory was retired by this operation: it is to give up its data; 0 while it was not."""
+    """With an error: a directory of this node was retired by this operation; 0 for none. Whether it is the one that
+    asks, registration says.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property

@@ -105,6 +105,7 @@ class MetadataRecord(_message.Message):
     OPERATION_MOVE_FIELD_NUMBER: _builtins.int
     NODE_POLICY_FIELD_NUMBER: _builtins.int
     RETIRED_DIRECTORY_FIELD_NUMBER: _builtins.int
+    LEVEL_MARK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cluster(self) -> Global___ClusterRecord: ...
     @_builtins.property
@@ -153,6 +154,8 @@ class MetadataRecord(_message.Message):
     def node_policy(self) -> Global___NodePolicyRecord: ...
     @_builtins.property
     def retired_directory(self) -> Global___RetiredDirectoryRecord: ...
+    @_builtins.property
+    def level_mark(self) -> Global___LevelMarkRecord: ...
     def __init__(
         self,
         *,
@@ -180,12 +183,13 @@ class MetadataRecord(_message.Message):
         operation_move: Global___OperationMoveRecord | None = ...,
         node_policy: Global___NodePolicyRecord | None = ...,
         retired_directory: Global___RetiredDirectoryRecord | None = ...,
+        level_mark: Global___LevelMarkRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "level_mark", b"level_mark", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acl", b"acl", "acl_removed", b"acl_removed", "cluster", b"cluster", "cluster_secret", b"cluster_secret", "config", b"config", "controller", b"controller", "feature", b"feature", "gateway", b"gateway", "gateway_removed", b"gateway_removed", "level_mark", b"level_mark", "node", b"node", "node_policy", b"node_policy", "node_removed", b"node_removed", "operation", b"operation", "operation_move", b"operation_move", "operation_removed", b"operation_removed", "partition", b"partition", "producer_ids", b"producer_ids", "quota", b"quota", "record", b"record", "refused_certificate", b"refused_certificate", "retired_directory", b"retired_directory", "topic", b"topic", "topic_removed", b"topic_removed", "user_credential", b"user_credential", "user_credential_removed", b"user_credential_removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller", "user_credential", "user_credential_removed", "acl", "acl_removed", "quota", "cluster_secret", "refused_certificate", "operation", "operation_removed", "operation_move", "node_policy", "retired_directory"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["cluster", "node", "node_removed", "gateway", "gateway_removed", "topic", "topic_removed", "partition", "config", "producer_ids", "feature", "controller", "user_credential", "user_credential_removed", "acl", "acl_removed", "quota", "cluster_secret", "refused_certificate", "operation", "operation_removed", "operation_move", "node_policy", "retired_directory", "level_mark"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -198,16 +202,22 @@ class ClusterRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    RESTORED_VERSION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     """Random UUID (16 bytes); directories of another cluster are refused."""
+    restored_version: _builtins.int
+    """Metadata version at which `penstock cluster import` made this history anew; 0 when nobody did. What happened
+    before it need not be known: a log that such metadata do not name was not deleted by anybody. Since metadata.level 3.
+    """
     def __init__(
         self,
         *,
         cluster_id: _builtins.bytes = ...,
+        restored_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "restored_version", b"restored_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -705,6 +715,25 @@ class FeatureRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FeatureRecord: _TypeAlias = FeatureRecord  # noqa: Y015
+
+@_typing.final
+class LevelMarkRecord(_message.Message):
+    """Says nothing. It stands behind metadata.level wherever that is 3 or more, so that controllers of builds that look at
+    the kinds of records alone, and not at the level, stop there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelMarkRecord: _TypeAlias = LevelMarkRecord  # noqa: Y015
 
 @_typing.final
 class ControllerRecord(_message.Message):

@@ -121,6 +121,7 @@ class Plan(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    METADATA_LEVEL_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     plan_id: _builtins.str
     """First 16 hex digits of SHA-256 over kind, parameters, moves and steps."""
@@ -129,6 +130,8 @@ class Plan(_message.Message):
     """Every gate is open, or allowed."""
     eta_s: _builtins.float
     """How long it takes; absent when that is not known."""
+    metadata_level: _builtins.int
+    """Of an upgrade: the metadata.level that the cluster has."""
     @_builtins.property
     def parameters(self) -> _metadata_pb2.OperationParameters: ...
     @_builtins.property
@@ -165,10 +168,11 @@ class Plan(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___PlanTotals | None = ...,
         steps: _abc.Iterable[Global___PlannedStep] | None = ...,
+        metadata_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "parameters", b"parameters", "throttle", b"throttle", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "gates", b"gates", "kind", b"kind", "metadata_version", b"metadata_version", "moves", b"moves", "nodes", b"nodes", "parameters", b"parameters", "plan_id", b"plan_id", "runnable", b"runnable", "steps", b"steps", "throttle", b"throttle", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "gates", b"gates", "kind", b"kind", "metadata_level", b"metadata_level", "metadata_version", b"metadata_version", "moves", b"moves", "nodes", b"nodes", "parameters", b"parameters", "plan_id", b"plan_id", "runnable", b"runnable", "steps", b"steps", "throttle", b"throttle", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
     _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
@@ -185,22 +189,29 @@ class PlannedStep(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"controller-1", "node-3" or the gateway's id."""
     role: _builtins.str
     """"controller", "storage-node" or "gateway"."""
     action: _builtins.str
     """For people, e.g. "restart", "understands level 3"."""
+    version: _builtins.str
+    """Of an upgrade: the process's build, and the metadata.level that it understands; "" and 0 when it does not answer."""
+    feature_level: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         role: _builtins.str = ...,
         action: _builtins.str = ...,
+        version: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "feature_level", b"feature_level", "name", b"name", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,7 +705,10 @@ class ExecuteOperationResponse(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     ASK_AGAIN_MS_FIELD_NUMBER: _builtins.int
+    HTTP_FIELD_NUMBER: _builtins.int
     ask_again_ms: _builtins.int
+    http: _builtins.str
+    """Where the step's process serves health, "host:port"; empty when the controllers do not know it."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when somebody else carries it out, or it is no rolling operation."""
@@ -714,10 +728,11 @@ class ExecuteOperationResponse(_message.Message):
         operation: Global___Operation | None = ...,
         step: _metadata_pb2.OperationStep | None = ...,
         ask_again_ms: _builtins.int = ...,
+        http: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "operation", b"operation", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_again_ms", b"ask_again_ms", "error", b"error", "operation", b"operation", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_again_ms", b"ask_again_ms", "error", b"error", "http", b"http", "operation", b"operation", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1334,7 +1349,9 @@ Global___ExportMetadataResponse: _TypeAlias = ExportMetadataResponse  # noqa: Y0
 
 @_typing.final
 class UnknownReplica(_message.Message):
-    """A replica that is on a node and that the metadata do not know."""
+    """A replica that is on a node and that the metadata do not know; or one whose leader they do not know, since they were
+    restored from a backup.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1345,6 +1362,7 @@ class UnknownReplica(_message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSHED_END_OFFSET_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_MS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     partition: _builtins.int
     topic: _builtins.str
@@ -1354,6 +1372,8 @@ class UnknownReplica(_message.Message):
     flushed_end_offset: _builtins.int
     """Up to which it is on disk."""
     size_bytes: _builtins.int
+    set_aside_ms: _builtins.int
+    """When its log was set aside, ms since 1970; 0: it is where it was."""
     def __init__(
         self,
         *,
@@ -1364,10 +1384,11 @@ class UnknownReplica(_message.Message):
         log_start_offset: _builtins.int = ...,
         flushed_end_offset: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        set_aside_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_end_offset", b"flushed_end_offset", "last_leader_epoch", b"last_leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "size_bytes", b"size_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_end_offset", b"flushed_end_offset", "last_leader_epoch", b"last_leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "set_aside_ms", b"set_aside_ms", "size_bytes", b"size_bytes", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1615,6 +1636,9 @@ class NodeReport(_message.Message):
     STRAY_BYTES_FIELD_NUMBER: _builtins.int
     UNCLAIMED_SLOTS_FIELD_NUMBER: _builtins.int
     UNKNOWN_REPLICAS_FIELD_NUMBER: _builtins.int
+    FIRST_OF_UNKNOWN_FIELD_NUMBER: _builtins.int
+    LAST_OF_UNKNOWN_FIELD_NUMBER: _builtins.int
+    UNKNOWN_VERSION_FIELD_NUMBER: _builtins.int
     disk_total_bytes: _builtins.int
     """Of the file system with its data directory."""
     disk_free_bytes: _builtins.int
@@ -1637,6 +1661,11 @@ class NodeReport(_message.Message):
     stray_logs: _builtins.int
     """Logs that it has set aside, and bytes of them."""
     stray_bytes: _builtins.int
+    first_of_unknown: _builtins.bool
+    """The first of these reports: what was told before counts no more; and the last: there are no others."""
+    last_of_unknown: _builtins.bool
+    unknown_version: _builtins.int
+    """Metadata version by which these were looked at."""
     @_builtins.property
     def sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSize]:
         """Replicas whose size is new, or changed by 1 MiB or by 1 %."""
@@ -1653,7 +1682,7 @@ class NodeReport(_message.Message):
 
     @_builtins.property
     def unknown_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnknownReplica]:
-        """Replicas that the metadata do not know: all of them, when first_of_all is set."""
+        """Replicas that the metadata do not know, all of them in as many reports as that takes."""
 
     def __init__(
         self,
@@ -1674,10 +1703,13 @@ class NodeReport(_message.Message):
         stray_bytes: _builtins.int = ...,
         unclaimed_slots: _abc.Iterable[_builtins.str] | None = ...,
         unknown_replicas: _abc.Iterable[Global___UnknownReplica] | None = ...,
+        first_of_unknown: _builtins.bool = ...,
+        last_of_unknown: _builtins.bool = ...,
+        unknown_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_in_bytes", b"catch_up_in_bytes", "catch_up_out_bytes", b"catch_up_out_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "first_of_all", b"first_of_all", "last_of_all", b"last_of_all", "log_bytes", b"log_bytes", "loop_cpu_ms", b"loop_cpu_ms", "produce_counts", b"produce_counts", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "sizes", b"sizes", "stray_bytes", b"stray_bytes", "stray_logs", b"stray_logs", "unclaimed_slots", b"unclaimed_slots", "unknown_replicas", b"unknown_replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_up_in_bytes", b"catch_up_in_bytes", "catch_up_out_bytes", b"catch_up_out_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "first_of_all", b"first_of_all", "first_of_unknown", b"first_of_unknown", "last_of_all", b"last_of_all", "last_of_unknown", b"last_of_unknown", "log_bytes", b"log_bytes", "loop_cpu_ms", b"loop_cpu_ms", "produce_counts", b"produce_counts", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "sizes", b"sizes", "stray_bytes", b"stray_bytes", "stray_logs", b"stray_logs", "unclaimed_slots", b"unclaimed_slots", "unknown_replicas", b"unknown_replicas", "unknown_version", b"unknown_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ def image(*configs: tuple[str, str, str, str], replicas: int = 3) -> MetadataIma
             node=pb.NodeRecord(
                 node_id=1,
                 node_epoch=1,
-                rack="r1",
+                rack="r1/h1",
                 settings={
                     "log.dirs": "/data",
                     "group.max.size": "7",

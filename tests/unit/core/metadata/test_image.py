@@ -181,7 +181,8 @@ def full() -> MetadataImage:
             partition(B, 0),
             config("a", "retention.ms", "5"),
             config("a", "segment.bytes", "2048"),
-            Record(feature=metadata_pb2.FeatureRecord(name="metadata.level", level=2, version=1)),
+            Record(feature=metadata_pb2.FeatureRecord(name="metadata.level", level=3, version=1)),
+            Record(level_mark=metadata_pb2.LevelMarkRecord()),
             producer_ids(1000),
             controller(1),
             *security(),
@@ -423,3 +424,29 @@ def test_random_histories_round_trip() -> None:
     for version, records in enumerate(history, 1):
         replayed = replayed.apply(records, version)
     assert replayed == image
+
+
+def set_config(key: str, value: str | None, author: tuple[str, int] | None = None, name: str = "a") -> Record:
+    record = metadata_pb2.ConfigRecord(resource_type="topic", resource_name=name, key=key, value=value)
+    if author is not None:
+        record.set_by, record.set_ms = author
+    return Record(config=record)
+
+
+def test_who_set_a_setting_is_kept_as_long_as_the_setting() -> None:
+    alice, bob = ("User:alice", 1_000), ("User:bob", 2_000)
+    image = MetadataImage().apply(
+        [topic(b"a" * 16, "a"), set_config("k", "1", alice), set_config("l", "1", bob), set_config("m", "1")],
+        1,
+    )
+    assert image.config_author("topic", "a", "k") == alice
+    assert image.config_author("topic", "a", "m") is None
+    again = MetadataImage.from_records(image.to_records(), image.version)
+    assert again.config_authors == image.config_authors
+    # Set by somebody who leaves no name, unset, and gone with its topic.
+    image = image.apply([set_config("k", "2"), set_config("l", None)], 2)
+    assert image.config_authors == {}
+    image = image.apply([set_config("k", "3", bob)], 3)
+    removed = Record(topic_removed=metadata_pb2.TopicRemovedRecord(topic_id=b"a" * 16))
+    assert image.apply([removed], 4).config_authors == {}
+    assert image.config_author("topic", "a", "k") == bob

@@ -36,7 +36,8 @@ from penstock_core.config.topic import (
 )
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
-from penstock_core.metadata.image import MetadataImage
+from penstock_core.metadata.image import MetadataImage, SetBy
+from penstock_core.racks import client_rack
 
 TOPIC: Final = "topic"
 NODE: Final = "node"
@@ -316,6 +317,27 @@ class Synonym:
     source: ConfigSource
 
 
+_RESOURCE_OF: Final = {
+    ConfigSource.TOPIC: TOPIC,
+    ConfigSource.NODE: NODE,
+    ConfigSource.CLUSTER: CLUSTER,
+    ConfigSource.GROUP: GROUP,
+}
+
+
+def author_of(image: MetadataImage, entry: Entry, name: str, node_id: NodeId | None) -> SetBy | None:
+    """Who set what counts now; None where it is not set while the cluster runs, or nobody is known.
+
+    `name`: of the resource that is described; `node_id`: the node whose settings count there.
+    """
+    kind = _RESOURCE_OF.get(entry.source)
+    if kind is None:
+        return None
+    resource = {CLUSTER: "", NODE: "" if node_id is None else str(node_id)}.get(kind, name)
+    key = entry.synonyms[0].name if entry.synonyms else entry.name
+    return image.config_author(kind, resource, key)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One setting of a resource as clients see it; `synonyms[0]` is where the value comes from."""
@@ -390,7 +412,7 @@ def describe_node(image: MetadataImage, node_id: NodeId) -> list[Entry]:
     """Every setting of a registered node: those of its process, read-only, and defaults of topics."""
     node = image.nodes[node_id]
     entries = []
-    static = {"node.id": str(node_id), "broker.rack": node.rack or None, **node.settings}
+    static = {"node.id": str(node_id), "broker.rack": client_rack(node.rack) or None, **node.settings}
     static["advertised.listeners"] = ",".join(
         f"{name}://{e.host}:{e.port}" for name, e in node.listeners.items()
     )

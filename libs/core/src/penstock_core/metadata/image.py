@@ -18,13 +18,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from penstock_core.errors import InvariantBroken
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.operations import OperationsBuilder, OperationsImage
 from penstock_core.metadata.security import SecurityBuilder, SecurityImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
+
+METADATA_LEVEL: Final = "metadata.level"
+"""The name of the feature; Kafka's `metadata.version` is another thing and has another name."""
+
+MARKED_LEVEL: Final = 3
+"""From this level on a mark stands behind it; controllers of builds below look at the kinds of records alone."""
+
+
+class NewerLevel(InvariantBroken):
+    """The cluster has a level that this build does not understand. The message says which, and the mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +173,11 @@ class PartitionImage:
         return len(self.isr) < self.factor
 
     @property
+    def unconfirmed(self) -> bool:
+        """Nobody has led it since it was restored from a backup: who may is told by the nodes' logs alone."""
+        return self.leader == self.last_known_leader == NO_NODE and not self.isr and not self.elr
+
+    @property
     def reassigning(self) -> bool:
         """A reassignment is under way."""
         return bool(self.adding_replicas or self.removing_replicas)
@@ -211,6 +228,17 @@ class TopicImage:
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
+class SetBy(NamedTuple):
+    """Who set a setting, and when."""
+
+    principal: str
+    time_ms: int
+    """Since 1970."""
+
+
+_NOBODY: Mapping[str, SetBy] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
     """Everything that the cluster has agreed on, as of `version`.
@@ -234,6 +262,10 @@ class MetadataImage:
     feature_versions: Mapping[str, int] = field(default_factory=dict)
     security: SecurityImage = field(default_factory=SecurityImage)
     operations: OperationsImage = field(default_factory=OperationsImage)
+    # Version at which the history was made anew from a backup, or from nothing; 0 when it never was.
+    restored_version: int = 0
+    # Who set which setting of `configs`, where it is known (since metadata.level 3).
+    config_authors: Mapping[tuple[str, str], Mapping[str, SetBy]] = field(default_factory=dict)
 
     def topic(self, name: str) -> TopicImage | None:
         """The topic of that name, or None."""
@@ -248,6 +280,10 @@ class MetadataImage:
     def config(self, resource_type: str, resource_name: str) -> Mapping[str, str]:
         """Dynamic settings of one resource ("topic", "node", "cluster"); empty when none."""
         return self.configs.get((resource_type, resource_name), _EMPTY)
+
+    def config_author(self, resource_type: str, resource_name: str, key: str) -> SetBy | None:
+        """Who set a dynamic setting; None where nobody is known."""
+        return self.config_authors.get((resource_type, resource_name), _NOBODY).get(key)
 
     def apply(self, records: Iterable[pb.MetadataRecord], version: int) -> MetadataImage:
         """The image after `records`, which become version `version`.
@@ -265,7 +301,9 @@ class MetadataImage:
     def to_records(self) -> Iterator[pb.MetadataRecord]:
         """Records that, applied to an empty image, give this one back."""
         if self.cluster_id:
-            yield pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=self.cluster_id))
+            yield pb.MetadataRecord(
+                cluster=pb.ClusterRecord(cluster_id=self.cluster_id, restored_version=self.restored_version)
+            )
         for controller_id, directory_id in self.controllers.items():
             yield pb.MetadataRecord(
                 controller=pb.ControllerRecord(controller_id=controller_id, directory_id=directory_id)
@@ -279,14 +317,18 @@ class MetadataImage:
             for partition in topic.partitions.values():
                 yield pb.MetadataRecord(partition=partition.to_pb())
         for (kind, name), settings in self.configs.items():
+            authors = self.config_authors.get((kind, name), _NOBODY)
             for key, value in settings.items():
-                yield pb.MetadataRecord(
-                    config=pb.ConfigRecord(resource_type=kind, resource_name=name, key=key, value=value)
-                )
+                record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key, value=value)
+                if key in authors:
+                    record.set_by, record.set_ms = authors[key]
+                yield pb.MetadataRecord(config=record)
         for name, level in self.features.items():
             yield pb.MetadataRecord(
                 feature=pb.FeatureRecord(name=name, level=level, version=self.feature_versions.get(name, 0))
             )
+            if name == METADATA_LEVEL and level >= MARKED_LEVEL:
+                yield pb.MetadataRecord(level_mark=pb.LevelMarkRecord())
         if self.next_producer_id:
             yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=self.next_producer_id))
         yield from self.security.to_records()
@@ -310,11 +352,13 @@ class ImageBuilder:
     def __init__(self, base: MetadataImage) -> None:
         self._base = base
         self._cluster_id = base.cluster_id
+        self._restored_version = base.restored_version
         self._nodes: dict[NodeId, NodeImage] | None = None
         self._gateways: dict[str, GatewayImage] | None = None
         self._topics: dict[TopicId, TopicImage] | None = None
         self._topic_ids: dict[str, TopicId] | None = None
         self._configs: dict[tuple[str, str], Mapping[str, str]] | None = None
+        self._authors: dict[tuple[str, str], Mapping[str, SetBy]] | None = None
         self._features: dict[str, int] | None = None
         self._feature_versions: dict[str, int] | None = None
         self._controllers: dict[int, bytes] | None = None
@@ -350,6 +394,8 @@ class ImageBuilder:
             ),
             security=base.security if self._security is None else self._security.finish(),
             operations=base.operations if self._operations is None else self._operations.finish(),
+            restored_version=self._restored_version,
+            config_authors=base.config_authors if self._authors is None else self._authors,
         )
 
     def _own_topics(self) -> dict[TopicId, TopicImage]:
@@ -381,13 +427,14 @@ class ImageBuilder:
         if self._cluster_id and self._cluster_id != r.cluster_id:
             raise InvariantBroken("a cluster id is written once")
         self._cluster_id = r.cluster_id
+        self._restored_version = r.restored_version
 
     def _replay_node(self, r: pb.NodeRecord) -> None:
         self._own_nodes()[NodeId(r.node_id)] = NodeImage.from_pb(r)
 
     def _replay_node_removed(self, r: pb.NodeRemovedRecord) -> None:
         self._own_nodes().pop(NodeId(r.node_id), None)
-        self._own_configs().pop(("node", str(r.node_id)), None)
+        self._forget_configs(("node", str(r.node_id)))
         self._own_operations().node_removed(NodeId(r.node_id))
 
     def _replay_gateway(self, r: pb.GatewayRecord) -> None:
@@ -408,7 +455,7 @@ class ImageBuilder:
         if topic is None:
             raise InvariantBroken(f"removed topic {r.topic_id.hex()} is not there")
         del self._own_topic_ids()[topic.name]
-        self._own_configs().pop(("topic", topic.name), None)
+        self._forget_configs(("topic", topic.name))
 
     def _replay_partition(self, r: pb.PartitionRecord) -> None:
         topic_id = TopicId(r.topic_id)
@@ -439,10 +486,34 @@ class ImageBuilder:
             settings[r.key] = r.value
         else:
             settings.pop(r.key, None)
+        self._note_author(key, r)
         if settings:
             configs[key] = settings
         else:
             configs.pop(key, None)
+
+    def _note_author(self, resource: tuple[str, str], r: pb.ConfigRecord) -> None:
+        base = self._base.config_authors if self._authors is None else self._authors
+        known = r.HasField("value") and bool(r.set_by or r.set_ms)
+        if not known and r.key not in base.get(resource, _NOBODY):
+            return
+        if self._authors is None:
+            self._authors = dict(base)
+        authors = dict(self._authors.get(resource, _NOBODY))
+        if known:
+            authors[r.key] = SetBy(r.set_by, r.set_ms)
+        else:
+            del authors[r.key]
+        if authors:
+            self._authors[resource] = authors
+        else:
+            del self._authors[resource]
+
+    def _forget_configs(self, resource: tuple[str, str]) -> None:
+        self._own_configs().pop(resource, None)
+        base = self._base.config_authors if self._authors is None else self._authors
+        if resource in base:
+            self._authors = {key: authors for key, authors in base.items() if key != resource}
 
     def _replay_producer_ids(self, r: pb.ProducerIdsRecord) -> None:
         if r.next_producer_id < self._next_producer_id:
@@ -450,6 +521,12 @@ class ImageBuilder:
         self._next_producer_id = r.next_producer_id
 
     def _replay_feature(self, r: pb.FeatureRecord) -> None:
+        if r.name == METADATA_LEVEL and r.level > FEATURE_LEVEL:
+            # Its records may look known and mean more: nothing is to be read any further.
+            raise NewerLevel(
+                f"this build understands {METADATA_LEVEL} {FEATURE_LEVEL}, the cluster has {r.level}; "
+                "install a newer build"
+            )
         if self._features is None:
             self._features = dict(self._base.features)
         self._features[r.name] = r.level
@@ -458,6 +535,9 @@ class ImageBuilder:
         self._feature_versions.pop(r.name, None)
         if r.version:
             self._feature_versions[r.name] = r.version
+
+    def _replay_level_mark(self, r: pb.LevelMarkRecord) -> None:
+        """It is there for builds that cannot read it."""
 
     def _own_security(self) -> SecurityBuilder:
         if self._security is None:

@@ -10,7 +10,7 @@ A cluster is founded at the level of its controllers. A level never falls: what 
 
 Level 1: everything up to the record of a controller's directory.
 Level 2: users, ACLs, quotas, secrets and refused certificates; `max.message.bytes` above 8 MiB.
-Level 3: operations and their moves, what operators say of nodes, retired directories.
+Level 3: operations and their moves, what operators say of nodes, retired directories, who set a setting.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.image import MARKED_LEVEL as MARKED_LEVEL
+from penstock_core.metadata.image import METADATA_LEVEL as METADATA_LEVEL
 from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
-
-METADATA_LEVEL: Final = "metadata.level"
-"""The name of the feature; Kafka's `metadata.version` is another thing and has another name."""
 
 LEVEL_MIN: Final = 1
 """Of a cluster whose log names none, and of a process that says none."""
@@ -56,14 +55,34 @@ KIND_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
         "operation_move": 3,
         "node_policy": 3,
         "retired_directory": 3,
+        "level_mark": 3,
     }
 )
 """Level of each kind of record, by its name in `MetadataRecord`. A test holds it against the contract."""
 
 FIELD_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
-    {"FeatureRecord.version": 2, "ConfigRecord.set_by": 3, "ConfigRecord.set_ms": 3}
+    {
+        "FeatureRecord.version": 2,
+        "ConfigRecord.set_by": 3,
+        "ConfigRecord.set_ms": 3,
+        "ClusterRecord.restored_version": 3,
+    }
 )
 """Fields that came after their record, `Message.field`; all others came with it."""
+
+
+def _fields_of_kinds() -> dict[str, list[tuple[str, int]]]:
+    """By kind of record, its fields that came later, with their levels."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for kind in pb.MetadataRecord.DESCRIPTOR.oneofs_by_name["record"].fields:
+        for name, level in FIELD_LEVELS.items():
+            message, _, field = name.partition(".")
+            if kind.message_type is not None and kind.message_type.name == message:
+                found.setdefault(kind.name, []).append((field, level))
+    return found
+
+
+_FIELDS_OF_KIND: Final = _fields_of_kinds()
 
 
 def level_of(image: MetadataImage) -> int:
@@ -87,7 +106,7 @@ def require_level(image: MetadataImage, level: int, what: str) -> None:
 
 
 def require_records(image: MetadataImage, records: list[pb.MetadataRecord]) -> None:
-    """Raises UNSUPPORTED_VERSION when one of `records` is of a kind above the cluster's level.
+    """Raises UNSUPPORTED_VERSION when one of `records` is of a kind above the cluster's level, or has such a field.
 
     A record that raises the level counts for those behind it. The one place that cannot be forgotten: whoever
     proposes asks it. Costs nothing at this build's level.
@@ -101,6 +120,9 @@ def require_records(image: MetadataImage, records: list[pb.MetadataRecord]) -> N
             level = max(level, record.feature.level)
         elif kind is not None and KIND_LEVELS[kind] > level:
             require_level(image, KIND_LEVELS[kind], f"records of the kind {kind}")
+        for field, needed in _FIELDS_OF_KIND.get(kind or "", ()):
+            if needed > level and getattr(getattr(record, kind or ""), field):
+                require_level(image, needed, f"records of the kind {kind} with {field}")
 
 
 def too_old(image: MetadataImage, feature_level: int) -> PenstockError | None:

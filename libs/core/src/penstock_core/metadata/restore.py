@@ -1,0 +1,110 @@
+"""The metadata with which a cluster begins anew, made of a backup or of nothing. Pure.
+
+Storage nodes and gateways may have lived on, and may know more than the backup. So that none of them refuses or
+outranks what is restored, every number that only rises is raised by more than what can have happened since:
+
+- the version, because subscribers never go back;
+- the Raft term, because nodes obey no lower one;
+- leader and partition epochs, because logs refuse older ones;
+- producer ids, because one that is given out twice makes new records pass for repeated ones.
+
+All nodes are fenced until they come. Gateways and controllers' directories are left out: they say again who they are.
+Operations are paused: what they saw may be gone.
+
+No partition has a leader or an ISR: the backup's may be long out of date, and who leads wrongly costs acknowledged
+records. Who may lead is told by the logs of the nodes (`penstock_controller.state.recovery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_core.ids import NO_NODE
+from penstock_core.limits import FEATURE_LEVEL
+from penstock_core.metadata.backup import Backup
+from penstock_core.metadata.image import ImageBuilder, MetadataImage
+from penstock_core.metadata.levels import METADATA_LEVEL
+from penstock_core.metadata.operations import ENDED
+from penstock_proto.v1 import metadata_pb2 as pb
+
+VERSIONS_UP: Final = 1_000_000
+TERMS_UP: Final = 1_000
+EPOCHS_UP: Final = 1_000
+PRODUCER_IDS_UP: Final = 1_000_000
+
+MS_PER_TERM: Final = 10_000
+"""Without a backup nobody knows how far the cluster was, be it that it began so before. The time is further than
+any: a thousand changes a second, and an election every ten, since 1970."""
+
+_LEFT_OUT = frozenset({"gateway", "gateway_removed", "controller"})
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """With what fresh controllers begin."""
+
+    image: MetadataImage
+    term: int
+
+
+def restore(backup: Backup) -> Restored:
+    """The metadata of a backup, raised above whatever happened since."""
+    version = backup.head.metadata_version + VERSIONS_UP
+    return Restored(_image(_raised(backup.image, version), version), backup.head.raft_term + TERMS_UP)
+
+
+def empty(cluster_id: bytes, now_ms: int) -> Restored:
+    """Metadata that know nothing but the cluster's id (16 bytes), and the level of this build; `now_ms` since 1970."""
+    records = [
+        pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id, restored_version=now_ms)),
+        pb.MetadataRecord(feature=pb.FeatureRecord(name=METADATA_LEVEL, level=FEATURE_LEVEL, version=now_ms)),
+        pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=now_ms)),
+    ]
+    return Restored(_image(iter(records), now_ms), now_ms // MS_PER_TERM)
+
+
+def _image(records: Iterator[pb.MetadataRecord], version: int) -> MetadataImage:
+    builder = ImageBuilder(MetadataImage())
+    for record in records:
+        builder.replay(record)
+    return builder.finish(version)
+
+
+def _raised(image: MetadataImage, version: int) -> Iterator[pb.MetadataRecord]:
+    if not image.next_producer_id:
+        # Nobody was given any: no record says so.
+        yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=PRODUCER_IDS_UP))
+    for record in image.to_records():
+        kind = record.WhichOneof("record")
+        if kind in _LEFT_OUT:
+            continue
+        if kind == "cluster":
+            # Below level 3 too: a build that does not know the field loses nothing by it.
+            record.cluster.restored_version = version
+        elif kind == "node":
+            record.node.fenced = True
+            record.node.in_controlled_shutdown = False
+        elif kind == "partition":
+            _leaderless(record.partition)
+        elif kind == "producer_ids":
+            record.producer_ids.next_producer_id += PRODUCER_IDS_UP
+        elif kind == "operation" and record.operation.state not in ENDED:
+            record.operation.state = pb.OPERATION_STATE_PAUSED
+            record.operation.paused_by_hand = True
+            record.operation.reason = "the metadata were restored from a backup; resume or cancel it"
+            record.operation.ClearField("executor")
+        yield record
+
+
+def _leaderless(partition: pb.PartitionRecord) -> None:
+    partition.leader_epoch += EPOCHS_UP
+    partition.partition_epoch += EPOCHS_UP
+    partition.leader = partition.last_known_leader = NO_NODE
+    partition.recovering = False
+    del partition.isr[:]
+    del partition.elr[:]
+
+
+__all__ = ["Restored", "empty", "restore"]
