@@ -362,6 +362,61 @@ async def check_controlled_shutdown(
     await asyncio.wait([follow])
 
 
+async def test_two_nodes_that_stop_at_once_go_one_after_the_other(process: Process) -> None:
+    # However slow this machine is: nobody counts as gone.
+    await process.stop()
+    process.start(node_session_timeout_ms="600000")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        replies = [await process.register(n, port) for n in (1, 2, 3)]
+        await check_one_after_the_other(process, replies)
+
+
+async def check_one_after_the_other(process: Process, replies: list[api.RegisterNodeResponse]) -> None:
+    streams = [await process.client.session("NodeSession") for _ in replies]
+
+    async def beats(**fields: Any) -> list[bool]:
+        """A heartbeat of each; what is given is of those that stop, 1 and 2. Who may."""
+        answers = [
+            await heartbeat(stream, reply, 1_000_000, **(fields if reply.node_id < 3 else {}))
+            for stream, reply in zip(streams, replies, strict=True)
+        ]
+        return [bool(answer.may_shutdown) for answer in answers]
+
+    metadata = MetadataClient(process.client, "test", monotonic_ms)
+    follow = asyncio.create_task(metadata.run())
+    async with asyncio.timeout(60):
+        while sum(node.active for node in metadata.image.nodes.values()) < 3:
+            await beats()
+            await metadata.wait_for_version(metadata.image.version + 1, 50)
+    wanted = [api.NewTopic(name="t", partition_count=4, replication_factor=3)]
+    made = await process.client.call("CreateTopics", api.CreateTopicsRequest(topics=wanted))
+    assert not made.topics[0].error.code, made
+    # Min ISR is 2 of 3: one of them may go, and the other one would be missed.
+    async with asyncio.timeout(60):
+        while (  # noqa: ASYNC110
+            let_go := await beats(want_shutdown=True, shutdown_left_ms=600_000)
+        ) == [False] * 3:
+            await asyncio.sleep(0.01)
+    assert let_go.count(True) == 1
+    for _ in range(5):
+        assert (await beats(want_shutdown=True, shutdown_left_ms=600_000)).count(True) == 1
+    assert await metadata.wait_for_version(made.version, 60_000)
+    topic = metadata.image.topic("t")
+    assert topic is not None
+    assert all(len(p.isr) == 2 for p in topic.partitions.values())
+    # Nobody comes back, and its time is up: it goes all the same.
+    async with asyncio.timeout(60):
+        while await beats(  # noqa: ASYNC110
+            want_shutdown=True, shutdown_left_ms=1
+        ) != [True, True, False]:
+            await asyncio.sleep(0.01)
+    for stream in streams:
+        stream.close()
+    follow.cancel()
+    await asyncio.wait([follow])
+
+
 async def test_gateway_leaves(process: Process) -> None:
     # However slow this machine is: it does not count as gone, nor is it looked for, between two beats.
     await process.stop()

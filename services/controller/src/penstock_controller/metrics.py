@@ -41,6 +41,16 @@ class ControllerMetrics:
         self.bad_frames = counter(
             "raft_bad_frames", "Raft connections closed for bytes that were no message."
         )
+        self.command_queue = gauge("command_queue", "Requests that wait to become part of a command.")
+        self.sessions_lost = Counter(
+            "penstock_controller_sessions_lost",
+            "Nodes and gateways whose session this controller ended while it was the active one, and why.",
+            ["kind", "reason"],
+            registry=registry,
+        )
+        for kind in ("node", "gateway"):
+            for reason in ("silent", "refused", "disk", "left"):
+                self.sessions_lost.labels(kind, reason)
         self.snapshot_s = seconds("snapshot", "Time to write a snapshot.")
         self.journal_sync_s = seconds(
             "journal_sync", "Time to write and flush one block of the Raft journal."
@@ -61,6 +71,16 @@ class ControllerMetrics:
         self.commands.inc()
         self.records.inc(len(event.records))
         self.elections.inc(event.leader_changes)
+
+    def session_lost(self, kind: str, reason: str, *, left: bool) -> None:
+        """A session is over. `reason`: as it is logged; `left`: it was leaving anyway."""
+        if left or reason == "it is stopping":
+            word = "left"
+        elif reason == "connection refused":
+            word = "refused"
+        else:
+            word = "disk" if reason.startswith("disk") else "silent"
+        self.sessions_lost.labels(kind, word).inc()
 
     def image(self, image: MetadataImage, watchers_count: int) -> None:
         self.version.set(image.version)

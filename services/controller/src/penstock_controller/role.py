@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.active.controller import Controller, CoreSettings
+from penstock_controller.active.events_file import EventsFile
 from penstock_controller.active.ports import ControllerPorts
+from penstock_controller.active.raft_metrics import RaftMetrics
 from penstock_controller.directory import DataDirectory
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
@@ -37,6 +39,7 @@ from penstock_runtime.security.tls_files import TlsFiles
 from penstock_runtime.settings import parse_address, parse_member
 
 _GRPC_GRACE_S = 0.2
+_HISTORY_S = 0.5
 _SILENCE_SPREAD = 1.6
 _REAL = ControllerPorts()
 
@@ -118,7 +121,10 @@ async def _serve(
         ports.commit_timeout_ms,
     )
     core.connect(quorum, worker)
+    await core.history.open(EventsFile(settings.data_dir))
     metrics.families_by_part.append(core.cluster_metrics.families)
+    raft = RaftMetrics(quorum, lambda: core.status, len(config.peers) - 1, ports.clocks.wall_ms)
+    metrics.families_by_part.append(raft.families)
     http = ports.http(settings.http_bind, lifecycle)
     addresses = settings.grpc_addresses()
     levels = PeerLevels(settings.controller_id, core.settings.member_ids, addresses, ports.channels(tls=tls))
@@ -151,11 +157,13 @@ async def _serve(
         watch_certificate(tls, lifecycle)
         lifecycle.create_task(worker.run(), "commands")
         lifecycle.create_task(core.run(), "controller tick")
+        lifecycle.create_task(core.history.run(), "history")
         quorum.start()
         await lifecycle.stopping.wait()
     finally:
         # Leadership first, so that another controller is active before this one stops answering.
         await asyncio.to_thread(quorum.stop)
+        await core.history.finish(_HISTORY_S)
         core.watchers.cut_off_all()
         if server is not None:
             await server.stop(_GRPC_GRACE_S)

@@ -55,6 +55,25 @@ async def test_near_watchers_get_deltas_and_far_ones_a_snapshot(monkeypatch: pyt
     assert target.count == 0
 
 
+async def test_who_comes_after_the_level_fell_hears_nothing_of_before() -> None:
+    """He may be of a build that cannot read it."""
+
+    def level(version: int, wanted: int) -> None:
+        record = pb.MetadataRecord(feature=pb.FeatureRecord(name="metadata.level", level=wanted))
+        target.applied(target.image.apply([record], version), [record])
+
+    target = MetadataStreams(lambda: (0, 0))
+    level(1, 3)
+    there = target.watch(0)
+    assert await take(there, 2) == ["delta1", "keepalive1"]
+    level(2, 2)
+    advance(target, 1)
+    assert await take(there, 2) == ["delta2", "delta3"]
+    for known in (0, 1):
+        assert await take(target.watch(known), 2) == ["snapshot3", "keepalive3"]
+    assert await take(target.watch(2), 2) == ["delta3", "keepalive3"]
+
+
 async def test_changes_during_a_snapshot_follow_it() -> None:
     target = MetadataStreams(lambda: (0, 0))
     topics = [

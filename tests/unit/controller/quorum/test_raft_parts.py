@@ -24,6 +24,7 @@ from penstock_controller.quorum.machine import Machine
 from penstock_controller.quorum.prevote import PreVote, would_vote
 from penstock_controller.quorum.snapshot import SnapshotStore
 from penstock_controller.quorum.transport import PeerTransport
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -324,6 +325,32 @@ def test_machine_stops_rather_than_diverge(data: bytes) -> None:
     assert target.apply(command(0)) is Outcome.UNKNOWN
     assert not applied
     assert target.image.version == 0
+
+
+def level(base: int, wanted: int) -> bytes:
+    record = pb.MetadataRecord(feature=pb.FeatureRecord(name="metadata.level", level=wanted))
+    return pb.MetadataCommand(base_version=base, records=[record]).SerializeToString()
+
+
+def test_machine_stops_at_a_level_that_it_does_not_understand() -> None:
+    target, applied, fatal = machine()
+    target.entry_index = 7
+    assert target.apply(level(0, FEATURE_LEVEL + 1)) is Outcome.UNKNOWN
+    assert not applied
+    (error,) = fatal
+    said = "entry 7 of the Raft log is of a newer build: this build understands metadata.level"
+    assert str(error).startswith(said), error
+    assert "install a newer build" in str(error)
+
+
+def test_machine_notes_where_the_level_fell() -> None:
+    target, *_ = machine()
+    for version, wanted in enumerate((2, FEATURE_LEVEL, FEATURE_LEVEL)):
+        target.apply(level(version, wanted))
+        assert target.fell_at == 0
+    target.entry_index = 9
+    target.apply(level(3, FEATURE_LEVEL - 1))
+    assert target.fell_at == 9
 
 
 # --- the library ----------------------------------------------------------------------

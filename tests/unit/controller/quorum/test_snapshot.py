@@ -13,6 +13,7 @@ from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.journal_format import Entry
 from penstock_controller.quorum.snapshot import SnapshotStore
 from penstock_controller.quorum.snapshot_format import Snapshot
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from support.waiting import wait_for
@@ -63,6 +64,21 @@ def test_round_trip() -> None:
     data = b"".join(fmt.encode(snapshot()))
     back = fmt.decode(data, "snapshot")
     assert back == snapshot()
+
+
+def test_a_snapshot_of_a_level_that_this_build_does_not_understand_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newer = FEATURE_LEVEL + 1
+    record = pb.MetadataRecord(feature=pb.FeatureRecord(name="metadata.level", level=newer))
+    with monkeypatch.context() as newer_build:
+        newer_build.setattr("penstock_core.metadata.image.FEATURE_LEVEL", newer)
+        held = MetadataImage().apply([record], 1)
+    data = b"".join(fmt.encode(Snapshot(snapshot().previous, snapshot().last, held)))
+    with pytest.raises(
+        DamagedFile, match=f"snap: this build .* the cluster has {newer}; install a newer build"
+    ):
+        fmt.decode(data, "snap")
 
 
 def test_every_cut_and_every_flip_is_refused() -> None:

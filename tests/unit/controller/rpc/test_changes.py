@@ -26,9 +26,11 @@ NOT_CHANGES = {
     "DescribeNodes",
     "DescribeOperations",
     "DescribeQuorum",
+    "ExecuteOperation",  # asks each second; who begins or resumes an operation is told of
     "GatewaySession",
     "NodeSession",
     "PlanOperation",
+    "ReadEvents",
     "WatchMetadata",
 }
 DENIED = common.Error(code=ErrorCode.POLICY_VIOLATION, message="no")

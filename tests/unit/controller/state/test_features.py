@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock_controller.state import configs, features, gateways, nodes, topics
@@ -51,7 +53,9 @@ def test_the_level_rises_and_the_record_says_with_which_version() -> None:
     cluster = old_cluster()
     error, records = raise_to(cluster.context, wanted(FEATURE_LEVEL))
     assert not error.code
-    assert [r.WhichOneof("record") for r in records] == ["feature", "cluster_secret", "cluster_secret"]
+    # Builds that look at kinds alone stop at the mark.
+    kinds = ["feature", "level_mark", "cluster_secret", "cluster_secret"]
+    assert [r.WhichOneof("record") for r in records] == kinds
     assert records[0].feature.version == cluster.context.version
     image = cluster.image.apply(records, cluster.image.version + 1)
     assert level_of(image) == FEATURE_LEVEL
@@ -124,3 +128,20 @@ def test_batches_that_go_in_pieces_need_level_2(level: int) -> None:
     resource = api.ConfigResource(resource_type="topic", resource_name="u", changes=[change])
     altered = configs.alter_configs(cluster.context, api.AlterConfigsRequest(resources=[resource]))
     assert altered.reply.results[0].code == code
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_who_set_a_setting_is_written_where_the_level_has_room_for_it(level: int) -> None:
+    cluster = Cluster(level=level)
+    cluster.register(1, process=common.ProcessInfo(feature_level=FEATURE_LEVEL))
+    cluster.unfence(1)
+    new = api.NewTopic(name="t", partition_count=1, replication_factor=1, configs={"retention.ms": "1000"})
+    request = api.CreateTopicsRequest(topics=[new], principal="User:alice")
+    cluster.do(topics.create_topics(replace(cluster.context, now_ms=1_000), request))
+    change = api.ConfigChange(key="retention.bytes", value="5000000")
+    resource = api.ConfigResource(resource_type="topic", resource_name="t", changes=[change])
+    asked = api.AlterConfigsRequest(resources=[resource], principal="User:bob")
+    cluster.do(configs.alter_configs(replace(cluster.context, now_ms=2_000), asked))
+    assert cluster.image.config("topic", "t") == {"retention.ms": "1000", "retention.bytes": "5000000"}
+    known = {"retention.ms": ("User:alice", 1_000), "retention.bytes": ("User:bob", 2_000)}
+    assert cluster.image.config_authors.get(("topic", "t"), {}) == (known if level >= 3 else {})

@@ -384,6 +384,24 @@ def test_drained_node_that_stops_is_fenced(cluster: Cluster) -> None:
     assert (node.fenced, node.in_controlled_shutdown) == (True, False)
 
 
+def harmed(cluster: Cluster, node_id: int, *leaving: int) -> list[str]:
+    return nodes.harmed_by_leaving(cluster.image, NodeId(node_id), ids(*leaving))
+
+
+def test_a_node_is_missed_where_its_leaving_takes_partitions_below_min_isr(cluster: Cluster) -> None:
+    cluster.create("many")
+    cluster.create("alone", assignments=[[2]])
+    cluster.create("two", assignments=[[2, 3]])
+    assert harmed(cluster, 2, 2) == [], "everybody is in sync"
+    cluster.drain(1)
+    assert harmed(cluster, 2, 1, 2) == ["many-0"], "1 may come back; what has one replica needs no wait"
+    assert harmed(cluster, 3, 1, 3) == ["many-0"]
+    assert harmed(cluster, 2, 1, 2, 3) == [], "all stop, so nobody is served by a wait"
+    cluster.unfence(1)
+    assert cluster.propose([1, 2, 3], "many").error.code == 0
+    assert harmed(cluster, 2, 2) == [], "1 is back"
+
+
 # --- ISR proposals ------------------------------------------------------------------------------
 
 

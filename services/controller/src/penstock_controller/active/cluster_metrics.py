@@ -7,7 +7,7 @@ moment's work goes in slices beside everything else, and a scrape meanwhile is t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import Metric
@@ -22,6 +22,7 @@ from penstock_controller.state.operations.cluster_counts import (
     sharing_nodes,
 )
 from penstock_controller.state.operations.reports import Reports
+from penstock_core.ids import TopicId
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -51,6 +52,10 @@ _GAUGES: Final = {
         "Partitions that their first replica does not lead.",
     ),
     "cluster_reassigning_partitions": ("reassigning", "Partitions whose replicas are being moved."),
+    "cluster_domain_unsafe_partitions": (
+        "domain_unsafe",
+        "Partitions that the loss of one failure domain leaves without enough replicas.",
+    ),
 }
 """Name -> field of Counts, help."""
 _STATES: Final = {
@@ -68,6 +73,17 @@ class ClusterMetrics:
         """None while this controller is not the active one."""
         self._image = MetadataImage()
         self._next_look_ms = 0
+        self._unclean_count = 0
+
+    def applied(self, old: MetadataImage, records: Iterable[pb.MetadataRecord]) -> None:
+        """Records were applied to `old`; counted while this controller is the active one."""
+        if self._counts is None:
+            return
+        for record in records:
+            if record.WhichOneof("record") == "partition" and record.partition.recovering:
+                before = old.partition(TopicId(record.partition.topic_id), record.partition.partition)
+                if before is not None and not before.recovering:
+                    self._unclean_count += 1
 
     def begin(self, image: MetadataImage) -> None:
         """A term as the active controller begins."""
@@ -109,6 +125,11 @@ class ClusterMetrics:
         for state, number in node_states(image).items():
             nodes.add_metric((state,), number)
         yield nodes
+        yield CounterMetricFamily(
+            "penstock_cluster_unclean_elections",
+            "Partitions that got a leader that may lack acknowledged records, while this controller was active.",
+            value=self._unclean_count,
+        )
         yield from _imbalance(image, counts, self._operations.reports)
         operations = GaugeMetricFamily(
             "penstock_operations",
@@ -148,7 +169,7 @@ def _progress(measured: list[Measured]) -> Iterator[Metric]:
     labels = ("kind", "operation")
     ratio = GaugeMetricFamily(
         "penstock_operation_progress_ratio",
-        "Of the bytes to copy, else of the moves, what is done; of operations that go on.",
+        "Of the bytes to copy, else of the moves, else of the steps, what is done; of operations that go on.",
         labels=labels,
     )
     eta = GaugeMetricFamily(
@@ -166,7 +187,7 @@ def _progress(measured: list[Measured]) -> Iterator[Metric]:
     )
     for each in measured:
         names = each.record.kind, str(each.record.operation_id)
-        ratio.add_metric(names, _ratio(each.progress))
+        ratio.add_metric(names, _ratio(each.record, each.progress))
         if each.progress.HasField("eta_s"):
             eta.add_metric(names, each.progress.eta_s)
         moved.add_metric(names, each.moved_bytes)
@@ -174,12 +195,15 @@ def _progress(measured: list[Measured]) -> Iterator[Metric]:
     yield from (ratio, eta, moved, limit)
 
 
-def _ratio(progress: api.OperationProgress) -> float:
+def _ratio(record: pb.OperationRecord, progress: api.OperationProgress) -> float:
     """As REST and `penstock operation` have it."""
     if progress.bytes_total:
         return min(1.0, progress.bytes_done / progress.bytes_total)
     if progress.moves_total:
         return min(1.0, (progress.moves_done + progress.moves_skipped) / progress.moves_total)
+    if record.steps:
+        left = (pb.OPERATION_STEP_STATE_TODO, pb.OPERATION_STEP_STATE_RUNNING)
+        return sum(step.state not in left for step in record.steps) / len(record.steps)
     return 0.0
 
 

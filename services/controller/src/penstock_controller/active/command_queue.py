@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from penstock_controller.quorum import Outcome, Quorum
+from penstock_controller.state.causes import bounded
 from penstock_controller.state.generation import Context, Defaults, Generated, NextCommand
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -79,6 +80,8 @@ class CommandQueue:
         self.image = MetadataImage()
         """The newest image that the event loop has seen; set by the shell."""
         self.active = False
+        self.is_low: Callable[[NodeId], bool] = lambda _: False
+        """Whether little of a node's disk is free; set by who hears of it."""
         self._quorum = quorum
         self._controller_id = controller_id
         self._defaults = defaults
@@ -92,6 +95,11 @@ class CommandQueue:
         self._queue: deque[_Waiting] = deque()
         self._wakeup = asyncio.Event()
         self._result: asyncio.Future[Outcome] | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait to become part of a command."""
+        return len(self._queue)
 
     async def submit(self, generate: Generator[R]) -> R:
         """The reply of `generate` once its records are committed and applied.
@@ -138,7 +146,7 @@ class CommandQueue:
 
     async def _one_command(self) -> Outcome:
         image = self.image
-        batch, records, further = self._generate(image)
+        batch, records, further, why = self._generate(image)
         if not batch:
             return Outcome.APPLIED
         loop = asyncio.get_running_loop()
@@ -147,9 +155,9 @@ class CommandQueue:
         self._result = result
         try:
             if further is not None or len(records) > RECORDS_PER_COMMAND:
-                outcome = await self._propose_parts(image, records, further or iter(()), result)
+                outcome = await self._propose_parts(image, records, further or iter(()), why, result)
             elif records:
-                self._propose(self._command(image, records), result)
+                self._propose(self._command(image, records, why), result)
                 outcome = await _within(self._commit_timeout_ms, result)
             else:
                 self._quorum.barrier(result)
@@ -170,13 +178,16 @@ class CommandQueue:
         self._answer(batch, outcome, image.version + 1 if records else image.version)
         return outcome
 
-    def _command(self, image: MetadataImage, records: list[pb.MetadataRecord]) -> pb.MetadataCommand:
+    def _command(
+        self, image: MetadataImage, records: list[pb.MetadataRecord], why: list[pb.Cause]
+    ) -> pb.MetadataCommand:
         return pb.MetadataCommand(
             base_version=image.version,
             records=records,
             controller_id=self._controller_id,
             time_ms=self._wall_clock_ms(),
             command_id=self.rng.getrandbits(64),
+            causes=bounded(why),
         )
 
     def _propose(self, command: pb.MetadataCommand, result: asyncio.Future[Outcome]) -> None:
@@ -188,11 +199,12 @@ class CommandQueue:
         image: MetadataImage,
         records: list[pb.MetadataRecord],
         further: Iterator[pb.MetadataRecord | None],
+        why: list[pb.Cause],
         result: asyncio.Future[Outcome],
     ) -> Outcome:
         """Propose in parts; `result` is that of the last one, or of the end of our activity."""
         loop = asyncio.get_running_loop()
-        base = self._command(image, [])
+        base = self._command(image, [], why)
         waiting: deque[asyncio.Future[Outcome]] = deque()
         part: list[pb.MetadataRecord] = []
         slice_end = loop.time() + SLICE_MS / 1000
@@ -202,6 +214,8 @@ class CommandQueue:
                 waiting.append(token)
                 base.more = True
                 self._propose_part(base, part, token)
+                # The first part tells why, for all.
+                del base.causes[:]
                 part = []
                 base.part += 1
                 if base.part >= PARTS_MAX:
@@ -240,13 +254,17 @@ class CommandQueue:
     def _generate(
         self, image: MetadataImage
     ) -> tuple[
-        list[tuple[_Waiting, Any]], list[pb.MetadataRecord], Iterator[pb.MetadataRecord | None] | None
+        list[tuple[_Waiting, Any]],
+        list[pb.MetadataRecord],
+        Iterator[pb.MetadataRecord | None] | None,
+        list[pb.Cause],
     ]:
-        """(requests with their replies, records, records still to be made)."""
-        context = Context(image, self.rng, self._defaults, self._alive)
+        """(requests with their replies, records, records still to be made, why)."""
+        context = Context(image, self.rng, self._defaults, self._alive, self._wall_clock_ms(), self.is_low)
         batch: list[tuple[_Waiting, Any]] = []
         records: list[pb.MetadataRecord] = []
         made: list[pb.MetadataRecord] = []
+        why: list[pb.Cause] = []
         further: Iterator[pb.MetadataRecord | None] | None = None
         while self._queue and len(records) < RECORDS_PER_COMMAND and further is None:
             if self._one_by_one and batch:
@@ -269,8 +287,10 @@ class CommandQueue:
                 continue
             batch.append((waiting, generated.reply))
             records += made
+            if made or further is not None:
+                why += generated.causes
         self._one_by_one = max(0, self._one_by_one - 1)
-        return batch, records, further
+        return batch, records, further, why
 
     def _answer(self, batch: list[tuple[_Waiting, Any]], outcome: Outcome, version: int) -> None:
         if outcome is Outcome.STALE:

@@ -14,9 +14,12 @@ from typing import TypeVar
 
 from penstock_controller.active.cluster_metrics import ClusterMetrics
 from penstock_controller.active.command_queue import CommandQueue, NotActive
+from penstock_controller.active.history import History
 from penstock_controller.active.metadata_stream import MetadataStreams
+from penstock_controller.active.observer import Observer
 from penstock_controller.active.operations import Operations
 from penstock_controller.active.ports import ControllerPorts
+from penstock_controller.active.recovery import Recovery
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Applied, Proposal, Quorum, QuorumStatus, Reset
 from penstock_controller.quorum.events import QuorumEvent
@@ -45,6 +48,9 @@ R = TypeVar("R")
 PROBE_TIMEOUT_MS = 500
 PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
+LAST_MS = 2_000
+"""Of the time that a node waits to be let go: kept for its leadership to move."""
+NAMED_MAX = 20
 REBALANCE_CHANGES_MAX = 500
 REBALANCE_SLICE_CHANGES = 20
 """Leaders changed by one request: about a millisecond of deciding."""
@@ -99,6 +105,8 @@ class Controller:
         # Node or gateway -> version whose arrival at the others lets it stop.
         self._leaving: dict[NodeId | str, int] = {}
         self._still_leads: dict[NodeId, tuple[int, bool]] = {}
+        # Node -> metadata version and leaving nodes of the last look, and what its leaving would harm.
+        self._harmed: dict[NodeId, tuple[int, frozenset[NodeId], list[str]]] = {}
         self._in_hand: set[tuple[str, NodeId | str, int]] = set()
         self.active_ended = asyncio.Event()
         self.operations = Operations(
@@ -107,13 +115,20 @@ class Controller:
             lambda node_id: self.sessions.alive(node_id, self.clock_ms()),
             self._quorum_gate,
         )
+        self.recovery = Recovery(
+            lifecycle, lambda node_id: self.sessions.alive(node_id, self.clock_ms())
+        )
         self.cluster_metrics = ClusterMetrics(lifecycle, self.operations)
+        self.observer = Observer(lifecycle, self.operations.reports, self.quorum_view)
+        self.history = History(ports.clocks.wall_ms, lifecycle.log.warning)
 
     def connect(self, quorum: Quorum, worker: CommandQueue) -> None:
         """Give the core its quorum (made after it, because the quorum reports to it)."""
         self._quorum = quorum
         self.worker = worker
         self.operations.connect(worker)
+        self.observer.connect(worker)
+        self.recovery.connect(worker)
         self.watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
 
     @property
@@ -131,6 +146,8 @@ class Controller:
         for event in events:
             if isinstance(event, Applied):
                 self._metrics.applied(self.image, event)
+                self.cluster_metrics.applied(self.image, event.records)
+                self.history.applied(self.image, event)
                 self._take_image(event.image)
                 self.watchers.applied(event.image, event.records)
             elif isinstance(event, Proposal):
@@ -138,6 +155,7 @@ class Controller:
             elif isinstance(event, QuorumStatus):
                 self._on_status(event)
             elif isinstance(event, Reset):
+                self.history.jumped(event.image)
                 self._take_image(event.image)
                 self.watchers.reset(event.image)
                 # A whole image came, and has no cycles: no collection needs to look at it.
@@ -175,6 +193,7 @@ class Controller:
         self.active_ended = asyncio.Event()
         self._leaving.clear()
         self._still_leads.clear()
+        self._harmed.clear()
         now_ms = self.clock_ms()
         self._next_rebalance_ms = now_ms + self.settings.rebalance_interval_ms
         self._next_key_ms = now_ms + KEY_LIFETIME_MS
@@ -182,7 +201,9 @@ class Controller:
         self._mutations = MutationQuotas()
         self._dealer = QuotaDealer()
         self.operations.begin()
+        self.recovery.begin()
         self.cluster_metrics.begin(self.image)
+        self.observer.begin()
         self.worker.set_active(True)
         if not self.image.cluster_id:
             self.spawn(self._found_cluster(), "found cluster")
@@ -313,15 +334,19 @@ class Controller:
         node = self.image.nodes.get(node_id)
         if node is not None and not node.fenced and node.node_epoch == epoch:
             self._lifecycle.log.info("node lost", node=node_id, reason=reason)
+            if ("fence", node_id, epoch) not in self._in_hand:
+                self._metrics.session_lost("node", reason, left=node.in_controlled_shutdown)
             hit("controller.fence.before")
-            self.once("fence", node_id, epoch, lambda ctx: nodes.fence_node(ctx, node_id, epoch))
+            self.once("fence", node_id, epoch, lambda ctx: nodes.fence_node(ctx, node_id, epoch, reason))
 
     def remove_gateway(self, gateway_id: str, epoch: int, reason: str) -> None:
         gateway = self.image.gateways.get(gateway_id)
         if gateway is not None and gateway.gateway_epoch == epoch:
             self._lifecycle.log.info("gateway lost", gateway=gateway_id, reason=reason)
+            if ("remove", gateway_id, epoch) not in self._in_hand:
+                self._metrics.session_lost("gateway", reason, left=False)
             self.once(
-                "remove", gateway_id, epoch, lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch)
+                "remove", gateway_id, epoch, lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch, reason)
             )
 
     def may_leave(self, name: NodeId | str) -> bool:
@@ -340,6 +365,27 @@ class Controller:
                 nodes.still_leads(self.image, node_id),
             )
         return known[1]
+
+    def must_wait(self, node_id: NodeId, beat: api.NodeHeartbeat) -> bool:
+        """Whether a node that wants to stop is to serve on for a while: partitions would fall below min ISR, and other
+        members of theirs may come back. One node drains at a time, so that each sees what the one before left."""
+        if beat.disk_failed:
+            return False
+        if any(kind == "drain" and name != node_id for kind, name, _ in self._in_hand):
+            return True
+        leaving = self.sessions.leaving()
+        known = self._harmed.get(node_id)
+        if known is None or known[:2] != (self.image.version, leaving):
+            harmed = nodes.harmed_by_leaving(self.image, node_id, leaving)
+            if harmed and (known is None or not known[2]):
+                self._lifecycle.log.info("node waits to stop", node=node_id, partitions=_some(harmed))
+            known = self._harmed[node_id] = (self.image.version, leaving, harmed)
+        if not known[2]:
+            return False
+        if beat.shutdown_left_ms > LAST_MS:
+            return True
+        self._lifecycle.log.warning("node stops below min isr", node=node_id, partitions=_some(known[2]))
+        return False
 
     # --- suspicion ------------------------------------------------------------------------
 
@@ -392,6 +438,7 @@ class Controller:
             if self.active:
                 self._tick(self.clock_ms())
             self._metrics.image(self.image, self.watchers.count)
+            self._metrics.command_queue.set(self.worker.waiting_count)
 
     def _tick(self, now_ms: int) -> None:
         for lost in self.sessions.tick(self.image, now_ms):
@@ -401,7 +448,9 @@ class Controller:
         self._record_controllers()
         self._renew_key(now_ms)
         self.operations.tick(now_ms)
+        self.recovery.tick(now_ms)
         self.cluster_metrics.tick(self.image, now_ms)
+        self.observer.tick(self.image, now_ms)
         interval_ms = self.settings.rebalance_interval_ms
         if interval_ms and now_ms >= self._next_rebalance_ms:
             self._next_rebalance_ms = now_ms + interval_ms
@@ -438,6 +487,11 @@ class Controller:
             changed = await self.submit_quietly(_electing(some, steady))
             if changed:
                 self._lifecycle.log.info("leaders rebalanced", partitions=changed)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _electing(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from penstock_core.metadata import MetadataImage
+from penstock_core.metadata.levels import level_of
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -73,6 +74,7 @@ class MetadataStreams:
 
     def applied(self, image: MetadataImage, records: list[pb.MetadataRecord]) -> None:
         """A command was applied; `image` is the state after it."""
+        fell = level_of(image) < level_of(self.image)
         self.image = image
         change = _Change(image.version, records)
         self._history.append(change)
@@ -81,6 +83,10 @@ class MetadataStreams:
             self._history_records > HISTORY_RECORDS_MAX and len(self._history) > 1
         ):
             self._history_records -= self._history.popleft().record_count
+        if fell:
+            # Whoever comes now may be of a build that cannot read how it came to this.
+            self._history.clear()
+            self._history_records = 0
         for queue in list(self._queues):
             try:
                 queue.put_nowait(change)

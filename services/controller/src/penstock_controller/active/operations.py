@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from penstock_controller.active.command_queue import SLICE_MS, CommandQueue, NotActive
+from penstock_controller.active.rolling import Rolling
 from penstock_controller.state.generation import Context, error_pb
 from penstock_controller.state.operations.conditions import describe_nodes
+from penstock_controller.state.operations.engine.kinds import ROLLING_RESTART, is_rolling
 from penstock_controller.state.operations.engine.start import control_operation, start_operation
 from penstock_controller.state.operations.engine.steps import next_steps
 from penstock_controller.state.operations.meters import OperationMeters
 from penstock_controller.state.operations.plans.plan import PlanView, plan_steps
+from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
@@ -66,6 +69,7 @@ class Operations:
         quorum_ok: Callable[[], tuple[bool, str]],
     ) -> None:
         self.reports = Reports()
+        self.rolling = Rolling(clocks, alive)
         self._lifecycle = lifecycle
         self._clock_ms = clocks.ms
         self._wall_ms = clocks.wall_ms
@@ -87,10 +91,12 @@ class Operations:
     def connect(self, worker: CommandQueue) -> None:
         """Give it the queue that its steps go through."""
         self._worker = worker
+        self.rolling.connect(worker)
 
     def begin(self) -> None:
         """A term as the active controller begins: what nodes told an earlier one is not known."""
         self.reports.clear()
+        self.rolling.begin()
         self._meters = OperationMeters()
         self.measured = []
         self._told.clear()
@@ -116,7 +122,7 @@ class Operations:
     async def plan(self, request: api.PlanRequest) -> api.PlanResponse:
         """What an operation would do. Raises NotActive."""
         try:
-            return api.PlanResponse(plan=await self._plan(request))
+            return api.PlanResponse(plan=await self._plan(request, await self._quorum_for(request)))
         except PenstockError as error:
             return api.PlanResponse(error=error_pb(error))
 
@@ -124,11 +130,14 @@ class Operations:
         """Plan and begin. Raises NotActive, or PenstockError when the controller is overloaded."""
         for _ in range(PLANS_TRIED_MAX):
             try:
-                plan = await self._plan(request.request)
+                quorum = await self._quorum_for(request.request)
+                plan = await self._plan(request.request, quorum)
             except PenstockError as error:
                 return api.StartOperationResponse(error=error_pb(error))
             response = await self._worker.submit(
-                lambda ctx, plan=plan: start_operation(ctx, request, plan, self._wall_ms())  # type: ignore[misc]
+                lambda ctx, plan=plan, quorum=quorum: start_operation(  # type: ignore[misc]
+                    ctx, request, plan, self._wall_ms(), quorum
+                )
             )
             if not _is_outrun(request, response):
                 break
@@ -165,6 +174,14 @@ class Operations:
             )
         return response
 
+    async def execute(self, request: api.ExecuteOperationRequest) -> api.ExecuteOperationResponse:
+        """The next process that a command is to restart. Raises as `start`."""
+        response = await self.rolling.execute(request)
+        if response.HasField("operation"):
+            self._next_step_ms = 0
+            self._fill_progress(response.operation)
+        return response
+
     async def nodes(self) -> api.DescribeNodesResponse:
         """All storage nodes. Raises NotActive."""
         return await self._in_slices(describe_nodes(self._active_image(), self.reports))
@@ -173,15 +190,22 @@ class Operations:
         operation.progress.CopyFrom(
             self._meters.progress(self._worker.image, operation.record, self.reports, self._clock_ms())
         )
+        if operation.record.state == pb.OPERATION_STATE_RUNNING and is_rolling(operation.record):
+            operation.progress.waiting_for = self.rolling.waiting_for(operation.record)
 
     def _active_image(self) -> MetadataImage:
         if not self._worker.active:
             raise NotActive
         return self._worker.image
 
-    async def _plan(self, request: api.PlanRequest) -> api.Plan:
+    async def _quorum_for(self, request: api.PlanRequest) -> QuorumSeen:
+        """How the controllers are, where a plan is about them."""
+        self._active_image()
+        return await self.rolling.look() if request.kind == ROLLING_RESTART else NOT_ASKED
+
+    async def _plan(self, request: api.PlanRequest, quorum: QuorumSeen) -> api.Plan:
         image = self._active_image()
-        view = PlanView(reports=self.reports, alive=self._alive, quorum_ok=self._quorum_ok())
+        view = PlanView(reports=self.reports, alive=self._alive, quorum_ok=self._quorum_ok(), quorum=quorum)
         return await self._in_slices(plan_steps(image, request, view))
 
     async def _in_slices(self, steps: Generator[None, None, R]) -> R:
@@ -271,18 +295,21 @@ class Operations:
         )
 
     async def _step_one(self, operation_id: int) -> None:
+        before = self._worker.image.operations.operations.get(operation_id)
+        if before is not None and is_rolling(before):
+            await self.rolling.step(operation_id)
+            self._tell_change(before)
+            return
         # A look with nothing to do commits no barrier.
         now = Context(self._worker.image, self._worker.rng, alive=self._alive)
         wanted = next_steps(now, operation_id, self.reports, self._wall_ms(), self._meters.engine)
         if not wanted.records and wanted.further is None:
             return
-        before = self._worker.image.operations.operations.get(operation_id)
         await self._worker.submit(
             lambda ctx: next_steps(ctx, operation_id, self.reports, self._wall_ms(), self._meters.engine)
         )
-        after = self._worker.image.operations.operations.get(operation_id)
-        if after is not None and (before is None or _looks(before) != _looks(after)):
-            self._tell(after)
+        if before is not None:
+            self._tell_change(before)
 
     def _going_on(self) -> tuple[int, ...]:
         """Ids of operations that have not ended, oldest first; looked up once for each change of them."""
@@ -291,6 +318,11 @@ class Operations:
             ids = tuple(i for i, o in sorted(operations.operations.items()) if o.state not in ENDED)
             self._known = operations, ids
         return self._known[1]
+
+    def _tell_change(self, before: pb.OperationRecord) -> None:
+        after = self._worker.image.operations.operations.get(before.operation_id)
+        if after is not None and _looks(before) != _looks(after):
+            self._tell(after)
 
     def _tell(self, record: pb.OperationRecord) -> None:
         self._lifecycle.log.info(

@@ -69,6 +69,9 @@ class Applied(NamedTuple):
     command_id: int
     # Partitions that got another leader, for metrics.
     leader_changes: int = 0
+    # Why, and when by the clock of whoever generated it, in ms since 1970; for the history alone.
+    causes: tuple[pb.Cause, ...] = ()
+    time_ms: int = 0
 
 
 class Reset(NamedTuple):

@@ -368,6 +368,11 @@ def _same(a: Entry, b: Entry) -> bool:
     return a[1:] == b[1:]
 
 
+def stored_term(directory: Path) -> int:
+    """The term that a stopped controller's directory is at. Raises DamagedFile, OSError."""
+    return _read_meta(directory / META_FILE)[0]
+
+
 def _read_meta(path: Path) -> tuple[int, str]:
     data = path.read_bytes()
     if len(data) < _META.size + 4 or zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:

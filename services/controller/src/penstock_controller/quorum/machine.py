@@ -21,6 +21,8 @@ from penstock_controller.quorum.events import Applied, Outcome
 from penstock_core.errors import InvariantBroken
 from penstock_core.failpoints import hit
 from penstock_core.metadata import ImageBuilder, MetadataImage
+from penstock_core.metadata.image import NewerLevel
+from penstock_core.metadata.levels import level_of
 from penstock_proto.v1 import metadata_pb2 as pb
 
 
@@ -31,6 +33,8 @@ class _Staged(NamedTuple):
     builder: ImageBuilder
     records: list[pb.MetadataRecord]
     next_part: int
+    # Of the first part.
+    causes: tuple[pb.Cause, ...]
 
 
 class Machine:
@@ -46,6 +50,8 @@ class Machine:
         self.broken = False
         self.entry_index = 0
         """Where in the log stands what is applied, for errors."""
+        self.fell_at = 0
+        """Where in the log the level fell; what stands up to there, a build of the lower level cannot read."""
         self._staged: _Staged | None = None
         self._emit = emit
         self._on_fatal = on_fatal
@@ -81,7 +87,7 @@ class Machine:
         if command.part == 0:
             if not records:
                 return Outcome.STALE
-            staged = _Staged(command.command_id, ImageBuilder(self.image), [], 0)
+            staged = _Staged(command.command_id, ImageBuilder(self.image), [], 0, tuple(command.causes))
         elif staged is None or staged.command_id != command.command_id or staged.next_part != command.part:
             return Outcome.STALE
         return self._take(staged, records, command)
@@ -92,6 +98,8 @@ class Machine:
         try:
             for record in records:
                 staged.builder.replay(record)
+        except NewerLevel as error:
+            return self._break(f"is of a newer build: {error}")
         except InvariantBroken as error:
             # Every controller comes to the same end here, so refusing keeps them alike.
             return self._break(
@@ -104,9 +112,20 @@ class Machine:
             return Outcome.STAGED
         image = staged.builder.finish(self.image.version + 1)
         hit("controller.apply.before")
+        if level_of(image) < level_of(self.image):
+            self.fell_at = self.entry_index
         self.image = image
         hit("controller.apply.after")
-        self._emit(Applied(image, staged.records, command.command_id, staged.builder.leader_changes))
+        self._emit(
+            Applied(
+                image,
+                staged.records,
+                command.command_id,
+                staged.builder.leader_changes,
+                staged.causes,
+                command.time_ms,
+            )
+        )
         return Outcome.APPLIED
 
     def _break(self, message: str) -> Outcome:

@@ -154,6 +154,26 @@ class Quorum:
         """Commit a no-op; APPLIED proves that this controller still leads."""
         self._raft.barrier(token)
 
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the log on the disk."""
+        return self._raft.journal.bytes_on_disk
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Size of the newest snapshot; 0: there is none."""
+        return self._store.size_bytes
+
+    @property
+    def snapshot_written_s(self) -> float:
+        """When it was written, in s since 1970."""
+        return self._store.written_s
+
+    @property
+    def elections(self) -> int:
+        """In how many elections this controller has stood since its start."""
+        return self._raft.elections
+
     def leader_contact(self) -> tuple[int, int]:
         """Time in ms since the leader was last heard, or on the leader since a majority was; and a term, no
         older than that of who was heard.

@@ -65,6 +65,8 @@ _NEXT_ELECTION_S = (0.15, 0.3)
 _NEVER_S = 1e9
 APPLY_SLICE_S = 0.001
 """Committed entries are applied for this long in a turn; the rest waits for the next one."""
+ENTRIES_KEPT = 2
+"""Log entries that stay when a snapshot takes the place of all before it."""
 JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 """A journal beyond this gets a snapshot however few commands it holds."""
 
@@ -113,6 +115,8 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._said: dict[int, PeerSaid] = {}
         self._status = QuorumStatus()
         self._standing = False
+        self.elections = 0
+        """In which this controller stood."""
         self._waiting_for_chunk: set[PeerNode] = set()
         self.resigning = False
         """This controller is stopping: it still votes, but stands no more."""
@@ -184,9 +188,21 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._install_received()
         if self.journal.bytes_on_disk > JOURNAL_BYTES_MAX and not self.journal.is_cutting:
             self.forceLogCompaction()
+        self._forget_what_a_lower_level_cannot_read()
         self._note_majority()
         self._post_status()
         self._flush()
+
+    def _forget_what_a_lower_level_cannot_read(self) -> None:
+        """A snapshot takes the place of entries of before the level fell. It keeps the last two entries it holds: those
+        have to come after."""
+        fell_at = self.machine.fell_at
+        if not fell_at or self.raftLastApplied < fell_at + ENTRIES_KEPT or self.journal.is_cutting:
+            return
+        if self._store.last_index >= fell_at + ENTRIES_KEPT:
+            self.machine.fell_at = 0
+        else:
+            self.forceLogCompaction()
 
     def _post_status(self) -> None:
         leads = self._isLeader()
@@ -267,6 +283,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             return False
         if self._SyncObj__transferInProgress:
             self._standing = True
+            self.elections += 1
             return True
         won, ask = self._prevote.poll(self.clock_s())
         if ask:
@@ -279,6 +296,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             }
             self.transport.broadcast(question)
         self._standing = won
+        self.elections += won
         return won
 
     def _SyncObj__onBecomeLeader(self) -> None:

@@ -73,6 +73,10 @@ class SnapshotStore:
         self._current_id = 0
         self._last_index = 0
         self._retry_at = 0.0
+        self.size_bytes = 0
+        """Of the newest snapshot; 0: there is none."""
+        self.written_s = 0.0
+        """When its file was written, in s since 1970."""
         self._sending: dict[object, io.BufferedReader] = {}
         self._receiving: io.BufferedWriter | None = None
         self._may_begin: Callable[[], bool] = lambda: True
@@ -90,11 +94,17 @@ class SnapshotStore:
             return None
         snapshot = fmt.decode(self.path.read_bytes(), str(self.path))
         self._last_index = snapshot.last_index
+        self._note_file()
         return snapshot
 
     def connect(self, may_begin: Callable[[], bool], may_send: Callable[[Any], bool]) -> None:
         """`may_begin`: whether the image is that of the last applied entry; `may_send`: to this peer."""
         self._may_begin, self._may_send = may_begin, may_send
+
+    @property
+    def last_index(self) -> int:
+        """Of the last entry that the snapshot on disk holds; 0 where there is none."""
+        return self._last_index
 
     # --- PySyncObj's interface, on the tick thread ---------------------------------
 
@@ -220,7 +230,12 @@ class SnapshotStore:
             hit("controller.snapshot.after_rename")
             self._files.sync_directory(self.path.parent)
             self._last_index = last_index
+            self._note_file()
             return True
+
+    def _note_file(self) -> None:
+        found = self.path.stat()
+        self.size_bytes, self.written_s = found.st_size, found.st_mtime
 
     def _check(self, received: io.BufferedWriter) -> None:
         try:

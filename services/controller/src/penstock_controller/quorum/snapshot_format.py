@@ -23,6 +23,7 @@ from penstock_controller.quorum.commands import NUMBER_END, find_poison
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.journal_format import Entry
 from penstock_core.metadata import ImageBuilder, MetadataImage
+from penstock_core.metadata.image import NewerLevel
 from penstock_proto.v1 import metadata_pb2 as pb
 
 _MAGIC = b"PENSTSNP"
@@ -94,6 +95,8 @@ def decode(data: bytes, name: str, breathe: Callable[[], None] = lambda: None) -
                 builder.replay(record)
             breathe()
         return Snapshot(previous, last, builder.finish(version))
+    except NewerLevel as error:
+        raise DamagedFile(f"{name}: {error}") from None
     except (struct.error, DecodeError) as error:
         # Sound checksums over what is no snapshot: what a broken peer made.
         raise DamagedFile(f"{name}: snapshot holds what nobody writes ({error}); {mend}") from None

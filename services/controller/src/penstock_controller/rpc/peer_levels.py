@@ -36,12 +36,26 @@ class PeerLevels:
         self._addresses = addresses
         self._channels = channels
 
+    @property
+    def others(self) -> list[int]:
+        """Ids of the other controllers of the quorum."""
+        return self._others
+
     async def ask(self) -> dict[int, int | None]:
         """Level by controller id, this one's too; None for one that does not answer in 2 s."""
         levels = await asyncio.gather(*(self._ask(i) for i in self._others))
         return {self._controller_id: FEATURE_LEVEL, **dict(zip(self._others, levels, strict=True))}
 
+    async def describe(self) -> dict[int, api.DescribeQuorumResponse]:
+        """What each of the others says of itself, by controller id; without those that do not answer in 2 s."""
+        answers = await asyncio.gather(*(self._describe(i) for i in self._others))
+        return {i: answer for i, answer in zip(self._others, answers, strict=True) if answer is not None}
+
     async def _ask(self, controller_id: int) -> int | None:
+        answer = await self._describe(controller_id)
+        return None if answer is None else understood(answer.process.feature_level)
+
+    async def _describe(self, controller_id: int) -> api.DescribeQuorumResponse | None:
         address = self._addresses.get(controller_id)
         if address is None:
             return None
@@ -50,4 +64,4 @@ class PeerLevels:
             answer = await stub.DescribeQuorum(api.DescribeQuorumRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
-        return understood(answer.process.feature_level) if answer.controller_id == controller_id else None
+        return answer if answer.controller_id == controller_id else None

@@ -19,6 +19,7 @@ from penstock_controller.active.controller import Controller
 from penstock_controller.active.metadata_stream import CutOff
 from penstock_controller.quorum import RaftPeer
 from penstock_controller.rpc.peer_levels import PeerLevels
+from penstock_controller.rpc.upgrades import Upgrades
 from penstock_controller.state import (
     acls,
     cluster,
@@ -37,6 +38,9 @@ from penstock_controller.state import (
 )
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.mutation_quotas import MutationBudget
+from penstock_controller.state.observations.processes import ControllerSaid
+from penstock_controller.state.operations.plans.upgrade import UPGRADE
+from penstock_controller.state.operations.processes import ControllerSeen, QuorumSeen
 from penstock_controller.state.sessions import RequestedTransition
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -76,8 +80,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self._addresses = addresses
         self._levels = levels
         self._process = process
+        self._upgrades = Upgrades(core, levels, process, wall_ms)
         self._own_serial = own_serial
         self._wall_ms = wall_ms
+        core.operations.rolling.ask_controllers = self._look_at_controllers
 
     # --- helpers ------------------------------------------------------------------------
 
@@ -106,6 +112,32 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             raise AssertionError from None  # abort raises
+
+    async def _look_at_controllers(self) -> QuorumSeen:
+        """Every controller as it says it is: those that may not be missed while another one restarts."""
+        core = self._core
+        me, answers = core.settings.controller_id, await self._levels.describe()
+        status = core.status
+        seen = {
+            i: ControllerSeen(
+                answer.process.boot_id,
+                answer.voter,
+                max(0, status.commit_index - answer.applied_index),
+            )
+            for i, answer in answers.items()
+        }
+        seen[me] = ControllerSeen(self._process.boot_id, not status.not_voting_reason)
+        return QuorumSeen(frozenset(p.controller_id for p in self._peers), me, seen)
+
+    async def _controllers_said(self) -> dict[int, ControllerSaid]:
+        """Every controller that answers, this one too."""
+        said = {
+            i: ControllerSaid(answer.process.version, answer.process.feature_level, answer.not_voting_reason)
+            for i, answer in (await self._levels.describe()).items()
+        }
+        mine = self._process
+        said[self._core.settings.controller_id] = ControllerSaid(mine.version, mine.feature_level)
+        return said
 
     # --- nodes ----------------------------------------------------------------------------
 
@@ -152,16 +184,22 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 ErrorCode.BROKER_ID_NOT_REGISTERED if node is None else ErrorCode.STALE_BROKER_EPOCH,
                 f"node {node_id} has no registration with epoch {epoch}; register again",
             )
-            return api.NodeHeartbeatReply(error=error, fenced=True, controller_term=term)
+            return api.NodeHeartbeatReply(
+                error=error,
+                fenced=True,
+                controller_term=term,
+                retired_by_operation=nodes.retired_by(core.image, node_id),
+            )
         if wish is RequestedTransition.UNFENCE:
             core.once("unfence", node_id, epoch, lambda ctx: nodes.unfence_node(ctx, node_id, epoch))
         elif wish is RequestedTransition.DRAIN:
-            core.once(
-                "drain",
-                node_id,
-                epoch,
-                lambda ctx: nodes.drain_node(ctx, node_id, epoch, disk_failed=beat.disk_failed),
-            )
+            if not core.must_wait(node_id, beat):
+                core.once(
+                    "drain",
+                    node_id,
+                    epoch,
+                    lambda ctx: nodes.drain_node(ctx, node_id, epoch, disk_failed=beat.disk_failed),
+                )
         elif wish is RequestedTransition.NOTE_SPACE:
             core.once(
                 "disk full" if beat.disk_full else "disk has room",
@@ -180,6 +218,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             metadata_version=core.image.version,
         )
         core.operations.heartbeat(beat, reply)
+        core.recovery.heartbeat(beat)
         if beat.HasField("quota_report"):
             reply.quota_shares.CopyFrom(core.deal_quotas(f"node {node_id}", beat.quota_report))
         return reply
@@ -337,12 +376,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def PlanOperation(
         self, request: operations.PlanRequest, context: ServicerContext
     ) -> operations.PlanResponse:
-        return await self._ask(context, self._core.operations.plan(request))
+        planner = self._upgrades if request.kind == UPGRADE else self._core.operations
+        return await self._ask(context, planner.plan(request))
 
     async def StartOperation(
         self, request: operations.StartOperationRequest, context: ServicerContext
     ) -> operations.StartOperationResponse:
-        return await self._ask(context, self._core.operations.start(request))
+        planner = self._upgrades if request.request.kind == UPGRADE else self._core.operations
+        return await self._ask(context, planner.start(request))
 
     async def ControlOperation(
         self, request: operations.ControlOperationRequest, context: ServicerContext
@@ -354,10 +395,32 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     ) -> operations.DescribeOperationsResponse:
         return await self._ask(context, self._core.operations.describe(request))
 
+    async def ExecuteOperation(
+        self, request: operations.ExecuteOperationRequest, context: ServicerContext
+    ) -> operations.ExecuteOperationResponse:
+        return await self._ask(context, self._core.operations.execute(request))
+
     async def DescribeNodes(
         self, request: operations.DescribeNodesRequest, context: ServicerContext
     ) -> operations.DescribeNodesResponse:
         return await self._ask(context, self._core.operations.nodes())
+
+    async def CheckCluster(
+        self, _request: operations.CheckClusterRequest, context: ServicerContext
+    ) -> operations.CheckClusterResponse:
+        # Asked of those alone that would decide, as in UpdateFeatures.
+        said = await self._controllers_said() if self._core.active else {}
+        return await self._ask(context, self._core.observer.check(said))
+
+    async def DescribeCapacity(
+        self, _request: operations.DescribeCapacityRequest, context: ServicerContext
+    ) -> operations.DescribeCapacityResponse:
+        return await self._ask(context, self._core.observer.capacity())
+
+    async def RecoverTopics(
+        self, request: operations.RecoverTopicsRequest, context: ServicerContext
+    ) -> operations.RecoverTopicsResponse:
+        return await self._ask(context, self._core.recovery.recover(request))
 
     # --- security ---------------------------------------------------------------------------------
 
@@ -411,6 +474,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                     raise CutOff("this controller lost contact with the active one; watch another one")
         except CutOff as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def ReadEvents(
+        self, request: operations.ReadEventsRequest, context: ServicerContext
+    ) -> operations.ReadEventsResponse:
+        return await self._core.history.read(request)
 
     async def DescribeQuorum(
         self, request: api.DescribeQuorumRequest, context: ServicerContext

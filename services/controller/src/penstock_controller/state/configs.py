@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from penstock_controller.state.causes import of_configs
 from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
     Context,
     Generated,
+    author_of,
     config_record,
     error_pb,
     partition_record,
@@ -41,6 +43,7 @@ def alter_configs(ctx: Context, request: api.AlterConfigsRequest) -> Generated[a
     image = ctx.image
     cluster_changed = False
     topics: dict[str, TopicImage] = {}
+    author = author_of(ctx, request.principal)
     for resource in request.resources:
         result = reply.results.add()
         try:
@@ -50,7 +53,7 @@ def alter_configs(ctx: Context, request: api.AlterConfigsRequest) -> Generated[a
             continue
         kind, name = resource.resource_type, resource.resource_name
         old = image.config(kind, name)
-        made = [config_record(kind, name, k, settings.get(k)) for k in _differences(old, settings)]
+        made = [config_record(kind, name, k, settings.get(k), author) for k in _differences(old, settings)]
         if request.validate_only or not made:
             continue
         records += made
@@ -62,7 +65,7 @@ def alter_configs(ctx: Context, request: api.AlterConfigsRequest) -> Generated[a
                 topics[name] = topic
     affected = image.topics.values() if cluster_changed else topics.values()
     further = _after_settings(ctx.image, image, iter(affected)) if affected else None
-    return Generated(reply, records, further)
+    return Generated(reply, records, further, of_configs(request))
 
 
 def _wanted(image: MetadataImage, resource: api.ConfigResource) -> dict[str, str]:

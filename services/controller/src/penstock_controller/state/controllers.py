@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from penstock_controller.state.causes import cause
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_core.errors import ErrorCode
 from penstock_core.metadata import MetadataImage
@@ -76,7 +77,8 @@ def replace_controller(
         return Generated(reply)
     reply.new_directory_id = said.directory_id
     record = pb.ControllerRecord(controller_id=controller_id, directory_id=said.directory_id)
-    return Generated(reply, [pb.MetadataRecord(controller=record)])
+    why = cause("replace", f"controller {controller_id}", principal=request.principal)
+    return Generated(reply, [pb.MetadataRecord(controller=record)], causes=why)
 
 
 def _refusal(image: MetadataImage, request: api.ReplaceControllerRequest, view: QuorumView) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from penstock_controller.state.causes import cause
 from penstock_controller.state.generation import Context, Generated, error_pb, partition_record
 from penstock_controller.state.nodes import SCAN_COUNT, is_full, is_last_choice, rules_for
 from penstock_controller.state.partitions import Rules, change_partition
@@ -57,7 +58,7 @@ def elect_preferred_among(
             records.append(partition_record(new))
         if len(records) >= changes_max:
             break
-    return Generated(len(records), records)
+    return Generated(len(records), records, causes=cause("election", "cluster", "preferred"))
 
 
 def scan_not_preferred(image: MetadataImage) -> Iterator[PartitionImage | None]:
@@ -105,7 +106,8 @@ def elect_leaders(ctx: Context, request: api.ElectLeadersRequest) -> Generated[a
             continue
         records.append(partition_record(new))
         reply.changed += 1
-    return Generated(reply, records)
+    detail = "unclean, by hand" if request.unclean else "preferred, by hand"
+    return Generated(reply, records, causes=cause("election", "cluster", detail, request.principal))
 
 
 def _in_need(image: MetadataImage, *, unclean: bool) -> list[tuple[TopicId, int]]:

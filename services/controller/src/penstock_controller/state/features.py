@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from penstock_controller.state.causes import cause
 from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_controller.state.session_keys import newest_key, next_key
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL, WHOLE_BATCH_BYTES_MAX
 from penstock_core.metadata import MetadataImage
-from penstock_core.metadata.levels import METADATA_LEVEL, level_of, require_level, too_old, understood
+from penstock_core.metadata.levels import (
+    MARKED_LEVEL,
+    METADATA_LEVEL,
+    level_of,
+    require_level,
+    too_old,
+    understood,
+)
 from penstock_core.metadata.security import SIGN_IN_KEY
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
@@ -44,7 +52,7 @@ def update_features(
             records += level_records(ctx, update.level)
     if reply.error.code or request.validate_only:
         records = []
-    return Generated(reply, records)
+    return Generated(reply, records, causes=cause("level", "cluster", principal=request.principal))
 
 
 def level_records(ctx: Context, level: int) -> list[pb.MetadataRecord]:
@@ -54,6 +62,8 @@ def level_records(ctx: Context, level: int) -> list[pb.MetadataRecord]:
     records = [
         pb.MetadataRecord(feature=pb.FeatureRecord(name=METADATA_LEVEL, level=level, version=ctx.version))
     ]
+    if level >= MARKED_LEVEL:
+        records.append(pb.MetadataRecord(level_mark=pb.LevelMarkRecord()))
     if SIGN_IN_KEY not in ctx.image.security.secrets:
         secret = pb.ClusterSecretRecord(name=SIGN_IN_KEY, value=ctx.rng.randbytes(32))
         records.append(pb.MetadataRecord(cluster_secret=secret))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_controller.state.causes import cause
 from penstock_controller.state.features import refusal
 from penstock_controller.state.generation import Context, Generated, NextCommand, make_error
 from penstock_core.errors import ErrorCode
@@ -45,13 +46,15 @@ def register_gateway(
     reply = api.RegisterGatewayResponse(
         gateway_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
     )
-    return Generated(reply, [pb.MetadataRecord(gateway=record)])
+    why = cause("register", f"gateway {request.gateway_id}", "new" if old is None else "")
+    return Generated(reply, [pb.MetadataRecord(gateway=record)], causes=why)
 
 
-def remove_gateway(ctx: Context, gateway_id: str, gateway_epoch: int) -> Generated[bool]:
-    """Name the gateway no more; the reply says whether it was named."""
+def remove_gateway(ctx: Context, gateway_id: str, gateway_epoch: int, reason: str = "") -> Generated[bool]:
+    """Name the gateway no more; the reply says whether it was named. `reason` is history."""
     gateway = ctx.image.gateways.get(gateway_id)
     if gateway is None or gateway.gateway_epoch != gateway_epoch:
         return Generated(False)
     removed = pb.GatewayRemovedRecord(gateway_id=gateway_id)
-    return Generated(True, [pb.MetadataRecord(gateway_removed=removed)])
+    why = cause("fence", f"gateway {gateway_id}", reason)
+    return Generated(True, [pb.MetadataRecord(gateway_removed=removed)], causes=why)

@@ -17,8 +17,12 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
+from penstock_core.metadata.image import SetBy
+from penstock_core.metadata.levels import FIELD_LEVELS, level_of
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as pb
+
+_AUTHORS_LEVEL = FIELD_LEVELS["ConfigRecord.set_by"]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -52,6 +56,10 @@ class Context:
     defaults: Defaults = Defaults()
     # Whether a node's session is alive (soft state).
     alive: Callable[[NodeId], bool] = _nobody
+    # When the command is made, in ms since 1970; 0 where nobody says.
+    now_ms: int = 0
+    # Whether little of a node's disk is free (soft state): no new replicas there, where others take them.
+    low: Callable[[NodeId], bool] = _nobody
 
     @property
     def version(self) -> int:
@@ -76,6 +84,8 @@ class Generated(Generic[R_co]):
     # partitions. None among them only gives others a chance to run. They must depend on
     # nothing but the context; whoever takes them does so in slices.
     further: Iterator[pb.MetadataRecord | None] | None = None
+    # Why, for the history; counts only where there are records.
+    causes: tuple[pb.Cause, ...] = ()
 
     def all_records(self) -> list[pb.MetadataRecord]:
         """Everything at once. Takes `further`."""
@@ -94,12 +104,21 @@ def partition_record(partition: PartitionImage) -> pb.MetadataRecord:
     return pb.MetadataRecord(partition=partition.to_pb())
 
 
-def config_record(kind: str, name: str, key: str, value: str | None) -> pb.MetadataRecord:
-    """Sets one setting of a resource, or removes it."""
+def config_record(
+    kind: str, name: str, key: str, value: str | None, author: SetBy | None = None
+) -> pb.MetadataRecord:
+    """Sets one setting of a resource, or removes it. `author` as `author_of` has it."""
     record = pb.ConfigRecord(resource_type=kind, resource_name=name, key=key)
     if value is not None:
         record.value = value
+        if author is not None:
+            record.set_by, record.set_ms = author
     return pb.MetadataRecord(config=record)
+
+
+def author_of(ctx: Context, principal: str) -> SetBy | None:
+    """Who sets a setting now; None in a cluster whose level has no room for it."""
+    return SetBy(principal, ctx.now_ms) if level_of(ctx.image) >= _AUTHORS_LEVEL else None
 
 
 def topic_settings(image: MetadataImage, topic: TopicImage) -> TopicConfig:

@@ -5,6 +5,7 @@ Source: ReplicationControlManager.validateAlterPartitionData of Apache Kafka 4.3
 
 from __future__ import annotations
 
+from penstock_controller.state import causes
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -37,6 +38,8 @@ def alter_partitions(
     records = []
     # A partition may be named twice; the second proposal must see the first.
     changed: dict[tuple[bytes, int], PartitionImage] = {}
+    names: list[str] = []
+    taken: list[api.IsrProposal] = []
     for proposal in request.proposals:
         result = reply.results.add(topic_id=proposal.topic_id, partition=proposal.partition)
         try:
@@ -49,6 +52,8 @@ def alter_partitions(
         if new is not None:
             changed[key] = new
             records.append(partition_record(new))
+            names.append(f"{ctx.image.topics[new.topic_id].name}-{new.partition}")
+            taken.append(proposal)
         state = new or old
         if state is not None and state.leader != node.node_id:
             result.error.CopyFrom(
@@ -56,7 +61,7 @@ def alter_partitions(
             )
         elif state is not None:
             result.state.CopyFrom(state.to_pb())
-    return Generated(reply, records)
+    return Generated(reply, records, causes=causes.of_isr(names, taken, node.node_id))
 
 
 def _take(

@@ -9,9 +9,10 @@ Source: ClusterControlManager and ReplicationControlManager of Apache Kafka 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
+from penstock_controller.state import causes
 from penstock_controller.state.features import refusal
 from penstock_controller.state.generation import (
     Context,
@@ -125,7 +126,10 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         _check_cluster(image, request.cluster_id)
         node_id = _grant_id(ctx, request)
     except PenstockError as error:
-        return Generated(api.RegisterNodeResponse(error=make_error(error.code, error.message)))
+        refused = api.RegisterNodeResponse(error=make_error(error.code, error.message))
+        if (retired := image.operations.retired.get(request.directory_id)) is not None:
+            refused.retired_by_operation, refused.version = retired.operation_id, image.version
+        return Generated(refused)
     if (old_build := refusal(image, request.process)) is not None:
         return Generated(api.RegisterNodeResponse(error=old_build))
     old = image.nodes.get(node_id)
@@ -148,7 +152,9 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         node_id=node_id, node_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
     )
     further = None if old is None else _after_return(image, node_id, _lost_by(image, old, request))
-    return Generated(reply, [pb.MetadataRecord(node=node)], further)
+    new_directory = old is not None and old.directory_id != request.directory_id
+    why = causes.of_registration(node_id, old is not None, new_directory, request)
+    return Generated(reply, [pb.MetadataRecord(node=node)], further, why)
 
 
 def _check_cluster(image: MetadataImage, cluster_id: bytes) -> None:
@@ -245,17 +251,25 @@ def _after_return(
     return _changes(image, node_id, active, change)
 
 
+def retired_by(image: MetadataImage, node_id: NodeId) -> int:
+    """The last operation that retired a directory of a node that there is no more; 0 for none."""
+    if node_id in image.nodes:
+        return 0
+    return max((r.operation_id for r in image.operations.retired.values() if r.node_id == node_id), default=0)
+
+
 # --- sessions ------------------------------------------------------------------------
 
 
-def fence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
-    """End a node's session: fenced, in no ISR, leads nothing. The reply says whether it was up."""
+def fence_node(ctx: Context, node_id: NodeId, node_epoch: int, reason: str = "") -> Generated[bool]:
+    """End a node's session: fenced, in no ISR, leads nothing. The reply says whether it was up; `reason` is history."""
     node = ctx.image.nodes.get(node_id)
     if node is None or node.node_epoch != node_epoch or node.fenced:
         return Generated(False)
     fenced = replace(node, fenced=True, in_controlled_shutdown=False)
     records = [pb.MetadataRecord(node=fenced.to_pb())]
-    return Generated(True, records, _without(ctx.image, node_id, keep_last=False))
+    why = causes.cause("fence", f"node {node_id}", reason)
+    return Generated(True, records, _without(ctx.image, node_id, keep_last=False), why)
 
 
 def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bool]:
@@ -269,11 +283,14 @@ def unfence_node(ctx: Context, node_id: NodeId, node_epoch: int) -> Generated[bo
         return other == node_id or is_active(ctx.image, other)
 
     def change(_topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
+        if ctx.image.restored_version and partition.unconfirmed:
+            return None  # not by who comes first: see `recovery`
         wanting = partition.leader == NO_NODE or rules.last_choice(partition.leader)
         return change_partition(partition, rules) if wanting else None
 
     records = [pb.MetadataRecord(node=up.to_pb())]
-    return Generated(True, records, _changes(ctx.image, node_id, active, change))
+    why = causes.cause("unfence", f"node {node_id}", "its stop was called off" if not node.fenced else "")
+    return Generated(True, records, _changes(ctx.image, node_id, active, change), why)
 
 
 def drain_node(
@@ -285,7 +302,8 @@ def drain_node(
         return Generated(False)
     draining = replace(node, in_controlled_shutdown=True, disk_failed=disk_failed)
     records = [pb.MetadataRecord(node=draining.to_pb())]
-    return Generated(True, records, _without(ctx.image, node_id, keep_last=True))
+    why = causes.of_drain(ctx.image, node_id, disk_failed)
+    return Generated(True, records, _without(ctx.image, node_id, keep_last=True), why)
 
 
 def note_space(ctx: Context, node_id: NodeId, node_epoch: int, *, disk_full: bool) -> Generated[bool]:
@@ -297,7 +315,8 @@ def note_space(ctx: Context, node_id: NodeId, node_epoch: int, *, disk_full: boo
     if node is None or node.node_epoch != node_epoch or node.fenced or node.disk_full == disk_full:
         return Generated(False)
     record = pb.MetadataRecord(node=replace(node, disk_full=disk_full).to_pb())
-    return Generated(True, [record], _full_leaders_give_way(ctx.after([record]).image, node_id))
+    why = causes.cause("disk", f"node {node_id}", "full" if disk_full else "has room again")
+    return Generated(True, [record], _full_leaders_give_way(ctx.after([record]).image, node_id), why)
 
 
 def _full_leaders_give_way(image: MetadataImage, node_id: NodeId) -> Records:
@@ -335,6 +354,28 @@ def still_leads(image: MetadataImage, node_id: NodeId) -> bool:
     )
 
 
+def harmed_by_leaving(image: MetadataImage, node_id: NodeId, leaving: Collection[NodeId]) -> list[str]:
+    """Partitions, by name, that would fall below min ISR without the node, and might not a little later: a replica of
+    theirs is away, and may come back.
+
+    None where every other replica in sync belongs to a node that leaves too: then the whole cluster stops, and nobody
+    would be served by a wait. None that is below min ISR already.
+    """
+    found = []
+    rules: tuple[TopicImage | None, Rules | None] = (None, None)
+    for topic, partition in partitions_of(image, node_id):
+        others = [n for n in partition.isr if n != node_id and is_active(image, n)]
+        settled = len(partition.replicas) - len(partition.adding_replicas)
+        if node_id not in partition.isr or len(others) + 1 >= settled:
+            continue
+        if rules[0] is not topic or rules[1] is None:
+            rules = (topic, rules_for(image, topic))
+        needed = rules[1].effective_min_isr(partition)  # type: ignore[union-attr]
+        if len(others) + 1 == needed and any(n not in leaving for n in others):
+            found.append(f"{topic.name}-{partition.partition}")
+    return found
+
+
 # --- nodes that are gone -------------------------------------------------------------------
 
 
@@ -349,7 +390,8 @@ def unregister_node(
         reply.error.CopyFrom(error_pb(error))
         return Generated(reply)
     removed = pb.NodeRemovedRecord(node_id=request.node_id)
-    return Generated(reply, [pb.MetadataRecord(node_removed=removed)])
+    why = causes.cause("remove", f"node {request.node_id}", principal=request.principal)
+    return Generated(reply, [pb.MetadataRecord(node_removed=removed)], causes=why)
 
 
 def _check_gone(ctx: Context, node_id: NodeId) -> None:

@@ -1,9 +1,10 @@
-"""Where replicas go: even over nodes, spread over racks, leaders even too. Pure.
+"""Where replicas go: even over nodes, spread over racks and hosts, leaders even too. Pure.
 
 Replicas: partition after partition, each replica goes to the node with the least key
-(rack's uses in this partition, rack's load in this topic per node, node's load in this
-topic, node's load in the cluster, chance). Taking the least-loaded distinct nodes each
-time keeps the counts of a topic within one of each other (within each rack where racks
+(its domains' uses in this partition, its domains' load in this topic per node, node's load in
+this topic, node's load in the cluster, chance). A rack is a path of domains, `zone-a/host-3`:
+they count from the outermost inwards. Taking the least-loaded distinct nodes each
+time keeps the counts of a topic within one of each other (within each domain where domains
 are of unequal size).
 
 Leaders: given such sets, an assignment of leaders that is within one of even always
@@ -22,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock_controller.state.operations.planner.domains import Domains
 from penstock_core.ids import NodeId
 
 _PARTITIONS_A_STEP = 20
@@ -86,34 +88,37 @@ def _choose_sets(
     topic: Load,
     rng: random.Random,
 ) -> Generator[None, None, list[list[NodeId]]]:
-    size = Counter(racks.values())
+    domains = Domains(racks)
+    address_of = {node_id: domains.of[node_id] for node_id in racks}
+    addresses = frozenset(address_of.values())
+    size = Counter(domain for address in address_of.values() for domain in address)
     node_load = Counter({n: topic.replicas[n] for n in racks})
-    rack_load: Counter[str] = Counter()
+    domain_load: Counter[int] = Counter()
     for node_id, count in node_load.items():
-        rack_load[racks[node_id]] += count
+        for domain in address_of[node_id]:
+            domain_load[domain] += count
     total = Counter({n: cluster.replicas[n] for n in racks})
     sets = []
     for done in range(partition_count):
         if done and done % _PARTITIONS_A_STEP == 0:
             yield
-        used: Counter[str] = Counter()
+        used: Counter[int] = Counter()
         members: list[NodeId] = []
-        chance = {n: rng.random() for n in racks}
-
-        def cost(
-            n: NodeId, used: Counter[str] = used, chance: dict[NodeId, float] = chance
-        ) -> tuple[float, ...]:
-            rack = racks[n]
-            return (used[rack], rack_load[rack] / size[rack], node_load[n], total[n], chance[n])
-
+        shares = {a: tuple([domain_load[d] / size[d] for d in a]) for a in addresses}
+        # What does not change while this partition's nodes are chosen.
+        load = {n: (shares[a], node_load[n], total[n], rng.random()) for n, a in address_of.items()}
         for _ in range(factor):
-            best = min((n for n in racks if n not in members), key=cost)
+            uses = {a: tuple([used[d] for d in a]) for a in addresses}
+            best = min(
+                [n for n in address_of if n not in members],
+                key=lambda n, uses=uses, load=load: (uses[address_of[n]], load[n]),  # type: ignore[misc]
+            )
             members.append(best)
-            used[racks[best]] += 1
+            used.update(address_of[best])
         for n in members:
             node_load[n] += 1
             total[n] += 1
-            rack_load[racks[n]] += 1
+            domain_load.update(address_of[n])
         sets.append(members)
     return sets
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from penstock_controller.state.causes import cause
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -114,7 +115,9 @@ def alter_reassignments(
         if new is not None:
             changed.append(new)
     records, further = reassigned(ctx, changed, request.principal, now_ms, bytes_of)
-    return Generated(reply, records, chain((partition_record(each.new) for each in changed), further))
+    why = cause("move", "cluster", "reassignment", request.principal)
+    made = chain((partition_record(each.new) for each in changed), further)
+    return Generated(reply, records, made, why)
 
 
 class _Asking:

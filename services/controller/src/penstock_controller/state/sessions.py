@@ -201,6 +201,10 @@ class Sessions:
         )
         return all(s is not None and s.metadata_version >= version for s in sessions)
 
+    def leaving(self) -> frozenset[NodeId]:
+        """Nodes that want to stop."""
+        return frozenset(node_id for node_id, session in self._nodes.items() if session.want_shutdown)
+
     def steady(self, node_id: NodeId, for_ms: int, now_ms: int) -> bool:
         """Whether the node has been serving for a while: fit to get its leadership back."""
         session = self._nodes.get(node_id)

@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock_controller.state import causes
 from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
     Context,
     Generated,
+    author_of,
     config_record,
     error_pb,
     make_error,
     partition_record,
 )
 from penstock_controller.state.mutation_quotas import UNLIMITED, MutationBudget
-from penstock_controller.state.nodes import is_active, is_last_choice
+from penstock_controller.state.nodes import is_active, is_full, is_last_choice
 from penstock_controller.state.placement import Load, place_steps
 from penstock_core.config.topic import validate_topic_config, validate_topic_configs
 from penstock_core.errors import ErrorCode, PenstockError
@@ -34,7 +36,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 CLUSTER_DEFAULT = -1
 _DEFAULT_REPLICAS = 3
 
-_OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)}
+OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)}
 
 Assignment = list[list[NodeId]]
 
@@ -74,7 +76,8 @@ def _placed(ctx: Context, accepted: Sequence[_Accepted]) -> Iterator[pb.Metadata
         if assignment is None:
             mine = Load()
             yield from mine.add_all(each.have)
-            assignment = yield from place_steps(live, each.new.count, each.new.factor, load, mine, ctx.rng)
+            roomy = _with_room(ctx, live, each.new.factor)
+            assignment = yield from place_steps(roomy, each.new.count, each.new.factor, load, mine, ctx.rng)
         yield from each.before
         for index, replicas in enumerate(assignment, start=each.first):
             load.add(replicas)
@@ -89,6 +92,7 @@ def create_topics(
     reply = api.CreateTopicsResponse()
     doubled = _doubled(t.name for t in request.topics)
     accepted: list[_Accepted] = []
+    author = author_of(ctx, request.principal)
     collisions = {collision_key(name): name for name in ctx.image.topic_ids}
     budget = PARTITIONS_PER_REQUEST_MAX
     for asked in request.topics:
@@ -116,10 +120,14 @@ def create_topics(
             result.topic_id = bytes(16)
             continue
         topic = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=wanted.name))
-        configs = [config_record("topic", wanted.name, k, v) for k, v in sorted(wanted.configs.items())]
+        configs = [
+            config_record("topic", wanted.name, k, v, author) for k, v in sorted(wanted.configs.items())
+        ]
         accepted.append(_Accepted(topic_id, new, before=[topic], after=configs))
     reply.throttle_ms = mutations.throttle_ms
-    return Generated(reply, further=_placed(ctx, accepted) if accepted else None)
+    made = (t.name for t in reply.topics if not t.error.code)
+    why = causes.of_topics("created", made, request.principal)
+    return Generated(reply, further=_placed(ctx, accepted) if accepted else None, causes=why)
 
 
 def _with_offsets_defaults(ctx: Context, asked: api.NewTopic) -> api.NewTopic:
@@ -135,7 +143,7 @@ def _with_offsets_defaults(ctx: Context, asked: api.NewTopic) -> api.NewTopic:
             wanted.partition_count = ctx.defaults.offsets_partition_count
         if wanted.replication_factor == CLUSTER_DEFAULT:
             wanted.replication_factor = max(1, min(_DEFAULT_REPLICAS, len(ctx.image.nodes)))
-    for key, value in _OFFSETS_SETTINGS.items():
+    for key, value in OFFSETS_SETTINGS.items():
         if key not in wanted.configs:
             wanted.configs[key] = value
     return wanted
@@ -225,6 +233,12 @@ def live_racks(image: MetadataImage) -> dict[NodeId, str]:
     }
 
 
+def _with_room(ctx: Context, live: dict[NodeId, str], factor: int) -> dict[NodeId, str]:
+    """Those of them whose disks are neither full nor low; all where that would be too few."""
+    roomy = {n: rack for n, rack in live.items() if not is_full(ctx.image, n) and not ctx.low(n)}
+    return roomy if len(roomy) >= factor else live
+
+
 def _all_replicas(image: MetadataImage) -> Iterator[tuple[NodeId, ...]]:
     return (p.replicas for topic in image.topics.values() for p in topic.partitions.values())
 
@@ -306,7 +320,9 @@ def create_partitions(
             have = [p.replicas for p in topic.partitions.values()]
             accepted.append(_Accepted(topic.topic_id, new, first=len(topic.partitions), have=have))
     reply.throttle_ms = mutations.throttle_ms
-    return Generated(reply, further=_placed(ctx, accepted) if accepted else None)
+    made = (t.name for t in reply.topics if not t.error.code)
+    why = causes.of_topics("grown", made, request.principal)
+    return Generated(reply, further=_placed(ctx, accepted) if accepted else None, causes=why)
 
 
 def _grown(ctx: Context, wanted: api.NewPartitions, budget: int) -> tuple[TopicImage, _New]:
@@ -367,4 +383,5 @@ def delete_topics(
         removed = pb.TopicRemovedRecord(topic_id=topic.topic_id)
         records.append(pb.MetadataRecord(topic_removed=removed))
     reply.throttle_ms = mutations.throttle_ms
-    return Generated(reply, records)
+    deleted = (t.name for t in reply.topics if not t.error.code)
+    return Generated(reply, records, causes=causes.of_topics("deleted", deleted, request.principal))

@@ -30,6 +30,9 @@ TOPICS = "abcdef"
 def counted(image: MetadataImage) -> Counts:
     """By looking at everything."""
     counts = Counts(topics=len(image.topics))
+    domains = [{n for n in image.nodes if in_domain(image.nodes[n].rack, d)} for d in domains_of(image)]
+    domains = [each for each in domains if len(each) < len(image.nodes)]
+    domains += [{n} for n in image.nodes if len(image.nodes) > 1]
     for topic in image.topics.values():
         rules = rules_for(image, topic)
         for each in topic.partitions.values():
@@ -40,10 +43,22 @@ def counted(image: MetadataImage) -> Counts:
             counts.under_min_isr += len(each.isr) < min_isr
             counts.at_min_isr += len(each.isr) == min_isr
             counts.not_preferred += each.leader != each.replicas[0]
+            there = set(each.replicas) - set(each.adding_replicas)
+            counts.domain_unsafe += any(len(there - lost) < min_isr for lost in domains)
             counts.reassigning += bool(each.adding_replicas or each.removing_replicas)
             counts.replicas.update(each.replicas)
             counts.leaders.update([each.leader] if each.leader != NO_NODE else [])
     return counts
+
+
+def domains_of(image: MetadataImage) -> set[str]:
+    """Every path that some node is in, in a cluster whose racks all have two levels or none."""
+    racks = {each.rack for each in image.nodes.values()}
+    return racks | {rack.partition("/")[0] for rack in racks}
+
+
+def in_domain(rack: str, domain: str) -> bool:
+    return rack == domain or rack.startswith(f"{domain}/")
 
 
 class History:
@@ -76,7 +91,9 @@ class History:
 
     def happen(self) -> None:
         rng, image = self.rng, self.image
-        what = rng.choice(("topic", "partitions", "partitions", "remove", "config", "nothing", "whole"))
+        what = rng.choice(
+            ("topic", "partitions", "partitions", "remove", "config", "nothing", "whole", "rack")
+        )
         if what == "topic" and len(image.topics) < len(TOPICS):
             name = rng.choice([each for each in TOPICS if each not in image.topic_ids])
             self.made += 1
@@ -91,6 +108,9 @@ class History:
             self.on([pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=gone))])
         elif what == "config":
             self.config()
+        elif what == "rack":
+            rack = rng.choice(("", "a/1", "a/2", "b/1"))
+            self.on([pb.MetadataRecord(node=pb.NodeRecord(node_id=rng.choice(NODES), rack=rack))])
         elif what == "nothing":
             self.on([pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=image.version))])
         elif what == "whole":

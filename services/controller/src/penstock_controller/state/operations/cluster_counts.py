@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_controller.state.nodes import wanted_min_isr
+from penstock_controller.state.observations.spread import Spread, present, racks_of
 from penstock_controller.state.partitions import Rules
 from penstock_core.ids import NO_NODE, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, NodeImage, PartitionImage, TopicImage
@@ -22,7 +23,7 @@ NODE_STATES: Final = ("live", "fenced", "cordoned", "draining", "disk_full", "di
 
 _STEP: Final = 1_000
 """Work between two chances for others to run (below 0.1 ms), in comparisons."""
-_COUNT_WORK: Final = 40
+_COUNT_WORK: Final = 60
 """What counting a partition takes of it."""
 
 
@@ -50,8 +51,11 @@ class Counts:
     not_preferred: int = 0
     """The first replica does not lead, as Kafka's PreferredReplicaImbalanceCount has it: offline ones too."""
     reassigning: int = 0
+    domain_unsafe: int = 0
+    """They would take no acks=all with one node, host or rack lost, were all others in sync."""
     replicas: Counter[NodeId] = field(default_factory=Counter)
     leaders: Counter[NodeId] = field(default_factory=Counter)
+    spread: Spread = field(default_factory=lambda: Spread({}), compare=False)
 
     def add(self, partition: PartitionImage, min_isr: int, sign: int) -> None:
         """Count a partition (`sign` 1), or take it out of the count as it went in (-1)."""
@@ -65,6 +69,8 @@ class Counts:
             self.under_replicated += sign
         if partition.reassigning:
             self.reassigning += sign
+        if not self.spread.is_safe(present(partition), min_isr):
+            self.domain_unsafe += sign
         if leader == NO_NODE:
             self.offline += sign
         else:
@@ -95,11 +101,23 @@ class ClusterCounts:
         self._now = Counts()
         self._topics: dict[TopicId, _Topic] = {}
         self._seen: tuple[object, object] = (None, None)
+        self._nodes: object = None
+        """Nodes whose racks are those of the counts."""
         self._cluster_config: Mapping[str, str] = {}
 
     def is_behind(self, image: MetadataImage) -> bool:
         """Whether something that counts may have changed since the last look."""
-        return image.topics is not self._seen[0] or image.configs is not self._seen[1]
+        return (
+            image.topics is not self._seen[0] or image.configs is not self._seen[1] or self._is_moved(image)
+        )
+
+    def _is_moved(self, image: MetadataImage) -> bool:
+        """Whether nodes are in other domains than they were, or others are there."""
+        if image.nodes is not self._nodes:
+            if racks_of(image) != self._now.spread.racks:
+                return True
+            self._nodes = image.nodes
+        return False
 
     def update(self, image: MetadataImage) -> None:
         """Look at what changed, all at once."""
@@ -109,6 +127,11 @@ class ClusterCounts:
     def update_steps(self, image: MetadataImage) -> Generator[None, None, None]:
         """The same in steps; `counts` are of the image before until the last."""
         self.is_looking = True
+        if self._is_moved(image):
+            # What is safe may be another for each partition: they are counted anew.
+            self._now = Counts(spread=Spread.of(image))
+            self._topics = {}
+            self._nodes = image.nodes
         if image.configs is not self._seen[1]:
             yield from self._take_configs(image)
         work = 0

@@ -29,6 +29,13 @@ class NodeState:
     produce_counts: tuple[int, ...] = ()
     catch_up_in_bytes: int = 0
     catch_up_out_bytes: int = 0
+    received_bytes: int = 0
+    """From clients, since it started; and so on."""
+    sent_bytes: int = 0
+    loop_cpu_ms: int = 0
+    stray_logs: int = 0
+    stray_bytes: int = 0
+    unclaimed_slots: tuple[str, ...] = ()
     reported_ms: int = 0
     """By the controller's monotonic clock."""
 
@@ -56,6 +63,12 @@ class Reports:
         state.produce_counts = tuple(report.produce_counts)
         state.catch_up_in_bytes = report.catch_up_in_bytes
         state.catch_up_out_bytes = report.catch_up_out_bytes
+        state.received_bytes = report.received_bytes
+        state.sent_bytes = report.sent_bytes
+        state.loop_cpu_ms = report.loop_cpu_ms
+        state.stray_logs = report.stray_logs
+        state.stray_bytes = report.stray_bytes
+        state.unclaimed_slots = tuple(report.unclaimed_slots)
         state.reported_ms = now_ms
 
     def wants_all(self, node_id: NodeId, node_epoch: int) -> bool:

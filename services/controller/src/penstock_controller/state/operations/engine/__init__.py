@@ -8,6 +8,7 @@
 `policies`    what an operation says of nodes, and takes back
 `progress`    how far an operation is and what it waits for, for people
 `reassigned`  what clients reassign by themselves: kept as an operation, and others leave it to them
+`rolling`     restarts processes one after another
 `scan`        looks for partitions in the whole image, a part at a time
 `stages`      where a move stands
 `start`       how operations begin; pause, resume, cancel, throttle

@@ -19,6 +19,10 @@ LEADER_ELECT: Final = "leader-elect"
 REASSIGNMENT: Final = "reassignment"
 """What clients ask for by AlterPartitionReassignments: it acts at once, so no window, gate or turn bounds it."""
 
+ROLLING_RESTART: Final = "rolling-restart"
+EXECUTOR_GONE: Final = "executor gone"
+"""Begins the reason of a rolling operation that nobody carries out."""
+
 _DRAIN: Final = "node-drain"
 _REMOVE: Final = "node-remove"
 _REPLACE: Final = "node-replace"
@@ -78,24 +82,46 @@ def moves_data(record: pb.OperationRecord) -> bool:
     return record.moves_total > 0 and record.kind not in (LEADER_ELECT, REASSIGNMENT)
 
 
+def is_rolling(record: pb.OperationRecord) -> bool:
+    """Whether it does something to one process after another: such a one runs alone."""
+    return record.kind == ROLLING_RESTART
+
+
 def waits_for_a_person(record: pb.OperationRecord) -> bool:
-    """Paused, and not to go on by itself: a person said so, or somebody else moves what it was to move."""
-    paused = record.state == pb.OPERATION_STATE_PAUSED
-    return paused and (record.paused_by_hand or record.reason.startswith(CONFLICT))
+    """Paused, and not to go on by itself: a person said so, somebody else moves what it was to move, or the command
+    that carries it out is gone and has left no process half restarted."""
+    if record.state != pb.OPERATION_STATE_PAUSED:
+        return False
+    if is_rolling(record):
+        under_way = any(step.state == pb.OPERATION_STEP_STATE_RUNNING for step in record.steps)
+        return not under_way and (record.paused_by_hand or record.reason.startswith(EXECUTOR_GONE))
+    return record.paused_by_hand or record.reason.startswith(CONFLICT)
 
 
 def ahead_of(image: MetadataImage, record: pb.OperationRecord) -> list[int]:
     """Operations that run, or wait, before this one; not such as wait for a person."""
-    if not moves_data(record):
+    return [other.operation_id for other in _ahead_of(image, record)]
+
+
+def _ahead_of(image: MetadataImage, record: pb.OperationRecord) -> list[pb.OperationRecord]:
+    if not takes_turns(record):
         return []
     return [
-        other.operation_id
+        other
         for other in live_operations(image)
-        if other.operation_id != record.operation_id and moves_data(other) and not waits_for_a_person(other)
+        if other.operation_id != record.operation_id and takes_turns(other) and not waits_for_a_person(other)
         if other.state != pb.OPERATION_STATE_PENDING or other.operation_id < record.operation_id
     ]
 
 
+def takes_turns(record: pb.OperationRecord) -> bool:
+    """Whether it waits for others, and others for it."""
+    return moves_data(record) or is_rolling(record)
+
+
 def has_turn(image: MetadataImage, record: pb.OperationRecord) -> bool:
-    """Whether it may run now."""
-    return len(ahead_of(image, record)) < RUN_AT_ONCE_MAX
+    """Whether it may run now: few that move data run side by side, a rolling one runs alone."""
+    ahead = _ahead_of(image, record)
+    if is_rolling(record):
+        return not ahead
+    return len(ahead) < RUN_AT_ONCE_MAX and not any(is_rolling(other) for other in ahead)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from penstock_controller.state.operations.engine.kinds import RUN_AT_ONCE_MAX, ahead_of, refilled_by
+from penstock_controller.state.operations.engine.kinds import (
+    RUN_AT_ONCE_MAX,
+    ahead_of,
+    is_rolling,
+    refilled_by,
+)
 from penstock_controller.state.operations.engine.ledger import Ledger, Ledgers
 from penstock_controller.state.operations.engine.stages import Slot, Stage
 from penstock_controller.state.operations.engine.steps import named
@@ -126,7 +131,8 @@ def measured(
 
 
 def _tell_eta(progress: api.OperationProgress, record: pb.OperationRecord, ledger: Ledger) -> None:
-    if record.state != pb.OPERATION_STATE_RUNNING:
+    # How long a process takes to come back, nobody knows.
+    if record.state != pb.OPERATION_STATE_RUNNING or record.steps:
         return
     skipped = sum(slot.move.bytes for slot in ledger.slots if slot.move.skipped) if ledger.skipped else 0
     left = max(0, progress.bytes_total - progress.bytes_done - skipped)
@@ -154,8 +160,12 @@ def waiting_for(image: MetadataImage, ledger: Ledger, reports: Reports, ledgers:
     """For people; empty when it does not wait."""
     record = ledger.record
     if record.state == pb.OPERATION_STATE_PENDING:
-        ahead = ", ".join(map(str, ahead_of(image, record)))
-        return f"operations {ahead}: {RUN_AT_ONCE_MAX} that move data run side by side" if ahead else ""
+        before = ahead_of(image, record)
+        ahead = ", ".join(map(str, before))
+        why = f"{RUN_AT_ONCE_MAX} that move data run side by side"
+        if any(is_rolling(image.operations.operations[i]) for i in (record.operation_id, *before)):
+            why = "while processes are restarted nothing else goes on"
+        return f"operations {ahead}: {why}" if ahead else ""
     if record.state == pb.OPERATION_STATE_PAUSED:
         return record.reason
     stuck = _stuck(image, ledger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock_controller.state.causes import cause, of_operation
 from penstock_controller.state.generation import Context, Generated, NextCommand, error_pb, make_error
 from penstock_controller.state.operations.engine import endings, policies
 from penstock_controller.state.operations.engine.kinds import (
@@ -12,6 +13,7 @@ from penstock_controller.state.operations.engine.kinds import (
     live_operations,
     nodes_of,
 )
+from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen, boot_id_of
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
@@ -23,12 +25,25 @@ PLAN_CHANGED = "plan-changed"
 WAITING = "waiting for its turn"
 BEGINNING = "beginning"
 _ITEMS_MAX = 100
+_SAID = {
+    api.OPERATION_CONTROL_PAUSE: "paused",
+    api.OPERATION_CONTROL_RESUME: "resumed",
+    api.OPERATION_CONTROL_CANCEL: "cancelled",
+    api.OPERATION_CONTROL_THROTTLE: "throttled",
+}
 
 
 def start_operation(
-    ctx: Context, request: api.StartOperationRequest, plan: api.Plan, now_ms: int
+    ctx: Context,
+    request: api.StartOperationRequest,
+    plan: api.Plan,
+    now_ms: int,
+    quorum: QuorumSeen = NOT_ASKED,
 ) -> Generated[api.StartOperationResponse]:
-    """Begin what a plan says, unless a gate refuses or what it stands on has changed. `now_ms`: wall clock."""
+    """Begin what a plan says, unless a gate refuses or what it stands on has changed. `now_ms`: wall clock.
+
+    `quorum`: the controllers as they were when the plan was made, where it is about them.
+    """
     if not plan.runnable:
         return _refused(plan, [gate for gate in plan.gates if gate.blocking])
     if request.plan_id and request.plan_id != plan.plan_id:
@@ -57,6 +72,7 @@ def start_operation(
         allowed_gates=request.request.allowed_gates,
         moves_total=len(plan.moves),
         bytes_total=sum(move.bytes for move in plan.moves),
+        steps=_steps(ctx.image, plan, quorum),
     )
     if has_turn(ctx.image, record):
         record.state = pb.OPERATION_STATE_RUNNING
@@ -69,7 +85,8 @@ def start_operation(
         *policies.begun(ctx.image, record),
         *endings.forgotten(ctx.image),
     ]
-    return Generated(reply, records, _moves(record.operation_id, plan) if plan.moves else None)
+    moves = _moves(record.operation_id, plan) if plan.moves else None
+    return Generated(reply, records, moves, of_operation(record, record.operation_id))
 
 
 def _moves(operation_id: int, plan: api.Plan) -> Iterator[pb.MetadataRecord]:
@@ -86,11 +103,21 @@ def _moves(operation_id: int, plan: api.Plan) -> Iterator[pb.MetadataRecord]:
         )
 
 
+def _steps(image: MetadataImage, plan: api.Plan, quorum: QuorumSeen) -> Iterator[pb.OperationStep]:
+    """Each with the boot id of now: one that has another when its turn comes needs no restart any more."""
+    for step in plan.steps:
+        boot_id = boot_id_of(image, quorum, step.role, step.name)
+        yield pb.OperationStep(name=step.name, role=step.role, boot_id_before=boot_id)
+
+
 def _changed(image: MetadataImage, plan: api.Plan) -> list[str]:
     """What is not any more as the plan found it, by name."""
     # Not by the version alone: others that share the command came before, and count already.
     found = []
     nodes = nodes_of(pb.OperationRecord(kind=plan.kind, parameters=plan.parameters))
+    if plan.steps:
+        rolling = (o.operation_id for o in live_operations(image) if o.steps)
+        found += [f"operation {operation_id}" for operation_id in rolling]
     busy = {n: other.operation_id for other in live_operations(image) for n in nodes_of(other)}
     for node_id in nodes:
         if node_id not in image.nodes:
@@ -168,7 +195,9 @@ def control_operation(
         records += policies.lifted(ctx.image, new)
     reply = api.ControlOperationResponse(version=ctx.version)
     reply.operation.CopyFrom(_told(new))
-    return Generated(reply, records)
+    said = _SAID.get(request.control, "changed")
+    why = cause("operation", f"operation {new.operation_id}", said, request.principal, new.operation_id)
+    return Generated(reply, records, causes=why)
 
 
 def _live(image: MetadataImage, operation_id: int) -> pb.OperationRecord:
@@ -232,6 +261,10 @@ def _control(
         record.state = pb.OPERATION_STATE_RUNNING if runs else pb.OPERATION_STATE_PENDING
         if runs and not record.started_ms:
             record.started_ms = now_ms
+        for step in record.steps:
+            # Whoever says so has looked after the process: it gets its whole time again.
+            if step.state == pb.OPERATION_STEP_STATE_RUNNING:
+                step.started_ms, step.reason = now_ms, ""
 
 
 __all__ = ["control_operation", "start_operation"]

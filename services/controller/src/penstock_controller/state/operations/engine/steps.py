@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from penstock_controller.state.causes import of_operation
 from penstock_controller.state.generation import Context, Generated, partition_record
 from penstock_controller.state.nodes import is_active, is_last_choice
 from penstock_controller.state.operations.engine import endings, policies
@@ -22,6 +23,7 @@ from penstock_controller.state.operations.engine.kinds import (
     REBALANCE,
     drained_by,
     has_turn,
+    is_rolling,
     live_operations,
     refilled_by,
     waits_for_a_person,
@@ -59,8 +61,11 @@ def next_steps(
     if record is None or record.state in ENDED:
         state.forget(operation_id)
         return Generated(False)
+    if is_rolling(record):
+        # What it depends on is not all in the image: see `rolling`.
+        return Generated(False)
     records = _Step(ctx.image, record, reports, now_ms, state, limits).records()
-    return Generated(bool(records), records)
+    return Generated(bool(records), records, causes=of_operation(record, operation_id))
 
 
 class _Step:

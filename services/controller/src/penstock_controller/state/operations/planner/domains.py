@@ -7,24 +7,14 @@ partition uses as many zones as it can and as evenly as it can, then as many hos
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from penstock_core.ids import NodeId
+from penstock_core.racks import Domain, path_of
 
-LEVELS_MAX: Final = 3
-"""Of a path. The node itself is one more."""
-
-Domain = tuple[str, ...]
-"""A domain's path, outermost first."""
 Address = tuple[int, ...]
 """Numbers of the domains that a node is in, outermost first."""
 Cost = tuple[int, ...]
 """How badly a set of nodes is spread: by level, the sum of squares of how many of them share a domain."""
-
-
-def path_of(rack: str) -> Domain:
-    """Levels of a rack; none for a node without. What is beyond LEVELS_MAX belongs to the last one."""
-    return tuple(rack.split("/", LEVELS_MAX - 1)) if rack else ()
 
 
 class Domains:

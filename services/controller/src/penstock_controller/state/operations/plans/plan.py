@@ -19,9 +19,11 @@ from penstock_controller.state.operations.plans.cautions import (
 from penstock_controller.state.operations.plans.eta import Work, rate_of
 from penstock_controller.state.operations.plans.gates import Finding
 from penstock_controller.state.operations.plans.requests import Asked, Kind, check_request, may_serve
+from penstock_controller.state.operations.plans.rolling import plan_rolling
 from penstock_controller.state.operations.plans.shares import node_shares
 from penstock_controller.state.operations.plans.situation import Situation, look
 from penstock_controller.state.operations.plans.targets import Targets, choose_targets, domains_of, name_of
+from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.ids import NO_NODE, NodeId
 from penstock_core.metadata import MetadataImage, PartitionImage
@@ -42,6 +44,8 @@ class PlanView:
     """Whether a node's session is alive."""
     quorum_ok: tuple[bool, str] = (True, "")
     """Whether enough controllers are there and up to date; if not, why, for people."""
+    quorum: QuorumSeen = NOT_ASKED
+    """Every controller as it was found when it was asked, for plans that are about them."""
 
 
 def plan_steps(
@@ -53,6 +57,10 @@ def plan_steps(
     """
     asked = check_request(image, request, view.alive)
     yield
+    if asked.kind is Kind.ROLLING_RESTART:
+        plan = yield from plan_rolling(image, request, view.alive, view.quorum)
+        plan.plan_id = yield from _plan_id_steps(plan.kind, plan.parameters, (), plan.steps)
+        return plan
     now = yield from look(image, asked, view.reports, view.alive)
     targets = yield from choose_targets(asked, now)
     moves = yield from _moves(now, targets)
@@ -74,9 +82,15 @@ def plan_steps(
     return plan
 
 
-def plan_id(kind: str, parameters: meta.OperationParameters, moves: Iterable[pb.PlannedMove]) -> str:
-    """First 16 hex digits of SHA-256 over kind, parameters that are set, and moves, in canonical JSON."""
-    steps = _plan_id_steps(kind, parameters, sorted(moves, key=lambda m: (m.topic, m.partition)))
+def plan_id(
+    kind: str,
+    parameters: meta.OperationParameters,
+    moves: Iterable[pb.PlannedMove],
+    planned: Iterable[pb.PlannedStep] = (),
+) -> str:
+    """First 16 hex digits of SHA-256 over kind, parameters that are set, moves, and steps if there are any, in
+    canonical JSON."""
+    steps = _plan_id_steps(kind, parameters, sorted(moves, key=lambda m: (m.topic, m.partition)), planned)
     while True:
         try:
             next(steps)
@@ -86,7 +100,10 @@ def plan_id(kind: str, parameters: meta.OperationParameters, moves: Iterable[pb.
 
 
 def _plan_id_steps(
-    kind: str, parameters: meta.OperationParameters, moves: Iterable[pb.PlannedMove]
+    kind: str,
+    parameters: meta.OperationParameters,
+    moves: Iterable[pb.PlannedMove],
+    planned: Iterable[pb.PlannedStep] = (),
 ) -> Generator[None, None, str]:
     """Of sorted moves, a piece of the text at a time; its keys are in the order of their names."""
     digest = hashlib.sha256(f'{{"kind":{_canonical(kind)},"moves":['.encode())
@@ -99,7 +116,9 @@ def _plan_id_steps(
         field.name: value if isinstance(value, int | str) else list(value)
         for field, value in parameters.ListFields()
     }
-    digest.update(f'],"parameters":{_canonical(given)}}}'.encode())
+    digest.update(f'],"parameters":{_canonical(given)}'.encode())
+    rows = [[step.name, step.role, step.action] for step in planned]
+    digest.update(f',"steps":{_canonical(rows)}}}'.encode() if rows else b"}")
     return digest.hexdigest()[:_PLAN_ID_DIGITS]
 
 

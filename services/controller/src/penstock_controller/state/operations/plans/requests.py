@@ -32,6 +32,7 @@ class Kind(StrEnum):
     SET_REPLICATION_FACTOR = "set-replication-factor"
     REBALANCE = "rebalance"
     LEADER_ELECT = "leader-elect"
+    ROLLING_RESTART = "rolling-restart"
 
 
 _TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
@@ -44,6 +45,7 @@ _TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
         Kind.SET_REPLICATION_FACTOR: frozenset({"topics", "replication_factor"}),
         Kind.REBALANCE: frozenset({"goals", "topics", "excluded_node_ids", "max_bytes"}),
         Kind.LEADER_ELECT: frozenset({"topics", "partitions"}),
+        Kind.ROLLING_RESTART: frozenset({"roles", "process_names", "step_timeout_s"}),
     }
 )
 """Parameters that each kind understands."""
@@ -90,7 +92,7 @@ class Asked:
         """Whether replicas may go anywhere at all."""
         if self.kind is Kind.NODE_REPLACE:
             return self.replacement is not None
-        return self.kind not in (Kind.NODE_UNCORDON, Kind.LEADER_ELECT)
+        return self.kind not in (Kind.NODE_UNCORDON, Kind.LEADER_ELECT, Kind.ROLLING_RESTART)
 
     def covers(self, topic: str) -> bool:
         """Whether it is about a topic."""
