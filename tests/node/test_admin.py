@@ -314,9 +314,9 @@ async def test_min_isr_follows_the_replication_factor(cluster: MiniCluster) -> N
 # --- the nearest replica --------------------------------------------------------------------
 
 
-def give_racks(cluster: MiniCluster) -> None:
+def give_racks(cluster: MiniCluster, racks: dict[int, str] | None = None) -> None:
     """Racks, and a listener that every node has."""
-    for number, rack in RACKS.items():
+    for number, rack in (racks or RACKS).items():
         node = cluster.image.nodes[ids(number)[0]].to_pb()
         node.rack = rack
         node.listeners.append(common_pb2.Endpoint(listener="DIRECT", host="h", port=1))
@@ -359,6 +359,16 @@ async def test_a_consumer_is_sent_to_its_rack(cluster: MiniCluster) -> None:
     assert (await fetch(leader)).preferred_replica == 3
     cluster.set_isr(1)
     assert (await fetch(leader)).preferred_replica == -1
+
+
+async def test_a_consumer_knows_the_first_level_of_a_path_alone(cluster: MiniCluster) -> None:
+    await make_topic(cluster)
+    give_racks(cluster, {1: "a/h1", 2: "b/h2", 3: "b/h3"})
+    leader = cluster.nodes[1]
+    await leader.produce(b"x")
+    assert (await fetch(leader)).preferred_replica in (2, 3)
+    assert (await fetch(leader, rack="a")).preferred_replica == -1
+    assert (await fetch(leader, rack="a/h2")).preferred_replica == -1, "in the leader's own zone"
 
 
 async def test_others_read_from_the_leader(cluster: MiniCluster) -> None:

@@ -18,6 +18,7 @@ from penstock_kafka.wire.produce import Receipt
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.disk.pool import CHANGE_THREADS
 from penstock_storage_node.kafka import list_offsets
+from penstock_storage_node.log.checkpoints import encode_partition_metadata
 
 LONG_MS = 60_000
 """The longest that a fetch may wait; one that is answered in half of it was woken."""
@@ -271,7 +272,7 @@ async def test_an_older_topic_of_the_same_name_is_set_aside(cluster: MiniCluster
     assert [p.name for p in away.path.iterdir() if p.name.endswith("-stray")]
 
 
-async def test_a_log_that_was_set_aside_is_removed_after_its_time_and_a_partition_never(
+async def test_a_superfluous_log_that_was_set_aside_is_removed_after_its_time_and_a_partition_never(
     tmp_path: Path,
 ) -> None:
     cluster = await MiniCluster(tmp_path).start(1)
@@ -280,17 +281,30 @@ async def test_a_log_that_was_set_aside_is_removed_after_its_time_and_a_partitio
     node = cluster.nodes[1]
     await node.produce(b"kept")
     (log,) = [p.log for p in node.manager.registry.partitions.values()]
+    elsewhere, gone = bytes(range(1, 17)), bytes(range(2, 18))
+    state = pb.PartitionRecord(
+        topic_id=elsewhere, partition=0, replicas=[2, 3], isr=[2, 3], leader=2, leader_epoch=0
+    )
+    cluster.change(
+        pb.MetadataRecord(topic=pb.TopicRecord(topic_id=elsewhere, name="elsewhere")),
+        pb.MetadataRecord(partition=state),
+    )
     await node.stop()
-    stray = node.path / f"gone-0.{wall_ms() - 1_000}.{'a' * 32}-stray"
-    stray.mkdir()
-    (stray / "00000000000000000000.log").write_bytes(b"x")
+    stray, unknown = (
+        node.path / f"{name}-0.{wall_ms() - 1_000}.{'a' * 32}-stray" for name in ("elsewhere", "gone")
+    )
+    for path, topic_id in ((stray, elsewhere), (unknown, gone)):
+        path.mkdir()
+        (path / "00000000000000000000.log").write_bytes(b"x")
+        (path / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
     keeping = await cluster.start_node(1, flags=("--retention-check-interval-ms", "100"))
-    await eventually(lambda: keeping.background.strays.count == 1)
+    await eventually(lambda: keeping.background.strays.count == 2)
     assert stray.exists()
     await keeping.stop()
     flags = ("--retention-check-interval-ms", "100", "--stray-retention-ms", "1000")
     removing = await cluster.start_node(1, flags=flags)
     await eventually(lambda: not stray.exists())
+    assert unknown.exists(), "nobody knows what is lost with it"
     assert log.directory.exists()
     assert (await removing.fetch(0)).error == ErrorCode.NONE
     await cluster.stop()

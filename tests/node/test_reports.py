@@ -57,6 +57,9 @@ async def test_a_report_tells_the_disk_and_each_replicas_files(cluster: MiniClus
     assert (size.topic_id, size.partition) == KEY
     assert size.size_bytes == report.log_bytes == log_files_bytes(cluster) > 120_000
     assert sum(report.produce_counts) == 3
+    assert (report.received_bytes, report.sent_bytes) == (node.manager.metrics.produced_bytes, 0)
+    assert report.received_bytes > 3 * 40_000
+    assert report.loop_cpu_ms > 0
     assert len(report.produce_counts) == len(PRODUCE_LATENCY_BOUNDS_S) + 1
     assert reporter.next_report() is None
     # Nothing has changed: the next one is as short as can be.

@@ -10,10 +10,11 @@
 `ports`        what the node takes from the world around it
 `replica`      the partitions of this node, and what becomes of them
 `replication`  replication as plain state machines
-`reporting`    metrics that take a look at other nodes
+`reporting`    metrics that take a look at many things, or at other nodes
 `role`         the storage node role
 `rpc`          the node's gRPC: replication, relayed requests, range reads
 `settings`     settings of the storage node role
+`topic_traffic`  bytes and records in and out by topic
 
 Each package may import those below it, never one above (`make lint`).
 """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock_core.limits import PRODUCE_LATENCY_BOUNDS_S
+from penstock_frontend.listener.metrics import error_name
+from penstock_runtime.plain_histogram import PlainHistogram, histogram_family
 from penstock_storage_node.disk.pool import FlushDone
+from penstock_storage_node.topic_traffic import TopicTraffics
 
 FLUSH_BYTES_BOUNDS = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
@@ -43,24 +46,9 @@ FLUSH_KINDS = ("file", "filesystem")
 REQUEST_APIS = ("Produce", "Fetch", "OffsetCommit", "JoinGroup", "Heartbeat", "other")
 
 
-class _Histogram:
-    """Counts by upper bound."""
-
-    __slots__ = ("_bounds", "_counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus wants them: each with all that is below it."""
-        names = [*map(str, self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+PHASES = ("queue", "local", "remote", "wait", "send")
+"""Of a request: frame whole -> handler; -> written and flushed here, or read; -> acks of others; long polls, groups;
+relayed answer ready -> taken by the transport."""
 
 
 class NodeMetrics:
@@ -86,14 +74,21 @@ class NodeMetrics:
         self.forward_streams = 0
         self.forward_requests = 0
         self.range_bytes = 0
-        self._write_job_s = _Histogram(FLUSH_BOUNDS_S)
-        self._flush_s = {kind: _Histogram(FLUSH_BOUNDS_S) for kind in FLUSH_KINDS}
-        self._flush_bytes = {kind: _Histogram(FLUSH_BYTES_BOUNDS) for kind in FLUSH_KINDS}
+        self._write_job_s = PlainHistogram(FLUSH_BOUNDS_S)
+        self._flush_s = {kind: PlainHistogram(FLUSH_BOUNDS_S) for kind in FLUSH_KINDS}
+        self._flush_bytes = {kind: PlainHistogram(FLUSH_BYTES_BOUNDS) for kind in FLUSH_KINDS}
         self._request_s = {
-            (api, via): _Histogram(PRODUCE_LATENCY_BOUNDS_S)
+            (api, via): PlainHistogram(PRODUCE_LATENCY_BOUNDS_S)
             for api in REQUEST_APIS
             for via in ("direct", "forward")
         }
+        self.phases = {
+            api: {phase: PlainHistogram(PRODUCE_LATENCY_BOUNDS_S) for phase in PHASES} for api in REQUEST_APIS
+        }
+        """By API of REQUEST_APIS and PHASES: the parts of what `observe_request` is told."""
+        self.errors: Counter[tuple[str, int]] = Counter()
+        """By API of REQUEST_APIS and Kafka's code: items of requests that were answered with an error."""
+        self.topics = TopicTraffics()
         self.produce_counts = [0] * (len(PRODUCE_LATENCY_BOUNDS_S) + 1)
         """acks=all Produce appended here, by how long its answer took (PRODUCE_LATENCY_BOUNDS_S, and beyond)."""
         self._flushes = {(kind, result): 0 for kind in FLUSH_KINDS for result in ("ok", "failed")}
@@ -151,19 +146,35 @@ class NodeMetrics:
             ("penstock_node_flush_seconds", "Time of a flush.", self._flush_s),
             ("penstock_node_flush_bytes", "Appended bytes that a flush was for.", self._flush_bytes),
         ):
-            family = HistogramMetricFamily(name, help_text, labels=("kind",))
-            for kind, histogram in by_kind.items():
-                family.add_metric((kind,), histogram.buckets(), histogram.sum)
-            yield family
-        requests = HistogramMetricFamily(
+            yield histogram_family(name, help_text, ("kind",), [((kind,), h) for kind, h in by_kind.items()])
+        yield histogram_family(
             "penstock_node_request_seconds",
             "Time from a request's arrival to its answer, of requests to leaders, coordinators and nodes:"
             " from direct listeners, or forwarded by gateways.",
-            labels=("api", "via"),
+            ("api", "via"),
+            self._request_s.items(),
         )
-        for of_requests, histogram in self._request_s.items():
-            requests.add_metric(of_requests, histogram.buckets(), histogram.sum)
-        yield requests
+        yield histogram_family(
+            "penstock_node_request_phase_seconds",
+            "The parts of it: queue (frame whole to handler), local (to written and flushed, or read), remote (to the"
+            " acks), wait (long polls, groups), send (a relayed answer, to taken by the transport).",
+            ("api", "phase"),
+            [
+                ((api, phase), histogram)
+                for api, by_phase in self.phases.items()
+                for phase, histogram in by_phase.items()
+                if histogram.count
+            ],
+        )
+        errors = CounterMetricFamily(
+            "penstock_node_request_errors",
+            "Batches and partitions of requests that this node answered with an error, by API and code.",
+            labels=("api", "code"),
+        )
+        for (api, code), count in self.errors.items():
+            errors.add_metric((api, error_name(code)), count)
+        yield errors
+        yield from self.topics.families()
         for part in self.families_by_part:
             yield from part()
 

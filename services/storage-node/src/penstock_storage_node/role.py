@@ -2,6 +2,8 @@
 
 Start: lock the directory, open and repair every log, listen, register, take roles from the metadata.
 Stop: have leadership moved away, stop listening, close every log, leave the clean-shutdown marker.
+A node that was removed stops without the first and the last of these: it gives its logs up. With slots its process
+begins anew then, as a spare.
 """
 
 from __future__ import annotations
@@ -39,9 +41,12 @@ from penstock_runtime.security.callers import node_name_fault
 from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
+from penstock_storage_node.cluster import retirement
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
 from penstock_storage_node.cluster.node_reporter import NodeReporter
-from penstock_storage_node.cluster.registration import Announcement, Registration
+from penstock_storage_node.cluster.registration import Announcement, DirectoryRetired, Registration
+from penstock_storage_node.cluster.spare import await_slot
+from penstock_storage_node.disk.space import reserve_bytes
 from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
 from penstock_storage_node.log import DirectoryPorts, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.metrics import NodeMetrics
@@ -50,6 +55,7 @@ from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.compactor import Compactor
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.reporting.group_lag import LagExporter
+from penstock_storage_node.reporting.partition_counts import PartitionLook
 from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
@@ -58,6 +64,7 @@ from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_OPTIONS
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
 from penstock_storage_node.rpc.service import add_storage_service
+from penstock_storage_node.rpc.strays import StraysService
 from penstock_storage_node.settings import StorageNodeSettings
 
 T = TypeVar("T")
@@ -70,6 +77,9 @@ _GRACE_MS = 5_000
 none of these is told that it has no rights."""
 CONTROLLER_SILENCE_MS_MAX = 2_500
 """When a node wants to stop and no controller has answered for that long, it stops alone."""
+
+_NEWEST_MS = 5_000
+"""How long a node that was removed waits for metadata that say so: by them it knows which topics there are."""
 
 LIMITS = ListenerLimits(inflight_bytes_max=4 * 1024 * 1024, frames_bytes_max=64 * 1024 * 1024)
 """What direct clients may have unanswered: it is held in memory until it is on disk."""
@@ -107,6 +117,7 @@ class StorageNode:
         self._background: BackgroundJobs
         self._registration: Registration
         self._metadata: MetadataClient
+        self._retired: DirectoryRetired | None = None
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -120,8 +131,12 @@ class StorageNode:
         clean = False
         opened = False
         try:
-            self._directory = await self._pool.run(self._open_directory)
+            directory = await self._claim()
+            if directory is None:
+                return
+            self._directory = directory
             opened = True
+            retirement.refuse(directory)
             if settings.has_slot_certificates:
                 clean = self._directory.was_clean  # as it was found, if there is no certificate
                 self._settings = settings = self._of_slot()
@@ -135,14 +150,21 @@ class StorageNode:
             try:
                 await self._start(logs)
                 await lifecycle.stopping.wait()
-                if not lifecycle.failed.is_set():
+                if self._retired is None and not lifecycle.failed.is_set():
                     await self._drain()
             except _Stopping:
                 pass
+            except DirectoryRetired as news:
+                self._retired = news
             except StartupError as e:
                 refused = e  # the logs are closed all the same, so that the next start is quick
+            if self._retired is not None:
+                await self._metadata.wait_for_version(self._retired.version, _NEWEST_MS)
             await self._stop_serving()
-            clean = await self._close_logs() if not lifecycle.failed.is_set() else False
+            if self._retired is not None and not lifecycle.failed.is_set():
+                await self._retire(self._retired)
+            else:
+                clean = await self._close_logs() if not lifecycle.failed.is_set() else False
             if refused is not None:
                 raise refused
         finally:
@@ -158,17 +180,29 @@ class StorageNode:
 
     # -- start --------------------------------------------------------------------
 
-    def _open_directory(self) -> LogDirectory:
+    async def _claim(self) -> LogDirectory | None:
+        """The data directory, locked; None of a spare that was told to stop before it got one."""
         settings, ports = self._settings, self._ports
         directory_ports = DirectoryPorts(ports.fs(), ports.clocks.wall_ms, ports.new_uuid, ports.parts.log)
-        try:
+
+        def open_one() -> LogDirectory:
             if settings.slots_dir is not None:
-                return LogDirectory.claim_slot(directory_ports, settings.slots_dir)
+                return LogDirectory.claim_slot(directory_ports, settings.slots_dir, node_id=settings.node_id)
             return LogDirectory.open(directory_ports, settings.data_dir)
+
+        try:
+            if settings.spare:
+                files = self._doors.tls_files(HTTP)
+                return await await_slot(
+                    settings, self._lifecycle, self._pool, directory_ports, ports.http, files
+                )
+            return await self._pool.run(open_one)
         except PenstockError as e:
             raise StartupError(e.message) from None
         except OSError as e:
-            raise StartupError(f"data_dir = {settings.data_dir}: {e.strerror}: {e.filename}") from None
+            name = "data_dir" if settings.slots_dir is None else "slots_dir"
+            path = settings.slots_dir or settings.data_dir
+            raise StartupError(f"{name} = {path}: {e.strerror}: {e.filename}") from None
 
     def _of_slot(self) -> StorageNodeSettings:
         directory = self._directory
@@ -244,6 +278,7 @@ class StorageNode:
             lag_max_ms=settings.replica_lag_time_max_ms,
             replica_class=ports.parts.replica,
         )
+        manager.health.reserve_bytes = settings.disk_reserve_bytes
         manager.adopt(logs)
         owner = f"node-{settings.node_id if settings.node_id > 0 else self._directory.node_id}"
         controllers = ports.controllers(
@@ -272,6 +307,7 @@ class StorageNode:
         )
         self._streams = LeaderStreams(manager, limits, throttle)
         self._reporter = NodeReporter(manager, self._directory, throttle.hear)
+        self._reporter.strays = lambda: (self._background.strays.count, self._background.strays.size_bytes)
         self._proposer = IsrProposer(manager, controllers)
         manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings, ports.tick_ms)
@@ -339,7 +375,12 @@ class StorageNode:
         self._server, bound = await self._ports.serve(
             settings.grpc_bind,
             lambda s: add_storage_service(
-                s, self._streams, forward, FetchRangeService(self._manager, self._authorizer), self._positions
+                s,
+                self._streams,
+                forward,
+                FetchRangeService(self._manager, self._authorizer),
+                self._positions,
+                StraysService(self._manager.registry, self._background.strays),
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,
@@ -398,8 +439,15 @@ class StorageNode:
         self._groups.start()
         lifecycle.registry.register(self._lag)
         lifecycle.create_task(self._lag.run(), "lag")
-        lifecycle.create_task(self._registration.run(), "session")
+        lifecycle.create_task(self._keep_session(), "session")
         self._metadata.on_change(lambda *_: self._hasten())
+
+    async def _keep_session(self) -> None:
+        try:
+            await self._registration.run()
+        except DirectoryRetired as news:
+            self._retired = news
+            self._lifecycle.request_stop("this node was removed")
 
     def _hasten(self) -> None:
         # The controller waits for this node's version before it lets it serve or go.
@@ -430,7 +478,7 @@ class StorageNode:
     async def _drain(self) -> None:
         """Have leadership moved away, within a bound."""
         membership, bound_ms = self._registration, self._settings.controlled_shutdown_max_ms
-        membership.leave()
+        membership.leave(bound_ms)
         clock_s = self._clocks.s
         deadline_s = clock_s() + bound_ms / 1000
         while not membership.may_shutdown.is_set():
@@ -443,6 +491,24 @@ class StorageNode:
                 continue
             self._lifecycle.log.warning("stopping before others took over", reason=reason)
             return
+
+    async def _retire(self, news: DirectoryRetired) -> None:
+        """This node was removed: mark its directory, drop its logs, end or begin anew as a spare."""
+        lifecycle, pool, directory = self._lifecycle, self._pool, self._directory
+        is_marked = await retirement.mark(lifecycle, pool, directory, news)
+        await self._close_logs()
+        if not is_marked:
+            raise StartupError(
+                f"{news.message}; its data directory {directory.path} can't be marked as retired"
+            )
+        topics = self._manager.registry.image.topics
+        await retirement.drop_logs(lifecycle, pool, directory, lambda topic_id: topic_id in topics)
+        reason = f"data directory {directory.path} is retired: {news.message}"
+        if self._settings.slots_dir is None:
+            lifecycle.log.info(reason)
+            lifecycle.leave(reason)
+        else:
+            lifecycle.start_again(f"{reason}; this process becomes a spare", "--spare")
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(*(listener.stop(LISTENER_GRACE_MS) for listener in self._listeners))
@@ -491,40 +557,7 @@ class StorageNode:
         metrics.gauges |= {
             "partitions": ("Replicas on this node.", lambda: len(manager.registry.partitions)),
             "leaders": ("Partitions that this node leads.", lambda: len(manager.registry.leading)),
-            "under_replicated_partitions": (
-                "Led partitions with fewer replicas in sync than they have; those that a move adds do not count yet.",
-                manager.registry.under_replicated_count,
-            ),
-            "under_min_isr_partitions": (
-                "Led partitions that take no acks=all.",
-                lambda: sum(
-                    led.under_min_isr
-                    for p in manager.registry.leading
-                    if (led := p.replica.leadership) is not None
-                ),
-            ),
             "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.budget.staged_bytes),
-            "waiting_produce_partitions": (
-                "Appends that wait for their acks.",
-                lambda: sum(
-                    led.waiting_count
-                    for p in manager.registry.leading
-                    if (led := p.replica.leadership) is not None
-                ),
-            ),
-            "acked_unflushed_bytes": (
-                "Bytes acknowledged and not yet flushed on as many disks as the ack speaks of"
-                " (min.insync.replicas, or the leader's for acks=1); about.",
-                lambda: sum(
-                    p.log.bytes_between(*led.acked_unflushed())
-                    for p in manager.registry.leading
-                    if (led := p.replica.leadership) is not None
-                ),
-            ),
-            "dirty_logs": (
-                "Logs with data that no flush covers.",
-                lambda: sum(p.log.has_unflushed for p in manager.registry.partitions.values()),
-            ),
             "catching_up_replicas": (
                 "Replicas of this node that are being rebuilt.",
                 lambda: self._links.catching_up_count,
@@ -540,6 +573,10 @@ class StorageNode:
                 lambda: self._background.strays.count,
             ),
             "stray_bytes": ("What these take on the disk.", lambda: self._background.strays.size_bytes),
+            "unclaimed_slots": (
+                "Slots of the same directory that are a node's and that no process has opened.",
+                lambda: len(self._reporter.unclaimed_slots),
+            ),
             "disk_total_bytes": (
                 "Size of the file system with the data directory; 0 until it is known.",
                 lambda: self._reporter.disk_total_bytes,
@@ -552,6 +589,10 @@ class StorageNode:
                 "Bytes of all replicas' segments on disk, as of a few seconds ago.",
                 lambda: manager.sizes.total_bytes,
             ),
+            "disk_reserve_bytes": (
+                "What is to be free: with less the disk counts as full.",
+                lambda: reserve_bytes(self._settings.disk_reserve_bytes, self._reporter.disk_total_bytes),
+            ),
             "disk_full": (
                 "1 while the disk has no space left, and for a while after.",
                 lambda: float(manager.health.space.full),
@@ -563,10 +604,6 @@ class StorageNode:
         }
         groups = self._groups
         metrics.gauges |= {
-            "groups": (
-                "Consumer groups that this node coordinates.",
-                lambda: sum(len(shard.groups) for shard in groups.shards()),
-            ),
             "group_partitions": (
                 "Partitions of __consumer_offsets that this node coordinates.",
                 lambda: sum(1 for _ in groups.shards()),
@@ -589,7 +626,17 @@ class StorageNode:
             "isr_expands": ("ISR expansions proposed.", lambda: effects.isr_expand_count),
             "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),
         }
-        metrics.families_by_part.append(self._throttle.families)
+        turns = LoopTurns.of(self._lifecycle)
+        look = PartitionLook(
+            manager.registry,
+            self._clocks.ms,
+            lambda steps: self._lifecycle.create_task(
+                turns.run(steps, at_once=False), "counts of partitions"
+            ),
+        )
+        metrics.topics.topics_max = self._settings.metrics_topics_max
+        metrics.topics.is_known = lambda name: name in manager.registry.image.topic_ids
+        metrics.families_by_part += [self._throttle.families, look.families, groups.families]
         metrics.register(self._lifecycle.registry)
 
 

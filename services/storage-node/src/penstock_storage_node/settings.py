@@ -51,6 +51,10 @@ class StorageNodeSettings(KafkaServerSettings):
         description="claim the first free slot-N in this directory, in place of data_dir; {node} in paths of tls is"
         " the id of the slot's node then, N+1 in a new one",
     )
+    spare: bool = Field(
+        False,
+        description="with slots_dir: wait, without an identity, until the slot of a node comes free, and take that",
+    )
     disk_threads: int = Field(4, ge=1, le=64, description="writes and flushes at the same time")
     group_flush: bool = Field(
         True,
@@ -93,9 +97,17 @@ class StorageNodeSettings(KafkaServerSettings):
         60_000, ge=100, description="how often old segments are looked for, in ms"
     )
     stray_retention_ms: int = Field(
-        7 * _DAY_MS,
+        _DAY_MS,
         ge=-1,
-        description="how long directories of logs that no topic owns (-stray) are kept, in ms; -1 = for ever",
+        description="how long logs that were set aside (-stray) are kept once the metadata prove that nothing is lost"
+        " with them, in ms; -1 = for ever, as all others are",
+    )
+
+    disk_reserve_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=0,
+        description="free bytes (a 20th of a small disk) below which the disk counts as full and others lead, until"
+        " twice that are free; 0 = when a write finds no space",
     )
 
     auto_create_topics: bool = Field(
@@ -132,6 +144,10 @@ class StorageNodeSettings(KafkaServerSettings):
         15_000,
         ge=100,
         description="how often the lag of groups is found out while metrics are scraped, in ms",
+    )
+
+    metrics_topics_max: int = Field(
+        200, ge=0, description="topics with rows of their own in metrics; all others share one"
     )
 
     def shown_to_clients(self, data_path: str) -> dict[str, str]:
@@ -199,6 +215,12 @@ class StorageNodeSettings(KafkaServerSettings):
             raise ValueError(
                 f"{NODE_IN_PATH} in paths of tls is for slots_dir without node_id; write the certificate's own path"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_spare(self) -> StorageNodeSettings:
+        if self.spare and self.slots_dir is None:
+            raise ValueError("spare is for slots_dir: without slots there is none to take over")
         return self
 
     @field_validator("node_id")

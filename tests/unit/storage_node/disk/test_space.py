@@ -6,6 +6,8 @@ import errno
 
 import pytest
 
+from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.disk.health import DiskHealth
 from penstock_storage_node.disk.space import (
     HOLD_MAX_MS,
     HOLD_MS,
@@ -14,6 +16,7 @@ from penstock_storage_node.disk.space import (
     RELAPSE_MS,
     DiskSpace,
     probe,
+    reserve_bytes,
 )
 from unit.storage_node.log.log_model import ROOT, new_disk, open_directory
 
@@ -95,3 +98,38 @@ def test_the_look_writes_a_file_and_leaves_none_whether_there_is_room_or_not() -
     assert not fs.exists(path)
     fs.space_bytes = PROBE_BYTES
     probe(fs, root)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "total", "reserve"),
+    [(256, 100_000, 256), (256, 2_000, 100), (0, 2_000, 0), (256, 0, 0)],
+)
+def test_the_reserve_is_no_large_part_of_a_small_disk(wanted: int, total: int, reserve: int) -> None:
+    assert reserve_bytes(wanted, total) == reserve
+
+
+async def test_a_disk_below_its_reserve_is_full_until_twice_that_is_free() -> None:
+    now_ms = 0
+    told: list[bool] = []
+    health = DiskHealth(Lifecycle("test"), lambda: now_ms)
+    health.space_listeners.append(lambda: told.append(health.space.full))
+    health.reserve_bytes = 1_000
+    health.note_room(100_000, 1_000)
+    assert not is_full(health.space)
+    health.note_room(100_000, 999)
+    assert is_full(health.space)
+    now_ms = 5_000
+    health.note_room(100_000, 500)
+    assert not health.space.probe_is_due(HOLD_MS), "it was full just now"
+    now_ms += HOLD_MS
+    assert health.space.probe_is_due(now_ms)
+    assert not health.has_room(100_000, 1_999)
+    health.note_probe(now_ms, has_room=health.has_room(100_000, 1_999))
+    assert is_full(health.space), "and neither full nor with room: it stays as it was"
+    now_ms += HOLD_MS
+    health.note_probe(now_ms, has_room=health.has_room(100_000, 2_000))
+    assert not is_full(health.space)
+    assert told == [True, False]
+    health.reserve_bytes = 0
+    health.note_room(100_000, 0)
+    assert not is_full(health.space), "0: only a write that finds no space tells"

@@ -16,6 +16,7 @@ from penstock_storage_node.replica.placement import (
     DiscardLog,
     Instruction,
     OpenLog,
+    ParkLog,
     Placement,
     SetAside,
     TakeRole,
@@ -186,3 +187,25 @@ def test_any_order_of_metadata_and_disk_ends_with_what_the_metadata_want(seed: i
         placement.validate(partitions)
     assert partitions == set(wanted.values())
     assert disk.directories == wanted
+
+
+def test_a_parked_log_is_as_if_it_had_been_found() -> None:
+    placement = Placement()
+    mine(placement)
+    placement.on_created(A, is_mine=True)
+    assert placement.park(B) is None
+    assert placement.park(A) == ParkLog(A, NAME)
+    assert mine(placement) == AwaitName(A), "adopted before it was closed"
+    assert placement.on_parked(A, NAME) == [A]
+    assert placement.strays(lambda key: key == A) == [], "kept where it is"
+    assert mine(placement) == OpenLog(A, NAME)
+
+
+def test_another_topic_under_the_name_of_a_parked_log_sets_it_aside() -> None:
+    placement = Placement()
+    mine(placement)
+    placement.on_created(A, is_mine=True)
+    placement.park(A)
+    assert mine(placement, B) == AwaitName(B)
+    assert placement.on_parked(A, NAME) == [B]
+    assert mine(placement, B) == CreateLog(B, NAME, stray=True)

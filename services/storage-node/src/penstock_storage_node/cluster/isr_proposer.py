@@ -57,6 +57,10 @@ class IsrProposer:
             leadership = replica.leadership
             proposal = leadership.take_proposal() if leadership is not None else None
             if leadership is not None and proposal is not None:
+                if proposal.behind_offset >= 0:
+                    log = partition.log
+                    low = max(proposal.behind_offset, log.log_start_offset)
+                    proposal.lag_bytes = log.bytes_between(low, log.log_end_offset)
                 sent.append((replica, leadership, proposal))
         return sent
 
@@ -73,6 +77,9 @@ class IsrProposer:
                 leader_epoch=leadership.epoch,
                 partition_epoch=proposal.partition_epoch,
                 recovered=proposal.recovered,
+                reason=proposal.reason,
+                lag_ms=proposal.lag_ms,
+                lag_bytes=proposal.lag_bytes,
             )
             for node, epoch in zip(proposal.isr, proposal.node_epochs, strict=True):
                 item.new_isr.add(

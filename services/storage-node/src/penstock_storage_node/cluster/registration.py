@@ -48,6 +48,16 @@ class Announcement:
     """Those of the process that clients may see, where they are not the defaults."""
 
 
+class DirectoryRetired(StartupError):
+    """This node was removed from the cluster: its directory never holds a role again."""
+
+    def __init__(self, operation_id: int, version: int, message: str) -> None:
+        super().__init__(message)
+        self.operation_id = operation_id
+        self.version = version
+        """Of metadata that say so."""
+
+
 class Registration:
     """Registers and keeps the session. `on_epoch(node_id, node_epoch)` is called at each grant.
 
@@ -91,6 +101,7 @@ class Registration:
         self._freshness = HeartbeatFreshness()
         self.registration_version = 0
         self.want_shutdown = False
+        self._shutdown_due_ms = 0
         self.fenced = True
         self.may_shutdown = asyncio.Event()
 
@@ -98,10 +109,15 @@ class Registration:
         """Send a heartbeat now: something of it has changed."""
         self._wake.set()
 
-    def leave(self) -> None:
-        """Ask for leadership to be moved away; `may_shutdown` is set when it has."""
+    def leave(self, within_ms: int = 0) -> None:
+        """Ask for leadership to be moved away; `may_shutdown` is set when it has. After `within_ms` this node goes all
+        the same; until then the controllers may have it wait for replicas that come back."""
         self.want_shutdown = True
+        self._shutdown_due_ms = round(_now_ms()) + within_ms
         self.wake()
+
+    def _shutdown_left_ms(self) -> int:
+        return max(0, self._shutdown_due_ms - round(_now_ms())) if self.want_shutdown else 0
 
     def silence_ms(self) -> float:
         """How long no controller has answered a heartbeat."""
@@ -116,7 +132,7 @@ class Registration:
     # -- registration -------------------------------------------------------------
 
     async def register(self) -> None:
-        """Get a node id and an epoch. Raises StartupError when this node cannot be let in."""
+        """Get a node id and an epoch. Raises StartupError when this node cannot be let in, and DirectoryRetired."""
         hit("node.register.before_call")
         response = await self._ask()
         hit("node.register.after_answer")
@@ -171,6 +187,8 @@ class Registration:
             error = response.error
             if not error.code:
                 return response
+            if response.retired_by_operation:
+                raise DirectoryRetired(response.retired_by_operation, response.version, error.message)
             again = error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
             if not again or (loop.time() - started) * 1000 > DUPLICATE_PATIENCE_MS:
                 raise StartupError(f"data directory {self._directory.path} was refused: {error.message}")
@@ -202,7 +220,7 @@ class Registration:
     # -- session ------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the session for ever."""
+        """Keep the session for ever. Raises DirectoryRetired when its node was removed."""
         while True:
             try:
                 self._stream = await self._controllers.session("NodeSession")
@@ -286,6 +304,7 @@ class Registration:
                     disk_jobs_done=self._pool.jobs_done,
                     disk_jobs_waiting=self._pool.jobs_waiting,
                     want_shutdown=self.want_shutdown,
+                    shutdown_left_ms=self._shutdown_left_ms(),
                     disk_failed=self._disk_failed(),
                     disk_full=self._disk_full(),
                     quota_report=self._quotas.report(),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from penstock_core.errors import PenstockError
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.disk import space
 from penstock_storage_node.disk.space import DiskSpace
 from penstock_storage_node.log.jobs import FULL_ERRORS
 
@@ -55,6 +56,8 @@ class DiskHealth:
         self.space_listeners: list[Callable[[], None]] = []
         """Called when it becomes full, and when it has room again."""
         self.space = DiskSpace()
+        self.reserve_bytes = 0
+        """Free bytes below which the disk counts as full, fewer on a small one; 0: only when a write finds no space."""
 
     @property
     def failed(self) -> bool:
@@ -72,6 +75,21 @@ class DiskHealth:
             )
         if became_full:
             self._tell_space()
+
+    def note_room(self, total_bytes: int, free_bytes: int) -> None:
+        """What the system says of the disk."""
+        reserve = space.reserve_bytes(self.reserve_bytes, total_bytes)
+        if free_bytes < reserve and self.space.on_full(self._clock_ms()):
+            self._lifecycle.log.error(
+                "disk nearly full: others lead where they can, until twice disk_reserve_bytes are free; free space",
+                free_bytes=free_bytes,
+                reserve_bytes=reserve,
+            )
+            self._tell_space()
+
+    def has_room(self, total_bytes: int, free_bytes: int) -> bool:
+        """Whether so much is free that a disk that was full may count as having room."""
+        return free_bytes >= 2 * space.reserve_bytes(self.reserve_bytes, total_bytes)
 
     def note_probe(self, began_ms: int, *, has_room: bool) -> None:
         """A look for room that began at `began_ms` has ended."""

@@ -1,8 +1,9 @@
 """Whether the disk is full, and when it counts as having room again: a plain state machine.
 
-Full is whoever met ENOSPC or EDQUOT, at once. Room is found by trying: when nobody has met a full
+Full is whoever met ENOSPC or EDQUOT, at once, and whose disk has less free than a reserve: so
+leadership goes away before producers are refused. Room is found by trying: when nobody has met a full
 disk for a while (`hold_ms`), a file of PROBE_BYTES is written and removed. Free bytes as the system
-gives them are no answer, because quotas are not in them.
+gives them are no answer alone, because quotas are not in them; but twice the reserve have to be there too.
 
 A disk that is filled up again soon after it had room is given twice the time of before, so that
 leadership, which goes away from full disks (decision 0023), does not come and go with it.
@@ -20,6 +21,15 @@ RELAPSE_MS = 600_000
 """Full again within that time of having room: the next hold is twice as long."""
 PROBE_BYTES = 4 * 1024 * 1024
 PROBE_FILE = ".space-probe"
+
+
+RESERVE_SHARE = 20
+"""Of a small disk, this part of it is the most that the reserve can be."""
+
+
+def reserve_bytes(wanted_bytes: int, total_bytes: int) -> int:
+    """What is to be free on a disk of `total_bytes`."""
+    return min(wanted_bytes, total_bytes // RESERVE_SHARE)
 
 
 class DiskSpace:

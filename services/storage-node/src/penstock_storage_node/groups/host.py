@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock_core.config.catalog import group_interval_ms
 from penstock_core.errors import ErrorCode, PenstockError
@@ -43,6 +47,15 @@ LOAD_RETRY_S = 0.5
 WRITES_MAX = 20_000
 """Writes of one shard that wait for the high watermark; beyond it requests are refused."""
 _NEVER_MS = 1 << 62
+GROUP_STATES: Final = (
+    "Empty",
+    "PreparingRebalance",
+    "CompletingRebalance",
+    "Assigning",
+    "Reconciling",
+    "Stable",
+)
+"""Named as clients are told."""
 
 
 class _Waiter:
@@ -215,6 +228,19 @@ class GroupHost:
     def shards(self) -> Iterator[Shard]:
         """Those that serve."""
         return (hosted.shard for hosted in self._hosted.values() if hosted.ready)
+
+    def families(self) -> Iterator[Metric]:
+        """How many groups there are in which state, for a scrape."""
+        states: Counter[str] = Counter(dict.fromkeys(GROUP_STATES, 0))
+        for shard in self.shards():
+            for group in shard.groups.values():
+                states[str(group.state)] += 1
+        family = GaugeMetricFamily(
+            "penstock_node_groups", "Consumer groups that this node coordinates, by state.", labels=("state",)
+        )
+        for state, count in states.items():
+            family.add_metric((state,), count)
+        yield family
 
     @property
     def loading_count(self) -> int:

@@ -36,6 +36,8 @@ _TIMED: Final = {
     int(ApiKey.HEARTBEAT): "Heartbeat",
 }
 """Names in `penstock_node_request_seconds`; all the others are one."""
+_OF_RECORDS: Final = frozenset({"Produce", "Fetch"})
+"""What takes its time with these works on this node's disk; with groups it waits for somebody."""
 
 
 class DataApis:
@@ -86,27 +88,37 @@ class DataApis:
 
         Raises Malformed when the frame cannot be read: its connection is to be closed.
         """
+        caller.handled_s = self._clock_s()
         if not caller.begun_s:
-            caller.begun_s = self._clock_s()
+            caller.begun_s = caller.handled_s
+        caller.api = _TIMED.get(header.api_key, "other")
         answer = self._handlers[header.api_key](caller, header, frame)
         if isinstance(answer, Awaitable):
             later = asyncio.ensure_future(answer)
-            later.add_done_callback(lambda done: self._on_done(caller, header.api_key, done))
+            later.add_done_callback(lambda done: self._on_done(caller, done))
             return later
-        self._time(caller, header.api_key)
+        self._time(caller, at_once=True)
         return answer
 
-    def _on_done(self, caller: RequestContext, api_key: int, done: asyncio.Future[Response]) -> None:
+    def _on_done(self, caller: RequestContext, done: asyncio.Future[Response]) -> None:
         if not done.cancelled():
-            self._time(caller, api_key)
+            self._time(caller, at_once=False)
 
-    def _time(self, caller: RequestContext, api_key: int) -> None:
-        self._metrics.observe_request(
-            _TIMED.get(api_key, "other"),
-            "direct" if caller.listener else "forward",
-            self._clock_s() - caller.begun_s,
-            acks_all=caller.acks_all,
-        )
+    def _time(self, caller: RequestContext, *, at_once: bool) -> None:
+        now_s, handled_s, api = self._clock_s(), caller.handled_s, caller.api
+        via = "direct" if caller.listener else "forward"
+        self._metrics.observe_request(api, via, now_s - caller.begun_s, acks_all=caller.acks_all)
+        for code in caller.errors:
+            self._metrics.errors[api, code] += 1
+        phases = self._metrics.phases[api]
+        phases["queue"].observe(handled_s - caller.begun_s)
+        if caller.local_s:
+            phases["local"].observe(max(0.0, caller.local_s - handled_s))
+            phases["remote"].observe(now_s - max(caller.local_s, handled_s))
+        elif at_once or (api in _OF_RECORDS and not caller.is_long_poll):
+            phases["local"].observe(now_s - handled_s)
+        else:
+            phases["wait"].observe(now_s - handled_s)
 
 
 class DirectAddresses:

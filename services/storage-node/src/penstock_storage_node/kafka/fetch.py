@@ -80,6 +80,7 @@ class FetchHandler:
             await look.read_on()
             if look.satisfied(request) or loop.time() >= deadline_s:
                 return look.encode(header)
+            caller.is_long_poll = True
             if not look.changed():
                 await wait_for_change(look.partitions, deadline_s)
             if request.min_bytes > 1 and loop.time() < deadline_s:
@@ -113,6 +114,7 @@ class _Look:
         self._results: list[FetchResult] = []
         self._watermarks: list[tuple[Partition, int]] = []
         self._size_bytes = 0
+        self._sent: list[tuple[Partition, int]] = []
         self._has_error = False
         self._next = 0
         self._job: tuple[ReadJob, Partition, FetchResult] | None = None
@@ -139,7 +141,7 @@ class _Look:
             job, partition, result = self._job
             self._job = None
             try:
-                self._take(result, await partition.run_read(job))
+                self._take(result, partition, await partition.run_read(job))
             except PenstockError as e:
                 self._fail(result, e)
             except OSError as e:
@@ -182,7 +184,7 @@ class _Look:
         if isinstance(found, ReadJob):
             self._job = (found, partition, result)
         else:
-            self._take(result, found)
+            self._take(result, partition, found)
 
     def _redirect(
         self, item: FetchPartition, result: FetchResult, partition: Partition, leadership: Leadership
@@ -201,7 +203,8 @@ class _Look:
         self._is_redirected = True
         return True
 
-    def _take(self, result: FetchResult, data: ReadData) -> None:
+    def _take(self, result: FetchResult, partition: Partition, data: ReadData) -> None:
+        self._sent.append((partition, data.size_bytes))
         result.records = data.buffers
         self._size_bytes += data.size_bytes
         self._budget -= data.size_bytes
@@ -232,4 +235,6 @@ class _Look:
 
     def encode(self, header: RequestHeader) -> Response:
         self._manager.metrics.fetched_bytes += self._size_bytes
+        for partition, size_bytes in self._sent:
+            partition.traffic.sent_bytes += size_bytes
         return encode_fetch_response(header, self._results)

@@ -2,7 +2,8 @@
 
 A consumer that says its rack (`client.rack`) and came by a direct listener is sent to an in-sync
 replica of that rack, if the leader stands in another one; there it reads up to what that
-replica knows to be committed. Never behind a gateway: a proxy's client cannot choose a node
+replica knows to be committed. Of a rack that is a path (`zone-a/host-3`) clients know the first level
+alone. Never behind a gateway: a proxy's client cannot choose a node
 (rule "A connection names no node"), and a relayed request has no listener.
 
 A replica is named only where the client can reach it (it has a listener of the same name), it is
@@ -17,6 +18,7 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.racks import client_rack
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replica.registry import PartitionRegistry
 from penstock_storage_node.replication.leadership import Leadership
@@ -35,14 +37,15 @@ def preferred_replica(
     """Node id of the replica to read from instead of this leader; NOBODY to read here."""
     nodes = registry.image.nodes
     me = nodes.get(registry.node_id)
-    if me is None or me.rack == rack:
+    near = client_rack(rack)
+    if me is None or client_rack(me.rack) == near:
         return NOBODY
     best, best_end = NOBODY, -1
     for follower in leadership.followers.values():
         node = nodes.get(follower.node_id)
         if (
             node is not None
-            and node.rack == rack
+            and client_rack(node.rack) == near
             and node.active
             and listener in node.listeners
             and follower.node_id in leadership.isr

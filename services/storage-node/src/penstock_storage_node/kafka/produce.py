@@ -70,6 +70,7 @@ class _AckWait:
         if error:
             result = self._handler.not_acknowledged(request.caller, batch, error)
         else:
+            batch.note_acks(request.caller)
             result = batch.with_receipt() if request.want_receipt else batch.result
         request.settle(self._index, result)
 
@@ -298,6 +299,9 @@ class ProduceHandler:
         appended = partition.append(batch, info, request.now_ms)
         if isinstance(appended, Appended):
             manager.metrics.produced_bytes += appended.size_bytes
+            traffic = partition.traffic
+            traffic.received_bytes += appended.size_bytes
+            traffic.received_records += info.record_count
         else:
             manager.metrics.duplicate_batches += 1
         result = ProduceResult(
@@ -309,7 +313,7 @@ class ProduceHandler:
             appended.log_append_time_ms,
             log.log_start_offset,
         )
-        return AppendedBatch(leadership, info, appended.last_offset + 1, result)
+        return AppendedBatch(leadership, info, appended.last_offset + 1, result, partition)
 
     def _without_acks(self, request: ProduceInProgress) -> Response | asyncio.Future[Response]:
         """What goes back to a client that waits for no answer."""

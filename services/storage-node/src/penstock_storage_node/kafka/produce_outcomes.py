@@ -24,6 +24,7 @@ from penstock_kafka.wire.produce import (
     encode_produce_response,
 )
 from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 
 TIMEOUT_MS_MAX: Final = 600_000
@@ -45,6 +46,13 @@ class AppendedBatch:
     """Its acks must reach that."""
     result: ProduceResult
     """What it is answered with when they have."""
+    partition: Partition | None = None
+    """Where it was appended."""
+
+    def note_acks(self, caller: RequestContext) -> None:
+        """Its acks came: by then it had been written here for a while."""
+        if self.partition is not None:
+            caller.local_s = max(caller.local_s, self.partition.local_done_s(self.end_offset))
 
     def with_receipt(self) -> ProduceResult:
         """Its acks came: the result, and who has the batch."""

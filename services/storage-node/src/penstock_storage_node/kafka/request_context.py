@@ -18,11 +18,16 @@ class RequestContext:
     __slots__ = (
         "_denied",
         "acks_all",
+        "api",
         "begun_s",
         "client_id",
         "concerns_router",
+        "errors",
+        "handled_s",
         "identity",
+        "is_long_poll",
         "listener",
+        "local_s",
         "peer",
     )
 
@@ -40,6 +45,16 @@ class RequestContext:
         """Set when something was appended whose answer waits for all acks."""
         self.begun_s = 0.0
         """When it came, by the node's clock; 0: when it is handled."""
+        self.errors: tuple[int, ...] = ()
+        """Kafka's codes that its items are answered with, for counting."""
+        self.handled_s = 0.0
+        """When its handler began."""
+        self.local_s = 0.0
+        """When what it appended was written and flushed here as asked; 0: it did not wait for others."""
+        self.is_long_poll = False
+        """Set when it waits for something to happen: records, members."""
+        self.api = "other"
+        """Its name among those that are timed apart."""
         self._denied: set[tuple[int, int, str]] | None = None
 
     @property
@@ -49,6 +64,7 @@ class RequestContext:
 
     def note(self, code: int) -> None:
         """Take note of an error that is answered."""
+        self.errors += (code,)
         if code in ROUTING_ERRORS:
             self.concerns_router = True
 

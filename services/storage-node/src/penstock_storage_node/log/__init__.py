@@ -15,6 +15,8 @@
 `recovery`        what happens at open: scan, cut, rebuild
 `retention`       which old segments go
 `segment`         one log file with its two indexes
+`set_aside_ends`  what a log that was set aside holds, told without opening it
+`slots`           data directories that several processes share: live, retired, new
 `state`           what is known of a log, and steps that only change that: no system call
 `strays`          logs that were set aside
 `timestamps`      offsets by timestamp

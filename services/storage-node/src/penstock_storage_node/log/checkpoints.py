@@ -8,6 +8,7 @@
   cleaner-offset-checkpoint        same form, where the compacted part of a log ends
   tombstone-offset-checkpoint      same form, ours: below it tombstones may be missing
   meta.properties                  Java properties: version, node.id, cluster.id, directory.id
+  retired                          Java properties, ours: operation; the directory's node was removed
 
 Source: org.apache.kafka.server.common.CheckpointFile and its users, and
 org.apache.kafka.metadata.properties.MetaProperties (Kafka 4.3). Everything here is pure:
@@ -31,6 +32,9 @@ TOMBSTONE_FILE = "tombstone-offset-checkpoint"
 META_PROPERTIES_FILE = "meta.properties"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 LOCK_FILE = ".lock"
+RETIRED_FILE = "retired"
+OFFSET_FILES = (RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, LOG_START_FILE, CLEANER_FILE, TOMBSTONE_FILE)
+"""Those with rows by partition."""
 
 META_VERSION = 1
 """Version of meta.properties since KRaft."""

@@ -7,6 +7,7 @@
   <topic>-<partition>/     one log each, with the topic's id in partition.metadata
   *.<uuid>-delete          deleted, to be removed
   *.<ms>.<uuid>-stray      set aside: other topic id, or unreadable; see `strays`
+  retired                  its node was removed: it never holds a role again; see `slots`
 
 All methods block: they belong in the disk pool. `open_log`, `create_log`, `delete_log` and
 `write_checkpoints` may run beside one another in several threads.
@@ -28,7 +29,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_core.config.topic import TopicConfig
@@ -36,20 +37,18 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_core.ids import TopicId
 from penstock_core.topics import check_topic_name
-from penstock_storage_node.log import checkpoints, strays
+from penstock_storage_node.log import checkpoints, set_aside_ends, slots, strays
 from penstock_storage_node.log.fs import (
     FileSystem,
     read_file,
     remove_tree,
+    unlink_if_exists,
     write_file_atomically,
 )
 from penstock_storage_node.log.jobs import FULL_ERRORS
 from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
 from penstock_storage_node.log.state import LogIdentity, LogState
-
-SLOTS_MAX = 1000
-"""Slots that `claim_slot` tries."""
 
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,8})\Z")
 
@@ -134,6 +133,8 @@ class LogDirectory:
         self.cluster_id = b""
         self.directory_id = b""
         self.is_new = False
+        self.retired_by = 0
+        """The operation that removed its node; 0 of a directory that is in use."""
         self.leftovers: list[str] = []
         """Directories of deleted logs that the last process didn't get round to removing."""
         self.was_clean = False
@@ -183,22 +184,62 @@ class LogDirectory:
         return directory
 
     @classmethod
-    def claim_slot(cls, ports: DirectoryPorts, slots_dir: Path) -> LogDirectory:
-        """Open the first `slot-N/` (from 0) that no other process holds."""
-        for number in range(SLOTS_MAX):
+    def claim_slot(cls, ports: DirectoryPorts, slots_dir: Path, *, node_id: int = -1) -> LogDirectory:
+        """At the start of a process: the lowest live slot that nobody holds (of this node, where `node_id` is one),
+        else the lowest that is new or retired. The latter is emptied, and has another directory id then."""
+        directory = cls.claim_live_slot(ports, slots_dir, node_id=node_id)
+        if directory is not None:
+            return directory
+        for number in range(slots.SLOTS_MAX):
             try:
-                directory = cls.open(ports, slots_dir / f"slot-{number}")
+                directory = cls.open(ports, slots_dir / slots.name_of(number))
             except DirectoryLocked:
                 continue
+            if directory.is_live and node_id > 0 and directory.node_id != node_id:
+                directory.close(clean=directory.was_clean)  # another node's; as it was found
+                continue
             directory.slot = number
+            if directory.retired_by:
+                try:
+                    directory.begin_anew()
+                except BaseException:
+                    directory.close(clean=False)
+                    raise
             return directory
         raise PenstockError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"all {SLOTS_MAX} slots under {slots_dir} are in use"
+            ErrorCode.KAFKA_STORAGE_ERROR, f"all {slots.SLOTS_MAX} slots under {slots_dir} are in use"
         )
+
+    @classmethod
+    def claim_live_slot(
+        cls, ports: DirectoryPorts, slots_dir: Path, *, node_id: int = -1
+    ) -> LogDirectory | None:
+        """Open the lowest slot that has an identity, is not retired, and that nobody holds; None when there is none."""
+        for number, name in slots.found(ports.fs, str(slots_dir)):
+            if not slots.is_live(ports.fs, f"{slots_dir}/{name}"):
+                continue
+            try:
+                directory = cls.open(ports, slots_dir / name)
+            except DirectoryLocked:
+                continue
+            # It may have been retired between the look and the lock.
+            if not directory.is_live or (node_id > 0 and directory.node_id != node_id):
+                directory.close(clean=directory.was_clean)
+                continue
+            hit("slot.claim")
+            directory.slot = number
+            return directory
+        return None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is a node's: one has registered with it, and was not removed."""
+        return self.node_id > 0 and not self.retired_by
 
     def _load(self) -> None:
         fs, root = self._fs, self._root
         self._load_identity()
+        self.retired_by = slots.retired_by(fs, root)
         marker = f"{root}/{checkpoints.CLEAN_SHUTDOWN_FILE}"
         self.was_clean = fs.exists(marker)
         if self.was_clean:
@@ -271,6 +312,61 @@ class LogDirectory:
         if (self.cluster_id, self.node_id) != (cluster_id, node_id):
             self.cluster_id, self.node_id = cluster_id, node_id
             self._save_identity()
+
+    # ------------------------------------------------------------------ the end of a node
+
+    def mark_retired(self, operation_id: int) -> None:
+        """Note, durably, that the node of this directory was removed: from now on it is nobody's. Raises OSError."""
+        hit("node.retire.before_mark")
+        values = {"operation": str(operation_id)}
+        path = f"{self._root}/{checkpoints.RETIRED_FILE}"
+        write_file_atomically(self._fs, path, checkpoints.encode_properties(values))
+        self.retired_by = operation_id
+
+    def drop_logs(self, is_known: Callable[[TopicId], bool]) -> tuple[int, int]:
+        """What a removed node does with the logs that it has left: those of topics that are known go, for the
+        operation has seen to their copies; of the others nobody knows, so they are set aside and stay.
+
+        Returns how many of each. No log may be open. Raises OSError.
+        """
+        dropped = kept = 0
+        for each in self.scan():
+            if is_known(each.topic_id):
+                self._forget((each.topic, each.partition))
+                self.leftovers.append(self._rename_away(str(each.path), "delete"))
+                dropped += 1
+            else:
+                self.set_aside(each, "its topic is not known")
+                kept += 1
+        self.remove_leftovers()
+        return dropped, kept
+
+    def begin_anew(self) -> None:
+        """Empty a retired directory and make it a new one, with an id that was never refused. Raises OSError.
+
+        Strays stay: what they hold nobody may know of any more.
+        """
+        for each in self.scan():
+            self.set_aside(each, "left by a removed node")
+        self.remove_leftovers()
+        for name in checkpoints.OFFSET_FILES:
+            unlink_if_exists(self._fs, f"{self._root}/{name}")
+        for rows in (
+            self._recovery_points,
+            self._high_watermarks,
+            self._log_starts,
+            self._cleaned,
+            self._tombstones_gone,
+        ):
+            rows.clear()
+        self.cluster_id, self.node_id = b"", -1
+        self.directory_id = self.ports.new_uuid().bytes
+        self.is_new, self.was_clean = True, False
+        self._save_identity()
+        # The mark goes last: after a crash before it the directory is retired still, under whichever id.
+        unlink_if_exists(self._fs, f"{self._root}/{checkpoints.RETIRED_FILE}")
+        self._fs.sync_directory(self._root)
+        self.retired_by = 0
 
     # ------------------------------------------------------------------ partitions
 
@@ -417,6 +513,45 @@ class LogDirectory:
         del reason
         self._forget((found.topic, found.partition))
         return Path(self._rename_away(str(found.path), "stray"))
+
+    def park(self, log: PartitionLog, high_watermark: int) -> tuple[PartitionDirectory, PartitionLog]:
+        """Take a log out of use and keep it where it is, as `scan` and `open_log` would have found it.
+
+        No job of the log may be out. Raises OSError and PenstockError; then the directory is as it was.
+        """
+        log.close(clean=True)
+        self.write_checkpoints([(log, high_watermark)])
+        with self._mutex:
+            log.is_deleted = True  # what its successor notes counts
+        found = self._read_partition(log.topic, log.partition, str(log.directory))
+        if found is None:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"log {log.directory} can't be opened: its topic id is gone"
+            )
+        found = replace(found, checkpointed=replace(found.checkpointed, is_clean=True))
+        return found, self.open_log(found, TopicConfig())
+
+    def take_back(self, topic: str, partition: int, topic_id: TopicId) -> bool:
+        """Give a log that was set aside its name again, the one of this topic id that has most; False if none is there.
+
+        To be called where `create_log` follows, which opens it then: all of it is scanned. Raises OSError.
+        """
+        path = f"{self._root}/{topic}-{partition}"
+        if self._fs.exists(path):
+            return False
+        ours = [
+            each
+            for each in set_aside_ends.find(self._fs, self._root, {})
+            if (each.topic_id, each.topic, each.partition) == (topic_id, topic, partition)
+        ]
+        if not ours:
+            return False
+        best = max(ours, key=lambda each: (each.last_epoch, each.end_offset))
+        # It may have been compacted: what was noted of that is gone since it was set aside.
+        self.mark_compacted(topic, partition)
+        self._fs.rename(f"{self._root}/{best.directory}", path)
+        self._fs.sync_directory(self._root)
+        return True
 
     def delete_log(self, log: PartitionLog) -> Callable[[], None]:
         """Close a log and rename its directory; its name is free on return.

@@ -18,7 +18,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock_storage_node.log.fs import FileSystem
+from penstock_core.errors import PenstockError
+from penstock_core.ids import TopicId
+from penstock_storage_node.log import checkpoints
+from penstock_storage_node.log.fs import FileSystem, read_file
 
 FILE_NAME_BYTES_MAX = 255
 CLOCK_MS_MIN = 10**12
@@ -53,6 +56,26 @@ def parse(name: str) -> Stray | None:
     if match is None:
         return None
     return Stray(name, match[1], None if match[2] is None else int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class StrayIdentity:
+    """Which partition a stray is a log of. Its topic's name of today, if there is one, the metadata say."""
+
+    topic_id: TopicId
+    partition: int
+
+
+def identify(fs: FileSystem, root: str, stray: Stray) -> StrayIdentity | None:
+    """(pool) As its own files and its name say it; None where they don't, say of a name that had to be cut."""
+    number = stray.of.rpartition("-")[2]
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        return None
+    try:
+        data = read_file(fs, f"{root}/{stray.name}/{checkpoints.PARTITION_METADATA_FILE}")
+        return StrayIdentity(TopicId(checkpoints.decode_partition_metadata(data)), int(number))
+    except (OSError, PenstockError):
+        return None
 
 
 def overdue(strays: Iterable[Stray], now_ms: int, retention_ms: int, removals_max: int) -> list[Stray]:

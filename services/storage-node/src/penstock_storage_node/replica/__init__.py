@@ -5,6 +5,7 @@
 `corruption`     bits that a disk forgot
 `drain`          once per pass of the event loop
 `failures`       what becomes of a write or a read that failed
+`inventory`      logs that the metadata do not account for
 `log_access`     which work on one log may run beside which
 `log_start`      the lower end of a partition's log
 `manager`        the partitions of this node, kept as the metadata want them
@@ -14,7 +15,8 @@
 `registry`       which partitions this node holds, and the metadata that say so
 `roles`          the roles of this node's partitions
 `sizes`          what this node's replicas take on its disk, looked at where something has changed
-`strays`         removes logs that were set aside, once their time is over
+`stray_proof`    what the metadata say of a log that was set aside
+`strays`         logs that were set aside: which there are, and which go once their time is over
 `topic_config`   settings of topics as they count on this node, and their effect on its partitions while it
                  runs
 """

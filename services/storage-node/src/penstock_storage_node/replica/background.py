@@ -10,6 +10,7 @@ from penstock_storage_node.disk import space
 from penstock_storage_node.disk.health import is_full
 from penstock_storage_node.log import LogDirectory, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.stray_proof import judge
 from penstock_storage_node.replica.strays import StrayJanitor
 from penstock_storage_node.settings import StorageNodeSettings
 
@@ -50,6 +51,7 @@ class BackgroundJobs:
             retention_ms=settings.stray_retention_ms,
             wall_ms=manager.wall_ms,
             monotonic_ms=manager.clock_ms,
+            judge=lambda identity: judge(manager.registry.image, manager.registry.node_id, identity),
         )
 
     def start(self) -> None:
@@ -92,15 +94,20 @@ class BackgroundJobs:
 
     async def _look_for_room(self, now_ms: int) -> None:
         manager, directory = self._manager, self._directory
+
+        def probe() -> tuple[int, int]:
+            space.probe(directory.fs, str(directory.path))
+            return directory.fs.room(str(directory.path))
+
         try:
-            await manager.pool.run(lambda: space.probe(directory.fs, str(directory.path)))
+            total_bytes, free_bytes = await manager.pool.run(probe)
         except OSError as e:
             if not is_full(e):
                 manager.health.fail(space.PROBE_FILE, e)
                 return
             manager.health.note_probe(now_ms, has_room=False)
         else:
-            manager.health.note_probe(now_ms, has_room=True)
+            manager.health.note_probe(now_ms, has_room=manager.health.has_room(total_bytes, free_bytes))
 
     async def write_checkpoints(self) -> None:
         """High watermarks, recovery points and log starts of all partitions."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
@@ -34,6 +35,7 @@ from penstock_storage_node.replica.placement import (
     Instruction,
     Name,
     OpenLog,
+    ParkLog,
     Placement,
     TakeRole,
 )
@@ -92,6 +94,7 @@ class ReplicaManager:
         self._lag_max_ms = lag_max_ms
         self._replica_class = replica_class
         self._deleting = 0
+        self._parking = 0
         self._loop = asyncio.get_running_loop()
 
     def connect(
@@ -121,7 +124,7 @@ class ReplicaManager:
         if self.registry.node_id == NO_NODE:
             return
         if new.version != old.version + 1:
-            self._apply_all()
+            self._apply_all(was_restored=0 < old.version < new.restored_version)
         else:
             self._apply(records)
         self.roles.followers.settle()
@@ -151,14 +154,21 @@ class ReplicaManager:
             elif kind == "config":
                 self.configs.on_record(record.config)
 
-    def _apply_all(self) -> None:
-        """As after a snapshot: look at everything."""
+    def _apply_all(self, *, was_restored: bool = False) -> None:
+        """As after a snapshot: look at everything.
+
+        `was_restored`: these metadata were made of a backup since we last heard. That a partition is not ours says
+        nothing then: its log stays.
+        """
         registry = self.registry
         self.configs.clear()
         for key in list(registry.partitions):
             state = registry.image.partition(key.topic_id, key.partition)
             if state is None or registry.node_id not in state.replicas:
-                self._delete(self._placement.on_gone(key))
+                if was_restored:
+                    self._park(self._placement.park(key))
+                else:
+                    self._delete(self._placement.on_gone(key))
         for topic in registry.image.topics.values():
             for state in topic.partitions.values():
                 self._place(topic, state)
@@ -211,9 +221,7 @@ class ReplicaManager:
             if wanted.stray:
                 await self._set_aside(*self._found.pop(wanted.name))
             settings = self.configs.of(topic, state)
-            log = await self.pool.run(
-                lambda: self.directory.create_log(name, index, topic.topic_id, settings)
-            )
+            log = await self.pool.run(lambda: self._make_log(topic, state, settings))
         except (PenstockError, OSError) as e:
             waiting = self._placement.on_free(wanted.name)
             if not is_full(e):
@@ -236,6 +244,19 @@ class ReplicaManager:
         self._open(*newest, log, 0)
         self.roles.followers.settle()
         self.drain.schedule()
+
+    def _make_log(self, topic: TopicImage, state: PartitionImage, settings: TopicConfig) -> PartitionLog:
+        """(pool) A log for a partition that has none here. Raises PenstockError and OSError.
+
+        A member of the ISR is said to have all that was acknowledged: where its log was set aside before the
+        metadata knew of it, it is taken back.
+        """
+        directory, name = self.directory, f"{topic.name}-{state.partition}"
+        if self.registry.node_id in state.isr and directory.take_back(
+            topic.name, state.partition, topic.topic_id
+        ):
+            self.lifecycle.log.info("took back a log that had been set aside", partition=name)
+        return directory.create_log(topic.name, state.partition, topic.topic_id, settings)
 
     def _look_again(self, keys: Sequence[TopicPartition]) -> None:
         """The disk was full, or a directory's name was taken: see what the metadata want by now."""
@@ -305,6 +326,40 @@ class ReplicaManager:
 
         deleted.add_done_callback(renamed)
 
+    def _park(self, wanted: ParkLog | None) -> None:
+        """The metadata were restored and do not give the partition to this node: keep its log, without a role."""
+        if wanted is None:
+            return
+        key, name = wanted.key, wanted.name
+        partition = self.registry.partitions.pop(key)
+        partition.close()
+        partition.note_size()
+        self.roles.stop(partition, "the metadata were restored and do not know it")
+        high_watermark = partition.replica.high_watermark
+        partition.replica.step_down()
+        self.drain.schedule()
+        parked = partition.exclusive(lambda: self.directory.park(partition.log, high_watermark))
+        self._parking += 1
+
+        def done(parked: asyncio.Future[tuple[PartitionDirectory, PartitionLog]]) -> None:
+            partition.forget_staged()
+            self._parking -= 1
+            error = parked.exception()
+            if error is None:
+                self._found[name] = parked.result()
+                self.lifecycle.log.warning(
+                    "the restored metadata do not give this log to this node: it is kept", log=partition.name
+                )
+                self._look_again(self._placement.on_parked(key, name))
+                return
+            # Its directory is there: the next start finds it, and so does who is to create it.
+            self._look_again(self._placement.on_free(name))
+            self.lifecycle.log.error("a log was not closed cleanly", log=partition.name, reason=str(error))
+            if not is_full(error):
+                self.health.fail(partition.name, error)
+
+        parked.add_done_callback(done)
+
     def _on_removed(self, _: object, error: BaseException | None) -> None:
         if error is not None:
             self.lifecycle.log.warning("files of a deleted log remain", reason=str(error))
@@ -318,7 +373,15 @@ class ReplicaManager:
 
         To be called once the metadata are those of the registration, or newer.
         """
-        futures = [self._set_aside(*self._found.pop(stray.name)) for stray in self._placement.strays()]
+        image = self.registry.image
+
+        def is_kept(key: TopicPartition) -> bool:
+            # Restored metadata may be those of a time before this log.
+            state = image.partition(key.topic_id, key.partition)
+            return image.restored_version > 0 and (state is None or state.unconfirmed)
+
+        strays = self._placement.strays(is_kept)
+        futures = [self._set_aside(*self._found.pop(stray.name)) for stray in strays]
         for future in futures:
             future.add_done_callback(self._on_set_aside)
         return futures
@@ -345,8 +408,8 @@ class ReplicaManager:
             log.close(clean=True)
             path = self.directory.set_aside(found, "the cluster's metadata do not know it")
             self.lifecycle.log.warning(
-                "a log that no topic owns was set aside; it is removed after stray_retention_ms:"
-                " move it elsewhere to keep it",
+                "a log that the metadata do not give to this node was set aside: `penstock node strays` tells"
+                " whether it goes after stray_retention_ms",
                 path=str(path),
             )
 
@@ -370,9 +433,19 @@ class ReplicaManager:
         self.budget.give_up()
 
     @property
+    def unclaimed(self) -> list[tuple[PartitionDirectory, PartitionLog]]:
+        """Logs in their places that have no role."""
+        return list(self._found.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every log is either a partition's, or among the unclaimed, or set aside."""
+        return not self._parking and not self.registry.being_created
+
+    @property
     def deleting(self) -> bool:
-        """Whether logs are being deleted whose names are not free yet."""
-        return self._deleting > 0
+        """Whether logs are being deleted, or taken out of use, whose names are not free yet."""
+        return self._deleting > 0 or self._parking > 0
 
     def validate(self) -> None:
         """For tests and the simulator: raises InvariantBroken when what is kept twice differs."""
@@ -380,7 +453,7 @@ class ReplicaManager:
         partitions = self.registry.partitions
         for partition in partitions.values():
             partition.validate()
-        logs = len(partitions) + self._deleting
+        logs = len(partitions) + self._deleting + self._parking
         if self.budget.share_count != logs:
             raise InvariantBroken(f"{self.budget.share_count} logs count as staged to, there are {logs}")
         if not self.registry.leading.keys() <= set(partitions.values()):

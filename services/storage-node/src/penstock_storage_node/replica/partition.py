@@ -36,6 +36,8 @@ from penstock_storage_node.replica.sizes import ReplicaSizes
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import Buffer, ReplicationSession
 
+LOCAL_MARKS_MAX = 16
+"""Write jobs or flushes whose end is remembered: acks are for one of the last few."""
 FULL_RETRY_MS = 1000
 """How often a log on a full disk tries to write again."""
 
@@ -92,12 +94,14 @@ class Partition:
         "access",
         "compacting",
         "key",
+        "local_marks",
         "log",
         "name",
         "readers",
         "replica",
         "saved_log_start_offset",
         "sessions",
+        "traffic",
     )
 
     def __init__(self, ports: PartitionPorts, replica: PartitionReplica, log: PartitionLog) -> None:
@@ -110,6 +114,9 @@ class Partition:
         self.sessions: dict[ReplicationSession, None] = {}
         """Followers' sessions while this node leads."""
         self.access = LogAccess()
+        self.local_marks: deque[tuple[int, float]] = deque(maxlen=LOCAL_MARKS_MAX)
+        """While this node leads: (effective end, when it came to be), for timing alone."""
+        self.traffic = ports.metrics.topics.of(replica.topic)
         self._ports = ports
         self._share = ports.budget.share(lambda: log.staged_bytes, lambda: self.access.alone is not None)
         self._flush_begun_ms = 0
@@ -190,7 +197,9 @@ class Partition:
             self.log.complete(job)
             self.note_size()
             self._share.update()
-            self._ports.metrics.observe_write_job(self._ports.clock_s() - started_s)
+            done_s = self._ports.clock_s()
+            self._ports.metrics.observe_write_job(done_s - started_s)
+            self._mark_local(done_s)
             self._ports.drain.progress(self, now_ms)
             if not job.fsync:
                 self._flush_if_many()
@@ -199,6 +208,17 @@ class Partition:
             self._retry_at_ms = now_ms + FULL_RETRY_MS
             self._ports.failures.write_failed(self, error)
         self.kick()
+
+    def _mark_local(self, now_s: float) -> None:
+        if self.replica.leadership is not None:
+            self.local_marks.append((self.replica.state.effective_end_offset, now_s))
+
+    def local_done_s(self, end_offset: int) -> float:
+        """When this node, as leader, had all below `end_offset` as its topic's durability asks for; 0: forgotten."""
+        for done_offset, at_s in self.local_marks:
+            if done_offset >= end_offset:
+                return at_s
+        return 0.0
 
     def flush(self, *, everything: bool) -> None:
         """Flush written data of a log that does not flush with each write."""
@@ -214,6 +234,7 @@ class Partition:
             self.access.is_flushing = False
             if error is None:
                 self.log.complete_flush(job)
+                self._mark_local(self._ports.clock_s())
                 self._ports.drain.progress(self, self._ports.clock_ms())
                 self._flush_if_many()  # what was written meanwhile
             else:

@@ -18,6 +18,8 @@ meanwhile: whatever was begun is ended first, then compared with what they say b
     not created, deleted,         somebody waits for the name       (the shell looks at those again)
     discarded: the name is free
     what is on the disk           logs nobody has claimed           SetAside
+    metadata that were restored   a partition that they don't give  ParkLog: it is as if it was found on the
+    know less than this node      to this node                      disk from then on
 
 A name is a directory (topic, partition), and one log's at a time: from before it is created until its
 directory is gone. A topic that is made anew under the name of one whose directory is just being made
@@ -26,7 +28,7 @@ waits; otherwise the discarding of the first would take away the directory of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock_core.errors import InvariantBroken
@@ -78,6 +80,14 @@ class DiscardLog:
 @dataclass(frozen=True, slots=True)
 class DeleteLog:
     """End the partition's role and delete its log."""
+
+    key: TopicPartition
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class ParkLog:
+    """End the partition's role and keep its log: the metadata may be those of a time before it."""
 
     key: TopicPartition
     name: Name
@@ -145,10 +155,29 @@ class Placement:
         self._creating.pop(self.changing.pop(name), None)
         return list(self._waiting.pop(name, ()))
 
-    def strays(self) -> list[SetAside]:
-        """Logs on the disk that the metadata know nothing of, once these are known to be current."""
-        names, self.found = list(self.found), {}
+    def strays(self, is_kept: Callable[[TopicPartition], bool] = lambda _: False) -> list[SetAside]:
+        """Logs on the disk that the metadata know nothing of, once these are known to be current.
+
+        `is_kept`: stays where it is, without a role.
+        """
+        names = [n for n, topic_id in self.found.items() if not is_kept(TopicPartition(topic_id, n[1]))]
+        for name in names:
+            del self.found[name]
         return [SetAside(name) for name in names]
+
+    def park(self, key: TopicPartition) -> ParkLog | None:
+        """The metadata were restored, and do not give this partition to this node."""
+        name = self.held.pop(key, None)
+        if name is None:
+            return None
+        self.changing[name] = key
+        return ParkLog(key, name)
+
+    def on_parked(self, key: TopicPartition, name: Name) -> list[TopicPartition]:
+        """A log without a role is under its name again: whom to look at again."""
+        waiting = self.on_free(name)
+        self.found[name] = key.topic_id
+        return waiting
 
     def _delete(self, key: TopicPartition) -> DeleteLog | None:
         name = self.held.pop(key, None)

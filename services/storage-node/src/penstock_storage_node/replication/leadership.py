@@ -21,7 +21,7 @@ Batches are pushed, not fetched, so Kafka's "caught up at the previous fetch" be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock_core.errors import CHECK_PARTITION, ErrorCode, InvariantBroken
@@ -78,6 +78,14 @@ class IsrProposal:
     partition_epoch: int
     recovered: bool = False
     in_flight: bool = False
+    reason: str = ""
+    """Why, for the history of the cluster."""
+    lag_ms: int = 0
+    """How long the worst of those that leave has lacked something."""
+    behind_offset: int = -1
+    """Effective end of the one that is furthest behind among those that leave; -1 where nobody leaves."""
+    lag_bytes: int = 0
+    """From there to the end of the log; known when it is sent."""
 
 
 class Leadership:
@@ -309,6 +317,11 @@ class Leadership:
             return 0
         return now_ms - follower.caught_up_ms
 
+    def lags(self, now_ms: int) -> Iterator[tuple[NodeId, int, int]]:
+        """Of each follower: its effective end and for how long it has lacked something, in ms."""
+        for follower in self.followers.values():
+            yield follower.node_id, self._end_of(follower), self._lag_ms(follower, now_ms)
+
     def _waits_for_room(self, follower: FollowerProgress, now_ms: int) -> bool:
         """Whether a replica outside the ISR must show first that it has room: a full disk has space for a little
         now and then, and each time that it joined with that, producers would wait for it anew."""
@@ -450,7 +463,17 @@ class Leadership:
             lagging += [f.node_id for f in full[:spare_count]]
         if lagging:
             self._effects.isr_shrink_count += 1
-            self._propose(tuple(sorted(self.isr.difference(lagging))))
+            self._propose(tuple(sorted(self.isr.difference(lagging))), reason=self._why_left(lagging))
+            self._measure_lag([f for f in members if f.node_id in lagging], now_ms)
+
+    def _why_left(self, lagging: list[NodeId]) -> str:
+        names = "node" + ("s " if len(lagging) > 1 else " ") + ", ".join(str(n) for n in sorted(lagging))
+        return f"{names} {'full' if all(self._is_full(n) for n in lagging) else 'lagging'}"
+
+    def _measure_lag(self, leaving: list[FollowerProgress], now_ms: int) -> None:
+        if self.pending is not None:
+            self.pending.lag_ms = max(self._lag_ms(f, now_ms) for f in leaving)
+            self.pending.behind_offset = min(self._end_of(f) for f in leaving)
 
     def _consider_expansion(self, follower: FollowerProgress, now_ms: int) -> None:
         if self.pending is not None or now_ms < self._hold_until_ms:
@@ -464,17 +487,19 @@ class Leadership:
             return
         if self._eligible(follower.node_id, follower.node_epoch):
             self._effects.isr_expand_count += 1
-            self._propose(tuple(sorted({*self.isr, follower.node_id})))
+            self._propose(
+                tuple(sorted({*self.isr, follower.node_id})), reason=f"node {follower.node_id} caught up"
+            )
 
-    def _propose(self, isr: tuple[NodeId, ...], *, recovered: bool = False) -> None:
+    def _propose(self, isr: tuple[NodeId, ...], *, reason: str, recovered: bool = False) -> None:
         epochs = tuple(self.followers[n].node_epoch if n in self.followers else -1 for n in isr)
-        self.pending = IsrProposal(isr, epochs, self.partition_epoch, recovered)
+        self.pending = IsrProposal(isr, epochs, self.partition_epoch, recovered, reason=reason)
         self._effects.proposals[self._state] = None
 
     def _propose_recovered(self) -> None:
         # Unclean election: the log of this node is now the partition's log, as it is.
         if self.recovering and self.pending is None:
-            self._propose(tuple(sorted(self.isr)), recovered=True)
+            self._propose(tuple(sorted(self.isr)), reason="leader recovered", recovered=True)
 
     def take_proposal(self) -> IsrProposal | None:
         """The proposal to send now; None when there is none or it is on its way."""

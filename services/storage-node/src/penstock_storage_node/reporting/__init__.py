@@ -1,4 +1,5 @@
-"""Metrics that take a look at other nodes.
+"""Metrics that take a look at many things, or at other nodes.
 
-`group_lag`  lag of the groups that this node coordinates, as metrics
+`group_lag`         lag of the groups that this node coordinates, as metrics
+`partition_counts`  how many partitions are in trouble, how far followers are behind
 """

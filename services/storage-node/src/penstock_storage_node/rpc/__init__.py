@@ -10,5 +10,6 @@
 `replicate_leader`    Replicate, the leader's end
 `replication_lanes`   The two streams of a pair of nodes
 `service`             The Storage service of the contract, registered with serializers of its own
+`strays`              DescribeStrays and DeleteStray
 
 """

@@ -181,6 +181,7 @@ class FetchRangeService:
                 if data is None:
                     return
                 self._manager.metrics.range_bytes += data.size_bytes
+                current.partition.traffic.sent_bytes += data.size_bytes
                 if is_large:
                     data = None
                     ahead = asyncio.ensure_future(current.next_chunk())

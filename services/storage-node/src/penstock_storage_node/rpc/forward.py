@@ -57,7 +57,8 @@ class _Answer:
     left_bytes: int
     total_bytes: int
     signal: object
-    concerns_router: bool
+    caller: RequestContext
+    ready_s: float
     begun: bool = False
 
 
@@ -91,6 +92,8 @@ class ForwardStream:
         self._request_count = 0
         self._response_bytes = 0
         self._answers: deque[_Answer] = deque()
+        self._sent: list[_Answer] = []
+        """Whole in the message that is being written."""
         self._room = asyncio.Event()
         self._ready = asyncio.Event()
         self._is_ending = False
@@ -232,13 +235,14 @@ class ForwardStream:
         self._request_bytes -= size
         self._request_count -= 1
         self._room.set()
+        ready_s = self._manager.clocks.s()
         if response is CLOSE or response is NO_RESPONSE:
-            self._answers.append(_Answer(request_id, deque(), 0, 0, response, caller.concerns_router))
+            self._answers.append(_Answer(request_id, deque(), 0, 0, response, caller, ready_s))
         else:
             buffers = deque([response] if isinstance(response, bytes) else response)
             total = sum(map(len, buffers))
             self._response_bytes += total
-            self._answers.append(_Answer(request_id, buffers, total, total, None, caller.concerns_router))
+            self._answers.append(_Answer(request_id, buffers, total, total, None, caller, ready_s))
         self._ready.set()
 
     def stop_writing(self) -> None:
@@ -253,8 +257,15 @@ class ForwardStream:
             message = self._next_message()
             if message:
                 await self._context.write(message)
+                self._time_sent()
             else:
                 await self._ready.wait()
+
+    def _time_sent(self) -> None:
+        now_s, phases = self._manager.clocks.s(), self._manager.metrics.phases
+        for answer in self._sent:
+            phases[answer.caller.api]["send"].observe(now_s - answer.ready_s)
+        self._sent.clear()
 
     def _next_message(self) -> bytes:
         parts: list[Buffer] = []
@@ -272,13 +283,13 @@ class ForwardStream:
                 frame_bytes=0 if answer.begun else answer.total_bytes,
                 none=answer.signal is NO_RESPONSE,
                 close_connection=answer.signal is CLOSE,
-                concerns_router=answer.concerns_router,
+                concerns_router=answer.caller.concerns_router,
             )
             answer.begun = True
             budget -= size + _FRAME_OVERHEAD_BYTES
             self._response_bytes -= size
             if last:
-                self._answers.popleft()
+                self._sent.append(self._answers.popleft())
         if parts:
             self._room.set()
         return b"".join(parts)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from penstock_proto.v1 import data_pb2, storage_pb2
+from penstock_proto.v1 import data_pb2, operations_pb2, storage_pb2
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEndsService
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
+from penstock_storage_node.rpc.strays import StraysService
 
 SERVICE = "penstock.v1.Storage"
 
@@ -24,6 +25,7 @@ def add_storage_service(
     forward: ForwardService,
     ranges: FetchRangeService,
     positions: LogEndsService | None = None,
+    strays: StraysService | None = None,
 ) -> None:
     """Answer Storage's calls on `server`."""
     handlers = {
@@ -38,5 +40,16 @@ def add_storage_service(
             positions.positions,
             request_deserializer=storage_pb2.PositionsRequest.FromString,
             response_serializer=storage_pb2.PositionsResponse.SerializeToString,
+        )
+    if strays is not None:
+        handlers["DescribeStrays"] = grpc.unary_unary_rpc_method_handler(
+            strays.describe,
+            request_deserializer=operations_pb2.DescribeStraysRequest.FromString,
+            response_serializer=operations_pb2.DescribeStraysResponse.SerializeToString,
+        )
+        handlers["DeleteStray"] = grpc.unary_unary_rpc_method_handler(
+            strays.delete,
+            request_deserializer=operations_pb2.DeleteStrayRequest.FromString,
+            response_serializer=operations_pb2.DeleteStrayResponse.SerializeToString,
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
