@@ -213,7 +213,7 @@ class RelayRig:
     """Two scripted nodes, metadata by hand, a relay."""
 
     def __init__(self) -> None:
-        self.nodes = {1: ScriptedNode(1), 2: ScriptedNode(2)}
+        self.nodes = {1: ScriptedNode(1), 2: ScriptedNode(2)}  # type: ignore[abstract]
         self.leaders = [1, 2, 1]
         self.epochs = [0, 0, 0]
         self.fenced: set[int] = set()
@@ -223,7 +223,9 @@ class RelayRig:
         self.lifecycle = Lifecycle("gateway", "gateway-1")
         controllers = ControllerClient(["127.0.0.1:1"], "test", self.channels)
         self.metadata = MetadataClient(controllers, "test", monotonic_ms)
-        self.metrics = GatewayMetrics(KafkaMetrics.of(self.lifecycle), self.metadata.contact_age_ms)
+        self.metrics = GatewayMetrics(
+            KafkaMetrics.of(self.lifecycle), self.metadata.contact_age_ms, lambda: 0.0
+        )
         self.relay = Relay(
             "gateway-1", self.metadata, self.channels, self.metrics, AllowAll(), self.lifecycle, monotonic_ms
         )

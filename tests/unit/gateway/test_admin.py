@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from penstock_core.metadata.image import MetadataImage
+from penstock_core.observation_documents import check_document
 from penstock_core.operation_documents import operation_document
 from penstock_frontend.authorizer import AllowAll, Identity, Operation, ResourceType
 from penstock_gateway.http.operations import nodes_document, operation_routes
@@ -49,6 +50,13 @@ METHODS = {
         Operation.DESCRIBE,
     ),
     "DescribeNodes": ("DescribeNodes", pb.DescribeNodesRequest(), Operation.DESCRIBE),
+    "ExecuteOperation": (
+        "ExecuteOperation",
+        pb.ExecuteOperationRequest(operation_id=17, executor_id="e"),
+        Operation.ALTER,
+    ),
+    "CheckCluster": ("CheckCluster", pb.CheckClusterRequest(), Operation.DESCRIBE),
+    "DescribeCapacity": ("DescribeCapacity", pb.DescribeCapacityRequest(), Operation.DESCRIBE),
 }
 """By method of Admin: that of the controllers, a request, and the right that it takes."""
 
@@ -68,6 +76,15 @@ RESPONSES = {
             pb.NodeCondition(node_id=2, condition="fenced", replicas=1),
         ]
     ),
+    "ExecuteOperation": pb.ExecuteOperationResponse(
+        operation=pb.Operation(record=metadata_pb2.OperationRecord(operation_id=17, kind="rolling-restart")),
+        step=metadata_pb2.OperationStep(name="node-1", role="storage-node"),
+        http="127.0.0.1:8080",
+    ),
+    "CheckCluster": pb.CheckClusterResponse(
+        findings=[pb.Finding(severity="error", code="offline", subject="partition t-0", detail="d", hint="h")]
+    ),
+    "DescribeCapacity": pb.DescribeCapacityResponse(nodes=[pb.NodeCapacity(node_id=1)]),
 }
 
 
@@ -171,7 +188,9 @@ async def test_who_signed_in_is_told_and_asked_for_the_right_of_each_method(
                 assert asked.questions == [
                     ("User:alice", "127.0.0.1", operation, ResourceType.CLUSTER, "kafka-cluster")
                 ]
-    assert [what for _, what, _ in taken] == ["PlanOperation", "DescribeOperations", "DescribeNodes"]
+    assert [what for _, what, _ in taken] == [
+        *("PlanOperation", "DescribeOperations", "DescribeNodes", "CheckCluster", "DescribeCapacity")
+    ]
 
 
 async def test_without_an_active_controller_it_says_so_before_the_client_gives_up(rig: Rig) -> None:
@@ -237,6 +256,9 @@ async def test_rest_says_what_the_command_says(taken: list[tuple[int, str, Any]]
         assert await get("/v1/operations?all=true") == (200, [operation])
         assert await get("/v1/operations/17") == (200, operation)
         status, nodes = await get("/v1/nodes")
+        check = check_document(RESPONSES["CheckCluster"])  # type: ignore[arg-type]
+        assert not check["ok"]
+        assert await get("/v1/check") == (200, check)
     assert [(r.operation_id, r.ended) for _, _, r in taken[:3]] == [(0, False), (0, True), (17, True)]
     assert status == 200
     assert nodes[0] == {
@@ -262,7 +284,7 @@ async def test_rest_says_what_the_command_says(taken: list[tuple[int, str, Any]]
 async def test_rest_takes_describe_on_the_cluster(taken: list[tuple[int, str, Any]]) -> None:
     asked = Asked(lambda who, operation: False)
     async with rest(asked) as (get, _):
-        for path in ("/v1/operations", "/v1/operations/17", "/v1/nodes"):
+        for path in ("/v1/operations", "/v1/operations/17", "/v1/nodes", "/v1/check"):
             status, body = await get(path)
             assert status == 403
             assert set(body) == {"error", "hint"}

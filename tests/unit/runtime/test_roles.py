@@ -27,7 +27,7 @@ from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import ChannelPool, Probe, probe, serve
 from penstock_runtime.http import HttpServer
-from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.lifecycle import EXIT_START_AGAIN, Lifecycle
 from penstock_runtime.roles import Role, find_role, run_roles
 from penstock_runtime.settings import RoleSettings
 from support.controllers import free_ports
@@ -121,6 +121,15 @@ def test_term_drains_and_exits_0() -> None:
         ):
             with urllib.request.urlopen(f"http://127.0.0.1:{http}/{path}", timeout=60) as response:
                 assert text in response.read().decode()
+        for path, said in (
+            ("healthz", {"ok": True, "reason": None}),
+            ("readyz", {"ready": True, "reason": None}),
+        ):
+            asked = urllib.request.Request(
+                f"http://127.0.0.1:{http}/{path}", headers={"Accept": "application/json"}
+            )
+            with urllib.request.urlopen(asked, timeout=60) as response:
+                assert json.load(response) == said
         process.send_signal(signal.SIGTERM)
         code, err = end(process)
         assert code == 0
@@ -381,6 +390,59 @@ def test_the_failure_of_one_role_ends_all(run: Run, tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_role_that_has_nothing_left_to_do_ends_no_other(run: Run, tmp_path: Path) -> None:
+    order: list[str] = []
+
+    async def leave(_: Settings, life: Lifecycle) -> None:
+        life.leave("removed")
+        order.append("left")
+
+    async def serve(_: Settings, life: Lifecycle) -> None:
+        for _turn in range(50):
+            await asyncio.sleep(0)
+        assert not life.stopping.is_set()
+        order.append("serves")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await life.stopping.wait()
+
+    async def main() -> None:
+        settings = Settings(data_dir=tmp_path)
+        assert await run_roles([(Role("a", Settings, leave), settings)]) == 0, "alone it ends the process"
+        assert order == ["left"]
+        code = await run_roles(
+            [(Role("a", Settings, leave), settings), (Role("b", Settings, serve), settings)]
+        )
+        assert (code, order) == (0, ["left", "left", "serves"])
+
+    run(main())
+
+
+def test_a_role_may_ask_for_its_process_to_begin_anew(run: Run, tmp_path: Path) -> None:
+    async def again(_: Settings, life: Lifecycle) -> None:
+        life.start_again("another life", "--spare")
+
+    async def again_after_term(_: Settings, life: Lifecycle) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await life.stopping.wait()
+        life.start_again("another life", "--spare")
+
+    async def again_after_failure(_: Settings, life: Lifecycle) -> None:
+        life.fatal("it broke", 70)
+        life.start_again("another life", "--spare")
+
+    async def main() -> None:
+        for role, expected in (
+            (again, (EXIT_START_AGAIN, ["--spare"])),
+            (again_after_term, (0, [])),
+            (again_after_failure, (70, [])),
+        ):
+            flags: list[str] = []
+            code = await run_roles([(Role("a", Settings, role), Settings(data_dir=tmp_path))], flags)
+            assert (code, flags) == expected
+
+    run(main())
+
+
 def test_an_unknown_role_names_the_package() -> None:
     with pytest.raises(StartupError, match="install the package penstock-nonsense"):
         find_role("nonsense")
@@ -423,6 +485,10 @@ def test_a_tick_comes_every_100_ms_and_tells_how_late_it_is(monkeypatch: pytest.
     assert timers.fire(late_s=0.5) == pytest.approx(0.2)
     assert timers.fire(late_s=0.2) == pytest.approx(0.8)
     assert life.loop_ticks == 3
+    told = life.registry.get_sample_value
+    assert told("penstock_loop_lag_seconds_sum") == pytest.approx(0.7)
+    assert told("penstock_loop_lag_seconds_bucket", {"le": "0.25"}) == 2
+    assert (told("penstock_loop_cpu_seconds_total") or 0) > 0
     # Two who scrape see the same; it is forgotten a minute later.
     assert life.registry.get_sample_value(lag) == pytest.approx(0.5)
     assert life.registry.get_sample_value(lag) == pytest.approx(0.5)
@@ -432,6 +498,12 @@ def test_a_tick_comes_every_100_ms_and_tells_how_late_it_is(monkeypatch: pytest.
     for _ in range(20):
         timers.fire(late_s=0.0)
     assert life.registry.get_sample_value(lag) == pytest.approx(0.0, abs=1e-9)
+    # A loop that stands still is not healthy; it is once it turns again.
+    assert life.health_reason() is None
+    timers.now_s += 3.0
+    assert life.health_reason() == "the event loop has not turned for 2.9 s"
+    timers.fire(late_s=2.9)
+    assert life.health_reason() is None
     life.stop_ticking()
     assert timers.cancelled == 1
 

@@ -132,6 +132,11 @@ def test_listeners_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("--node-idd", "1"), ["--node-idd", "did you mean --node-id"]),
         (("--node-i", "1"), ["unknown flag --node-i"]),
         (
+            ("--node-id=1", "--rack=a/b/c/d"),
+            ["--rack = a/b/c/d", "has 4 levels, at most 3", "write ZONE/HOST"],
+        ),
+        (("--node-id=1", "--rack=a//b"), ["--rack = a//b", "has a level that is empty"]),
+        (
             ("--broker.rack=a",),
             ["unknown flag --broker.rack: broker.rack is Kafka's name; here it is --rack"],
         ),

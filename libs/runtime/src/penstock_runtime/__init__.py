@@ -14,10 +14,13 @@
                      server.properties along
 `lifecycle`          readiness, tasks, metrics and the end of a role in a process
 `listener_settings`  settings of one Kafka listener
+`log_folding`        which log lines are written: one of an event in a second, the rest counted
 `logs`               one line per event on standard error, for people or as JSON
+`loop_metrics`       how busy and how late the event loop is, and how much it logs
 `memory`             keeping the C allocator's memory small in a process with several threads
 `metadata_client`    following the cluster's metadata: one image, always moving forward
 `oauth_settings`     the `[oauth]` table: whose tokens count, and where their keys are
+`plain_histogram`    a histogram for the hot path
 `ports`              what a role takes from the world around it: clocks, chance, the network
 `recent_max`         the largest of what was seen lately
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code

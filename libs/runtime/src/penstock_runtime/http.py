@@ -1,8 +1,9 @@
 """A small HTTP server: `/healthz`, `/readyz`, `/metrics`, and what a role adds.
 
-`/healthz` says that the event loop turns; `/readyz` says 503 and the reason while the
-role does not serve. Reads only, no state changes: nothing here needs a guard against
-forged requests yet. A port of its own for health alone (`health_only`) tells balancers 200 or 503, and not why.
+`/healthz` says that the event loop turned within 2 s (503: start the process anew); `/readyz` says 503 and
+the reason while the role does not serve (send it no clients). Reads only, no state changes: nothing here
+needs a guard against forged requests yet. A port of its own for health alone (`health_only`) tells balancers 200
+or 503, and not why.
 
 `web` is aiohttp's; take it from here (see below why).
 """
@@ -128,17 +129,14 @@ class HttpServer:
             await asyncio.gather(*self._accepting, return_exceptions=True)
             await self._runner.cleanup()
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _told(request, "ok", self._lifecycle.health_reason())
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        reason = self._lifecycle.ready_reason()
-        if reason is None:
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text=f"{reason}\n")
+    async def _readyz(self, request: web.Request) -> web.Response:
+        return _told(request, "ready", self._lifecycle.ready_reason())
 
     async def _is_alive(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=200 if self._lifecycle.health_reason() is None else 503)
 
     async def _is_ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self._lifecycle.ready_reason() is None else 503)
@@ -163,6 +161,14 @@ class HttpServer:
         response.headers.setdefault("X-Content-Type-Options", "nosniff")
         response.headers.setdefault("Cache-Control", "no-store")
         return response
+
+
+def _told(request: web.Request, well: str, reason: str | None) -> web.Response:
+    """Yes, or 503 with the reason in one line; as JSON to who asks for it."""
+    status = 200 if reason is None else 503
+    if "application/json" in request.headers.get("Accept", ""):
+        return web.json_response({well: reason is None, "reason": reason}, status=status)
+    return web.Response(status=status, text=f"{well if reason is None else reason}\n")
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:

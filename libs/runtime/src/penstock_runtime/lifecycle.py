@@ -25,14 +25,19 @@ from penstock_core.errors import InvariantBroken
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
 from penstock_runtime.addresses import Plaintext, StartupError
-from penstock_runtime.logs import error_fields, get_log
+from penstock_runtime.logs import CONSTANT, error_fields, get_log, line_counts, write_folded
+from penstock_runtime.loop_metrics import LoopMetrics
 from penstock_runtime.recent_max import RecentMax
 from penstock_runtime.version import VERSION
 
 EXIT_DRAIN_TOO_LONG = 1
 EXIT_FAILED = 70
+EXIT_START_AGAIN = 75
+"""Of a role that asked for `start_again` where the process cannot begin anew by itself."""
 LOOP_TICK_MS = 100
 LAG_WINDOW_S = 60.0
+LOOP_STUCK_S = 2.0
+"""A loop that is later than that counts as stuck: /healthz says so."""
 _TASK_END_TIMEOUT_MS = 2_000
 _CLOSE_TIMEOUT_MS = 2_000
 
@@ -62,6 +67,10 @@ class Lifecycle:
         self.failed = asyncio.Event()
         """Set by `fatal`; `exit_code` says with what."""
         self.exit_code = 0
+        self.has_left = False
+        """It ended because there is nothing left for it to do: other roles of the process go on."""
+        self.again_with: tuple[str, ...] = ()
+        """Flags with which the process is to begin anew, see `start_again`."""
         self.allow_insecure_bind = allow_insecure_bind
         """What listeners and servers take when they are not told otherwise."""
         self.identity = identity
@@ -78,6 +87,7 @@ class Lifecycle:
         self._at_end: list[Callable[[], Awaitable[None]]] = []
         self._tick: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
+        self._loop_time: Callable[[], float] = time.monotonic
         self._add_process_metrics()
 
     def _add_process_metrics(self) -> None:
@@ -103,6 +113,8 @@ class Lifecycle:
             registry=self.registry,
         )
         self._lag_max = RecentMax(LAG_WINDOW_S)
+        self._loop_metrics = LoopMetrics(line_counts)
+        self.registry.register(self._loop_metrics)
         self._lag.set_function(lambda: self._lag_max.value(self._next_tick))
         self.unhandled_errors = Counter(
             "penstock_unhandled_errors",
@@ -148,6 +160,13 @@ class Lifecycle:
         """None when ready, else why not."""
         return "stopping" if self.stopping.is_set() else self._not_ready_reason
 
+    def health_reason(self) -> str | None:
+        """None while the event loop turns, else since when it does not: a process to be started anew."""
+        if self._tick is None:
+            return None
+        stuck_s = self._loop_time() - self._next_tick
+        return f"the event loop has not turned for {stuck_s:.1f} s" if stuck_s > LOOP_STUCK_S else None
+
     # Tasks and failure
 
     def create_task(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -178,7 +197,7 @@ class Lifecycle:
         """End the role with one log line. The first call decides; later ones are ignored."""
         if not self.failed.is_set():
             for line in message.splitlines():
-                self.log.error(line)
+                self.log.error(line, **{CONSTANT: "ended by an error"})
             self._end(code)
 
     def _end(self, code: int) -> None:
@@ -229,9 +248,22 @@ class Lifecycle:
             self.log.info("stopping", reason=reason)
             self.stopping.set()
 
+    def leave(self, reason: str) -> None:
+        """End this role, with exit code 0, because there is nothing left for it to do."""
+        self.has_left = True
+        self.request_stop(reason)
+
+    def start_again(self, reason: str, *flags: str) -> None:
+        """End this role, and begin the process anew in its place, with the flags of now and these."""
+        if not self.failed.is_set():
+            self.again_with = flags
+            self.exit_code = EXIT_START_AGAIN
+        self.request_stop(reason)
+
     def end_at_once(self, code: int) -> None:
         """End the process with no more ado (second TERM)."""
         self.log.warning("ending at once", code=code)
+        write_folded(everything=True)
         os._exit(code)
 
     # Progress of the event loop
@@ -239,6 +271,7 @@ class Lifecycle:
     def start_ticking(self) -> None:
         """Count turns of the event loop and measure how late its timers are."""
         loop = asyncio.get_running_loop()
+        self._loop_time = loop.time
         self._next_tick = loop.time() + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
 
@@ -251,7 +284,10 @@ class Lifecycle:
     def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         self.loop_ticks += 1
-        self._lag_max.add(now, now - self._next_tick)
+        late_s = max(0.0, now - self._next_tick)
+        self._lag_max.add(now, late_s)
+        self._loop_metrics.lag.observe(late_s)
+        write_folded()
         self._next_tick = now + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
 

@@ -3,6 +3,8 @@
 What clients say is in many of them: control characters and the like are written out
 (`penstock_core.text`). No stack trace reaches a user: `where(error)` gives the call chain as one short field.
 JSON lines and the DEBUG level carry the whole trace as the field `trace`, for us.
+A JSON line begins with `timestamp`, `level`, `event` (constant words: what varies is in fields), `role` and `id`. One
+line of an event is written in a second (`log_folding`), and the last 2,000 are kept in memory.
 Logs of libraries (asyncio, aiohttp, grpc) come out in the same form, from WARNING up.
 """
 
@@ -10,7 +12,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TextIO
 
@@ -25,18 +30,96 @@ import structlog  # noqa: E402
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger  # noqa: E402
 
 from penstock_core.text import harmless  # noqa: E402
+from penstock_runtime.log_folding import LEVELS, LogFolding, LogMemory  # noqa: E402
 
 if _rich is _ABSENT:
     del sys.modules["rich"]
 
 Log = FilteringBoundLogger
 
+CONSTANT = "_event"
+"""A field that names the event where a line's text is written for people and varies; JSON has the text as `message`."""
+
 _TRACE = {"json": True, "console": False}
 _settings = {"trace": False}
+_FIRST_KEYS = ("timestamp", "level", "event", "role", "id")
+
+
+class _Writer:
+    """The end of every line: counted, folded or rendered, and remembered."""
+
+    def __init__(self, form: str, out: TextIO) -> None:
+        self._out = out
+        self._is_json = form == "json"
+        self._folding = LogFolding()
+        self._json = structlog.processors.JSONRenderer(sort_keys=False)
+        self._console = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        self.memory = LogMemory()
+        self._lock = threading.Lock()
+
+    def __call__(self, _: WrappedLogger, __: str, event: EventDict) -> str:
+        """The line as text. Raises DropEvent for one that is folded into a later one."""
+        with self._lock:
+            self.memory.count(str(event.get("level")))
+            if not self._folding.admit(event, time.monotonic()):  # type: ignore[arg-type] # a dict
+                raise structlog.DropEvent
+            return self._text(event)
+
+    def _text(self, event: EventDict) -> str:
+        constant = event.pop(CONSTANT, None)
+        ordered: EventDict = {**{key: event[key] for key in _FIRST_KEYS if key in event}, **event}
+        if constant is not None:
+            ordered["event"] = constant
+            ordered["message"] = event["event"]
+        line = str(self._json(None, "", ordered))
+        self.memory.keep(line)
+        return line if self._is_json else str(self._console(None, "", event))
+
+    def write_due(self, *, everything: bool = False) -> None:
+        """Write what was folded for a second, or all that is."""
+        folding = self._folding
+        with self._lock:
+            lines = folding.rest() if everything else folding.due(time.monotonic())
+            for line in lines:
+                self._out.write(self._text(line) + "\n")
+            if lines:
+                self._out.flush()
+
+
+class _OfLibraries(logging.Handler):
+    """Lines of the standard library's logging, in our form."""
+
+    def __init__(self, processors: Sequence[Processor], writer: _Writer, out: TextIO) -> None:
+        super().__init__()
+        self._processors = processors
+        self._writer = writer
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it, unless it is folded."""
+        event: EventDict = {"event": record.getMessage(), "logger": record.name, CONSTANT: str(record.msg)}
+        if record.exc_info:
+            event["exc_info"] = record.exc_info
+        try:
+            for each in self._processors:
+                event = each(None, record.levelname.lower(), event)  # type: ignore[assignment] # a dict
+            line = self._writer(None, "", event)
+            self._out.write(line + "\n")
+            self._out.flush()
+        except structlog.DropEvent:
+            return
+        except Exception:
+            self.handleError(record)
+
+
+_writer: _Writer | None = None
 
 
 def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     """Set up structlog and the standard library's logging for this process."""
+    global _writer
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level]
     _settings["trace"] = _TRACE[form] or number <= logging.DEBUG
@@ -47,37 +130,35 @@ def configure_logs(level: str, form: str, stream: TextIO | None = None) -> None:
         _shorten_exceptions,
         _make_harmless,
     ]
-    renderer: Processor
-    if form == "json":
-        renderer = structlog.processors.JSONRenderer(sort_keys=False)
-    else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+    writer = _writer = _Writer(form, out)
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, writer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(out)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared[:-2], structlog.stdlib.add_logger_name],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _shorten_exceptions,
-                _make_harmless,
-                renderer,
-            ],
-        )
-    )
     root = logging.getLogger()
     for old in list(root.handlers):
-        if isinstance(old.formatter, structlog.stdlib.ProcessorFormatter):
+        if isinstance(old, _OfLibraries):
             root.removeHandler(old)
-    root.addHandler(handler)
+    root.addHandler(_OfLibraries(shared, writer, out))
     root.setLevel(max(number, logging.WARNING))
+
+
+def write_folded(*, everything: bool = False) -> None:
+    """Write lines that were held back for a second (or all of them: the process ends). Often; cheap."""
+    if _writer is not None:
+        _writer.write_due(everything=everything)
+
+
+def line_counts() -> Mapping[str, int]:
+    """Lines logged since the start, by level; those that were folded too."""
+    return dict.fromkeys(LEVELS, 0) if _writer is None else _writer.memory.counts
+
+
+def last_lines() -> list[str]:
+    """The last lines of this process as JSON, oldest first; LINES_KEPT of them at most."""
+    return [] if _writer is None else _writer.memory.lines
 
 
 def get_log(**bound: Any) -> Log:

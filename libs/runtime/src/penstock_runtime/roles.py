@@ -13,18 +13,19 @@ import asyncio
 import contextlib
 import faulthandler
 import gc
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.audit import open_audit
 from penstock_runtime.failpoints import arm_from_environment
-from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, Lifecycle
-from penstock_runtime.logs import configure_logs, error_fields, get_log
+from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, EXIT_START_AGAIN, Lifecycle
+from penstock_runtime.logs import configure_logs, error_fields, get_log, write_folded
 from penstock_runtime.memory import bound_allocator, trim_allocator
 from penstock_runtime.settings import RoleSettings, load_settings
 from penstock_runtime.version import VERSION
@@ -80,7 +81,21 @@ def run_role_main(role: Role[Any], argv: Sequence[str] | None = None) -> int:
             print(f"penstock-{role.name}: {line}", file=sys.stderr)
         return e.exit_code
     configure_logs(settings.log_level, settings.log_format)
-    return run_in_loop(lambda: run_roles([(role, settings)]), allow_failpoints=settings.allow_failpoints)
+    again: list[str] = []
+    code = run_in_loop(
+        lambda: run_roles([(role, settings)], again), allow_failpoints=settings.allow_failpoints
+    )
+    if code == EXIT_START_AGAIN and argv is None:
+        _start_again(again)
+    return code
+
+
+def _start_again(flags: Sequence[str]) -> NoReturn:
+    """The same program with the same words and these flags, as the same process: whoever watches it sees none end."""
+    words = [*sys.orig_argv[1:], *(flag for flag in flags if flag not in sys.orig_argv)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 (our own command line)
 
 
 def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]], *, allow_failpoints: bool = False) -> int:
@@ -99,6 +114,8 @@ def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]], *, allow_failpoint
     except Exception as e:
         get_log().error("failed", **error_fields(e))
         return EXIT_FAILED
+    finally:
+        write_folded(everything=True)
 
 
 _GC_THRESHOLDS = (700, 10, 1_000)
@@ -132,10 +149,11 @@ def _raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
+async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]], again: list[str] | None = None) -> int:
     """Run roles side by side until a signal or the failure of one; the exit code.
 
-    They are told to stop in reverse order, each after the one before it has ended.
+    They are told to stop in reverse order, each after the one before it has ended. One that left by itself takes no
+    other with it. EXIT_START_AGAIN: one asks for the process to begin anew, with the flags that are in `again` then.
     """
     lives = [Lifecycle(role.name, allow_insecure_bind=s.plaintext) for role, s in roles]
     loop = asyncio.get_running_loop()
@@ -153,14 +171,37 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]]) -> int:
         runs.append(loop.create_task(_run_one(role, settings, life), name=role.name))
     waits = [loop.create_task(w) for w in (stop.wait(), *(life.failed.wait() for life in lives))]
     try:
-        await asyncio.wait([*runs, *waits], return_when=asyncio.FIRST_COMPLETED)
+        await _first_end(runs, lives, waits)
         for (_, settings), life, run in reversed(list(zip(roles, lives, runs, strict=True))):
             await _end_one(settings, life, run)
     finally:
         for task in waits:
             task.cancel()
         _remove_signals(loop)
-    return next((life.exit_code for life in lives if life.exit_code), 0)
+    code = next((life.exit_code for life in lives if life.exit_code), 0)
+    if code == EXIT_START_AGAIN:
+        if stop.is_set():
+            return 0  # told to end meanwhile
+        if again is not None:
+            again += [flag for life in lives for flag in life.again_with]
+    return code
+
+
+async def _first_end(
+    runs: Sequence[asyncio.Task[None]], lives: Sequence[Lifecycle], waits: Sequence[asyncio.Task[Any]]
+) -> None:
+    """Until a signal, the failure of a role, or the end of one that did not leave; or until none is left."""
+    going_on = list(zip(runs, lives, strict=True))
+    while going_on:
+        await asyncio.wait(
+            [*(run for run, _ in going_on), *waits],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if any(task.done() for task in waits) or any(
+            run.done() and not life.has_left for run, life in going_on
+        ):
+            return
+        going_on = [(run, life) for run, life in going_on if not run.done()]
 
 
 async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> None:

@@ -38,6 +38,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as SourceError
 
 from penstock_core.addresses import Address, parse_address, parse_member
+from penstock_core.racks import check_rack
 from penstock_runtime.addresses import Plaintext, StartupError
 from penstock_runtime.kafka_names import dotted_names, hint
 from penstock_runtime.listener_settings import ListenerSettings
@@ -100,7 +101,10 @@ class RoleSettings(BaseSettings):
         default=None,
         description="this process's certificate, for what roles say to each other: cert, key, ca, key_password_file",
     )
-    rack: str = Field(default="", description="failure domain of this process")
+    rack: str = Field(
+        default="",
+        description="failure domain of this process: ZONE, or a path such as ZONE/HOST or ZONE/ROW/HOST",
+    )
     audit_log: str = Field(
         default="auto",
         description="file of the audit log, JSON lines; stderr; empty for none; auto = stderr where callers are known",
@@ -175,6 +179,11 @@ class RoleSettings(BaseSettings):
         if value:
             parse_address(value)
         return value
+
+    @field_validator("rack")
+    @classmethod
+    def _check_rack(cls, value: str) -> str:
+        return check_rack(value)
 
     @field_validator("allow_plaintext")
     @classmethod

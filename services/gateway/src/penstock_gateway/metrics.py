@@ -8,18 +8,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
+from penstock_kafka.wire.apis import ApiKey
+from penstock_runtime.plain_histogram import PlainHistogram, histogram_family
+
+HOPS: Final = ("queue", "node", "answer")
+OTHER_API: Final = "other"
+_API_NAMES: Final = {
+    int(key): api_name(key)
+    for key in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT)
+}
+_NAMED: Final = tuple(_API_NAMES.values())
+"""As storage nodes name them in penstock_node_request_phase_seconds."""
+
+
+class HopTimes(Protocol):
+    """When a relayed request came from one part of its way to the next (see `relay.request`)."""
+
+    arrived_s: float
+    handed_s: float
+    back_s: float
 
 
 class GatewayMetrics(Collector):
     """Counters of one gateway; `kafka` are those of its listeners."""
 
-    def __init__(self, kafka: KafkaMetrics, contact_age_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, kafka: KafkaMetrics, contact_age_ms: Callable[[], int], clock_s: Callable[[], float]
+    ) -> None:
         self.kafka = kafka
+        self.clock_s = clock_s
         self._contact_age_ms = contact_age_ms
         self.in_flight: Callable[[], int] = lambda: 0
         self.client_relays = 0
@@ -32,6 +55,23 @@ class GatewayMetrics(Collector):
         """By API: request parts answered here in their leader's place."""
         self.native_calls: Counter[tuple[str, str]] = Counter()
         """By method and status of the native API."""
+        self._hops = {api: {hop: PlainHistogram() for hop in HOPS} for api in (*_NAMED, OTHER_API)}
+        self._native_s: dict[str, PlainHistogram] = {}
+
+    def observe_hops(self, api_key: int, times: HopTimes) -> None:
+        """A relayed request was answered, and its answer written just now."""
+        if times.handed_s and times.back_s:
+            hops = self._hops[_API_NAMES.get(api_key, OTHER_API)]
+            hops["queue"].observe(times.handed_s - times.arrived_s)
+            hops["node"].observe(times.back_s - times.handed_s)
+            hops["answer"].observe(self.clock_s() - times.back_s)
+
+    def observe_native(self, method: str, seconds: float) -> None:
+        """A call of the native API with one answer is over."""
+        histogram = self._native_s.get(method)
+        if histogram is None:
+            histogram = self._native_s[method] = PlainHistogram()
+        histogram.observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         """Samples for Prometheus."""
@@ -71,3 +111,21 @@ class GatewayMetrics(Collector):
         for (method, status), count in self.native_calls.items():
             calls.add_metric([method, status], count)
         yield calls
+        yield histogram_family(
+            "penstock_gateway_hop_seconds",
+            "The parts of a relayed request's time: queue (read whole to handed to the node's stream), node (to the"
+            " last byte back), answer (to written to the client).",
+            ("api", "hop"),
+            [
+                ((api, hop), each)
+                for api, hops in self._hops.items()
+                for hop, each in hops.items()
+                if each.count
+            ],
+        )
+        yield histogram_family(
+            "penstock_gateway_native_seconds",
+            "Time of a call of the native API, of those with one answer.",
+            ("method",),
+            [((method,), histogram) for method, histogram in self._native_s.items()],
+        )

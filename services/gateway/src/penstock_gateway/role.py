@@ -9,8 +9,8 @@ Ready means: the controllers were heard of within `stale_after_ms`. A cluster wi
 live node leaves the gateway ready: it answers rightly that nobody leads, and taking it
 out of a balancer would help nobody.
 
-End: leave the metadata (other gateways name it no more), close the listeners after
-their responses, end native calls, close the relay.
+End: leave the metadata (other gateways name it no more) and serve on for `drain_delay_ms`, so
+that balancers notice; close the listeners after their responses, end native calls, close the relay.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Gateway:
             freeze=ports.freeze,
         )
         kafka_metrics = KafkaMetrics.of(lifecycle)
-        self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms)
+        self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms, ports.clocks.s)
         lifecycle.registry.register(self._metrics)
         authorizer: Authorizer = AllowAll()
         by_acl = settings.acl_authorizer(lifecycle.log, audit_of(lifecycle))
@@ -272,7 +272,7 @@ class Gateway:
                 settings.socket_request_max_bytes,
                 self._grpc_door,
             )
-            admin = AdminService(self._relay, self._controllers)
+            admin = AdminService(self._relay, self._controllers, self._ports.clocks.wall_ms)
 
             def add_services(server: grpc.aio.Server) -> None:
                 service.add_to(server)
@@ -283,7 +283,14 @@ class Gateway:
                 add_services,
                 allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
                 door=self._doors.tls_files(GRPC),
-                interceptors=[Guard(self._grpc_door, self._ports.clocks.wall_ms)],
+                interceptors=[
+                    Guard(
+                        self._grpc_door,
+                        self._ports.clocks.wall_ms,
+                        on_call=self._metrics.observe_native,
+                        clock_s=self._ports.clocks.s,
+                    )
+                ],
             )
             self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)
             self._doors.check_names(GRPC, {self._grpc_endpoint.host} - WILDCARD_HOSTS)
@@ -293,7 +300,10 @@ class Gateway:
             await lifecycle.stopping.wait()
             lifecycle.set_not_ready("stopping")
             self._book.leave()
-            await self._registration.leave(_LEAVE_MS)
+            # Balancers send clients here until they have asked whether it is ready.
+            await asyncio.gather(
+                self._registration.leave(_LEAVE_MS), asyncio.sleep(settings.drain_delay_ms / 1000)
+            )
             await asyncio.gather(*(listener.stop(_LISTENER_STOP_MS) for listener in self._listeners))
         finally:
             if grpc_server is not None:

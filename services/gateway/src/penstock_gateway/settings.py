@@ -51,6 +51,13 @@ class GatewaySettings(KafkaServerSettings):
         False,
         description="make topics that a client asks for and that are not there, with the cluster's defaults",
     )
+    drain_delay_ms: int = Field(
+        0,
+        ge=0,
+        le=60_000,
+        description="after TERM: how long clients are still served while balancers see that it is not ready, in ms;"
+        " part of shutdown_timeout_ms",
+    )
     stale_after_ms: int = Field(
         10_000,
         ge=500,

@@ -85,7 +85,12 @@ def with_topic(cluster: Cluster, **partition: Any) -> int:
         ),
         metadata_pb2.MetadataRecord(
             config=metadata_pb2.ConfigRecord(
-                resource_type="topic", resource_name="t", key="retention.ms", value="5"
+                resource_type="topic",
+                resource_name="t",
+                key="retention.ms",
+                value="5",
+                set_by="User:alice",
+                set_ms=1_700_000_000_123,
             )
         ),
     )
@@ -133,7 +138,9 @@ def test_describe_configs_in_every_version(run: Run) -> None:
                 assert shown["min.insync.replicas"].value == "2"
                 if version >= 3:
                     assert shown["retention.ms"].config_type == 5
-                    assert shown["retention.ms"].documentation
+                    who = " [set by User:alice at 2023-11-14T22:13:20.123+00:00]"
+                    assert shown["retention.ms"].documentation.endswith(who)
+                    assert "[set by" not in shown["max.message.bytes"].documentation
                 assert found.results[2].configs == ()
                 some = of(
                     *key,

@@ -108,7 +108,7 @@ def of(key: int, version: int, kind: str, /, **values: Any) -> Any:
 def node(node_id: int, *, fenced: bool = False) -> metadata_pb2.MetadataRecord:
     return metadata_pb2.MetadataRecord(
         node=metadata_pb2.NodeRecord(
-            node_id=node_id, fenced=fenced, rack="r", grpc=common_pb2.Endpoint(host="h", port=1)
+            node_id=node_id, fenced=fenced, rack="r/h1", grpc=common_pb2.Endpoint(host="h", port=1)
         )
     )
 

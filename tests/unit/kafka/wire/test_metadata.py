@@ -55,7 +55,7 @@ def partition(
 def image() -> MetadataImage:
     records = [
         metadata_pb2.MetadataRecord(cluster=metadata_pb2.ClusterRecord(cluster_id=CLUSTER)),
-        node(1, rack="a"),
+        node(1, rack="a/h1"),
         node(2),
         node(3, fenced=True),
         metadata_pb2.MetadataRecord(topic=metadata_pb2.TopicRecord(topic_id=ORDERS, name="orders")),

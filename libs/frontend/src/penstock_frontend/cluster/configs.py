@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock_core.config import catalog as catalog
@@ -127,6 +129,8 @@ class Configs:
                 self._metrics.count_error(header.api_key, e.code)
             wanted = set(names)
             shown = [e for e in entries if not wanted or e.name in wanted]
+            if writer.with_text:
+                shown = [self._with_author(image, resource, e) for e in shown]
             size_bytes = len(shown) * writer.bytes_per_entry
             answer_bytes += size_bytes
             encoded = codec.encode_body(
@@ -168,6 +172,16 @@ class Configs:
                 f"no storage node has the id {name!r}: use one of {known}, or none for all",
             )
         return catalog.describe_node(image, NodeId(int(name)))
+
+    def _with_author(self, image: MetadataImage, resource: Any, entry: catalog.Entry) -> catalog.Entry:
+        """Its description with who set it: Kafka's protocol has no other place for that."""
+        is_node = resource.resource_type == BROKER and resource.resource_name
+        node_id = NodeId(int(resource.resource_name)) if is_node else self._own_node()
+        author = catalog.author_of(image, entry, resource.resource_name, node_id)
+        if author is None:
+            return entry
+        at = datetime.fromtimestamp(author.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        return replace(entry, text=f"{entry.text} [set by {author.principal or 'unknown'} at {at}]")
 
     def _check(self, connection: Connection, resource: Any, operation: Operation) -> None:
         """Raise unless there are settings of that kind of resource and the client may."""
@@ -336,7 +350,7 @@ class _EntryWriter:
         self._synonym_type = codec.entity_type(*version, "DescribeConfigsSynonym")
         self.bytes_per_entry = _ENTRY_BYTES[2 if with_text else int(with_synonyms)]
         self._with_synonyms = with_synonyms
-        self._with_text = with_text
+        self.with_text = with_text
 
     def entry(self, entry: catalog.Entry) -> Any:
         """One setting."""
@@ -355,5 +369,5 @@ class _EntryWriter:
             is_sensitive=False,
             synonyms=synonyms,
             config_type=int(entry.type),
-            documentation=entry.text if self._with_text else None,
+            documentation=entry.text if self.with_text else None,
         )

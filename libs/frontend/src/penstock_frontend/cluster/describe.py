@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE
 from penstock_core.metadata.image import MetadataImage, PartitionImage
+from penstock_core.racks import client_rack
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import (
@@ -71,7 +72,7 @@ def describe_cluster(
                     broker_id=node.node_id,
                     host=address[0],
                     port=address[1],
-                    rack=node.rack or None,
+                    rack=client_rack(node.rack) or None,
                     is_fenced=node.fenced,
                 )
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -23,3 +24,9 @@ CLOSE: Final = Signal.CLOSE
 
 Response = Sequence[Buffer] | bytes | Signal
 """One response without its length prefix, header first, as buffers or whole; or a signal."""
+
+
+class WatchedReply(asyncio.Future[Response]):
+    """A reply whose maker wants to know when it was handed to the client's socket."""
+
+    on_written: Callable[[], None] | None = None

@@ -38,7 +38,7 @@ from typing import Any, Protocol, cast
 from penstock_core.security.principal import NOBODY, Identity, Principal, client_identity
 from penstock_core.security.quota_book import Account
 from penstock_frontend.audit import ASKING, ListenerAudit
-from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Response, Signal
+from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Response, Signal, WatchedReply
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.limits import ListenerLimits
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
@@ -531,6 +531,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self) -> None:
         """Write the responses that are due, in order, and go on with what waited for that."""
         pending = self._pending
+        written: list[Callable[[], None]] = []
         while pending and not self._write_paused and not self.closing:
             future, response, size, stats, started_s, charge = pending[0]
             if future is not None:
@@ -549,7 +550,11 @@ class Connection(asyncio.BufferedProtocol):
             self._release(size)
             stats.observe(perf_counter() - started_s)
             self._emit(response, charge)  # type: ignore[arg-type]
+            if type(future) is WatchedReply and future.on_written is not None:
+                written.append(future.on_written)
         self._flush()
+        for tell in written:
+            tell()
         if self._close_when_empty and not pending:
             self.close("all responses are sent")
         self._go_on()

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NO_TOPIC_ID, NodeId, TopicId
 from penstock_core.metadata.image import MetadataImage, NodeImage, PartitionImage, TopicImage
+from penstock_core.racks import client_rack
 from penstock_core.topics import check_topic_name
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, response_header
@@ -146,7 +147,7 @@ def encode_metadata_response(
     for node, (host, port) in brokers:
         out += (INT32.pack(node.node_id), put_string(host, flexible), INT32.pack(port))
         if version >= 1:
-            out.append(put_string(node.rack or None, flexible))
+            out.append(put_string(client_rack(node.rack) or None, flexible))
         if flexible:
             out.append(b"\x00")
     if version >= 2:

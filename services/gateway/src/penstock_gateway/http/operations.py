@@ -1,4 +1,4 @@
-"""`/v1/operations`, `/v1/operations/ID`, `/v1/nodes`: what the active controller says of operations and nodes.
+"""`/v1/operations`, `/v1/operations/ID`, `/v1/nodes`, `/v1/check`: what the active controller says of the cluster.
 
 The documents are those of the command's `--json`. Reads only; all of it takes DESCRIBE on the cluster.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage, NodeImage
+from penstock_core.observation_documents import check_document
 from penstock_core.operation_documents import NO_CONDITION, condition_document, operation_document
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.sign_in.http import denied, error_response, identity_of
@@ -75,11 +76,22 @@ def operation_routes(
             return found
         return web.json_response(await turns.run(nodes_document(image(), found)))
 
+    async def check(request: web.Request) -> web.Response:
+        return await _check(controllers, refused(request))
+
     return [
         web.get("/v1/operations", operations),
         web.get("/v1/operations/{id}", operation),
         web.get("/v1/nodes", nodes),
+        web.get("/v1/check", check),
     ]
+
+
+async def _check(controllers: ControllerClient, refusal: web.Response | None) -> web.Response:
+    if refusal is not None:
+        return refusal
+    found = await _ask(controllers, "CheckCluster", pb.CheckClusterRequest())
+    return found if isinstance(found, web.Response) else web.json_response(check_document(found))
 
 
 def nodes_document(image: MetadataImage, told: pb.DescribeNodesResponse) -> Generator[None, None, list[Json]]:

@@ -172,7 +172,7 @@ def routes(
         return error_response(
             404,
             f"there is no {request.path}",
-            "see /v1/cluster, /v1/topics, /v1/topics/NAME, /v1/operations, /v1/operations/ID, /v1/nodes",
+            "see /v1/cluster, /v1/topics, /v1/topics/NAME, /v1/operations, /v1/operations/ID, /v1/nodes, /v1/check",
         )
 
     return [

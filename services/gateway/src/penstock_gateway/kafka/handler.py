@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from penstock_frontend.cluster.apis import ClusterApis, admit
+from penstock_frontend.listener.answers import WatchedReply
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
@@ -83,8 +84,9 @@ class GatewayHandler:
     ) -> Response | Awaitable[Response]:
         client = self._client_relay(connection)
         waiting = DeferredReply(client)
-        client.submit(kind(header, frame, waiting.finish))
-        return waiting.result()
+        request = kind(header, frame, waiting.finish)
+        client.submit(request)
+        return waiting.result(lambda: self._relay.metrics.observe_hops(header.api_key, request.times))
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:
         """Who answers: plain addresses, or for some clients one spelling for each node.
@@ -118,7 +120,7 @@ class DeferredReply:
     def __init__(self, client: ClientRelay) -> None:
         self._client = client
         self._outcome: Response | None = None
-        self._future: asyncio.Future[Response] | None = None
+        self._future: WatchedReply | None = None
 
     def finish(self, outcome: Outcome) -> None:
         """The request is over."""
@@ -130,12 +132,14 @@ class DeferredReply:
         if not self._future.done():
             self._future.set_result(response)
 
-    def result(self) -> Response | Awaitable[Response]:
-        """What to hand the listener; called once, after the request was submitted."""
+    def result(self, on_written: Callable[[], None] | None = None) -> Response | Awaitable[Response]:
+        """What to hand the listener; called once, after the request was submitted. `on_written` is called when
+        an answer that was waited for was written to the client."""
         if self._outcome is not None:
             return self._outcome
         self._client.waiting_count += 1
-        self._future = asyncio.get_running_loop().create_future()
+        self._future = WatchedReply(loop=asyncio.get_running_loop())
+        self._future.on_written = on_written
         return self._future
 
 

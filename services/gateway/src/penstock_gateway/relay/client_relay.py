@@ -103,6 +103,7 @@ class ClientRelay:
         if isinstance(request, Produce):
             request.unknown_topics = self._unknown_topics
         self._relay.busy[self] = None
+        request.times.arrived_s = self._metrics.clock_s()
         authorizer = self._relay.authorizer
         rights = RequestRights(authorizer, self._client.identity) if authorizer.is_enabled else None
         # Who had better look for the leader again.
@@ -201,9 +202,12 @@ class ClientRelay:
         if link is None or link.stream is not stream:
             return []
         version = self._relay.metadata.image.version
+        now_s = self._metrics.clock_s()
         frames = []
         for flight in self._table.take(node_id, TAKE_BYTES_MAX):
             part = flight.payload
+            if not part.request.times.handed_s:
+                part.request.times.handed_s = now_s
             buffers = part.buffers()
             size = sum(map(len, buffers))
             self._metrics.to_nodes_bytes += size
@@ -219,6 +223,7 @@ class ClientRelay:
             return
         self._failures.pop(NodeId(stream.node_id), None)
         hit("gateway.answer.before")
+        now_s = self._metrics.clock_s()
         for frame in frames:
             if not frame.last:
                 link.chunks.setdefault(frame.request_id, []).append(frame.chunk)
@@ -228,6 +233,7 @@ class ClientRelay:
                 chunks.append(frame.chunk)
             flight = link.flights.pop(frame.request_id, None)
             if flight is not None:
+                flight.payload.request.times.back_s = now_s
                 self._answered(flight, frame, chunks)
         hit("gateway.answer.after")
         self._carry_out()

@@ -70,6 +70,20 @@ class Part:
         return self.request.encode(self.indices, self.share)
 
 
+class HopTimes:
+    """When a request came from one part of its way to the next, in s of one clock; 0: it did not."""
+
+    __slots__ = ("arrived_s", "back_s", "handed_s")
+
+    def __init__(self) -> None:
+        self.arrived_s = 0.0
+        """It was read whole."""
+        self.handed_s = 0.0
+        """Its first part was handed to a node's stream."""
+        self.back_s = 0.0
+        """The last byte of a node's answer was there."""
+
+
 class Relayed(ABC, Generic[R]):
     """A request in flight. `finish` is called once, with the outcome.
 
@@ -96,6 +110,7 @@ class Relayed(ABC, Generic[R]):
         self._results: list[R] = []
         self.keys: list[TopicPartition] = []
         self.finished = False
+        self.times = HopTimes()
         self.error_codes: list[ErrorCode] = []
         """Codes that items were answered with here, for counting."""
 

@@ -3,10 +3,13 @@
 `admin`           the gRPC service `penstock.v1.Admin`: operators' calls go on to the active controller
 `authenticate`    signing in, and the token that comes of it
 `describe`        answers of `Describe`, from a metadata image
+`export`          the gateway's image as the file of a backup
+`explain`         what is now and how it came to that, from the memory of all controllers
 `fetch_range`     FetchRange relayed: one client call over as many leaders as it takes
 `guard`           who calls, and what each method takes
 `offsets`         Kafka requests of the native API's own making, over the same relay as clients' requests
 `produce`         One native Produce stream
 `query_sessions`  sessions for questions of native clients
+`strays`          what a storage node has set aside: asked of that node
 `service`         The gRPC service `penstock.v1.Gateway`
 """

@@ -6,6 +6,7 @@ asks. What a request comes to travels in the response, as the controller says it
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -14,7 +15,10 @@ import grpc.aio
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_frontend.authorizer import CLUSTER_NAME
 from penstock_gateway.relay.relay import Relay
+from penstock_gateway.rpc.explain import Explainer
+from penstock_gateway.rpc.export import export
 from penstock_gateway.rpc.guard import RIGHTS, identity_of
+from penstock_gateway.rpc.strays import delete_stray, describe_strays
 from penstock_proto.v1 import admin_pb2_grpc
 from penstock_proto.v1 import controller_pb2 as controller_pb
 from penstock_proto.v1 import operations_pb2 as pb
@@ -41,9 +45,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers operators."""
 
-    def __init__(self, relay: Relay, controllers: ControllerClient) -> None:
+    def __init__(
+        self, relay: Relay, controllers: ControllerClient, wall_ms: Callable[[], int] = lambda: 0
+    ) -> None:
+        """By `wall_ms` exports are dated, in ms since 1970."""
         self._relay = relay
+        self._wall_ms = wall_ms
         self._controllers = controllers
+        self._explainer = Explainer(controllers)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""
@@ -108,6 +117,52 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.RecoverTopicsResponse:
         """Takes topics that nodes have and the metadata do not know, in the name of who calls."""
         return await self._ask("RecoverTopics", request, pb.RecoverTopicsResponse, context, PLAN_TIMEOUT_MS)
+
+    async def DescribeStrays(  # noqa: N802
+        self, request: pb.DescribeStraysRequest, context: Context
+    ) -> pb.DescribeStraysResponse:
+        """What a storage node has set aside, as it says itself."""
+        await self._check("DescribeStrays", context)
+        response = await describe_strays(self._relay, request, context.time_remaining())
+        self._count("DescribeStrays", "OK")
+        return response
+
+    async def DeleteStray(  # noqa: N802
+        self, request: pb.DeleteStrayRequest, context: Context
+    ) -> pb.DeleteStrayResponse:
+        """Deletes a log that a storage node has set aside, in the name of who calls."""
+        await self._check("DeleteStray", context)
+        request.principal = str(identity_of(context).principal)
+        response = await delete_stray(self._relay, request, context.time_remaining())
+        self._count("DeleteStray", "OK")
+        return response
+
+    async def ExportMetadata(  # noqa: N802
+        self, request: pb.ExportMetadataRequest, context: Context
+    ) -> AsyncIterator[pb.ExportMetadataResponse]:
+        """All metadata of one version, as this gateway knows them; no controller is asked."""
+        await self._check("ExportMetadata", context)
+        image = self._relay.metadata.image
+        if not image.cluster_id:
+            await self._abort(
+                "ExportMetadata", context, grpc.StatusCode.UNAVAILABLE, "no metadata are known yet; try again"
+            )
+        term = self._controllers.heard_term
+        async for data in export(image, term=term, time_ms=self._wall_ms(), secrets=request.secrets):
+            yield pb.ExportMetadataResponse(data=data)
+        self._count("ExportMetadata", "OK")
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
+        """What is now, and how it came to that: all controllers are asked."""
+        await self._check("Explain", context)
+        image = self._relay.metadata.image
+        if not image.cluster_id:
+            await self._abort(
+                "Explain", context, grpc.StatusCode.UNAVAILABLE, "no metadata are known yet; try again"
+            )
+        response = await self._explainer.explain(request, image, self._wall_ms())
+        self._count("Explain", "OK")
+        return response
 
     async def DescribeQuorum(  # noqa: N802
         self, request: controller_pb.DescribeQuorumRequest, context: Context

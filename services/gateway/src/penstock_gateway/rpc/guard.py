@@ -74,8 +74,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets a call through to its handler once it is known who calls."""
 
     def __init__(
-        self, door: CallerDoor, wall_ms: Callable[[], int], rights: Mapping[str, Right | None] = RIGHTS
+        self,
+        door: CallerDoor,
+        wall_ms: Callable[[], int],
+        rights: Mapping[str, Right | None] = RIGHTS,
+        on_call: Callable[[str, float], None] = lambda _method, _seconds: None,
+        clock_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`on_call` is told of each call with one answer: its method, and how long it took in s."""
+        self._on_call = on_call
+        self._clock_s = clock_s
         self._door = door
         self._wall_ms = wall_ms
         self._rights = rights
@@ -93,7 +101,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = str(details.method)
         known = self._guarded.get(method)
         if known is None or known[0] is not handler:
-            known = self._guarded[method] = handler, self._for(method, handler)
+            known = self._guarded[method] = handler, self._for(method, self._timed(method, handler))
         return known[1]
 
     def _for(self, method: str, handler: Handler) -> Handler:
@@ -107,6 +115,23 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._guard(method, handler),
             handler.request_deserializer,
             handler.response_serializer,
+        )
+
+    def _timed(self, method: str, handler: Handler) -> Handler:
+        if handler.request_streaming or handler.response_streaming or method not in self._rights:
+            return handler  # for as long as its client likes
+        behaviour, on_call, clock_s = handler.unary_unary, self._on_call, self._clock_s
+        name = method.rpartition("/")[2]
+
+        async def timed(request: Any, context: Context) -> Any:
+            begun_s = clock_s()
+            try:
+                return await behaviour(request, context)
+            finally:
+                on_call(name, clock_s() - begun_s)
+
+        return grpc.unary_unary_rpc_method_handler(
+            timed, handler.request_deserializer, handler.response_serializer
         )
 
     def _guard(self, method: str, handler: Handler) -> Callable[[Any, Context], AsyncIterator[Any]]:
