@@ -63,7 +63,7 @@ def nothing_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def session(capsys: pytest.CaptureFixture[str]) -> Iterator[Session]:
-    admin = Admin()
+    admin = Admin()  # type: ignore[abstract]
     with serving(admin) as address:
         yield Session(admin, address, capsys)
 

@@ -68,6 +68,15 @@ def test_names_ids_and_racks() -> None:
     assert plan.plan_member(state, NODE, ports_from(30_000)).name == "node-4"
 
 
+def test_racks_may_be_paths() -> None:
+    state = planned(racks=("a/h1", "a/h1", "b/h2"))
+    assert [m.rack for m in state.of_role(NODE)] == ["a/h1", "a/h1", "b/h2"]
+    with pytest.raises(CommandError, match=r"--racks: 'a/b/c/d' has 4 levels, at most 3"):
+        planned(racks=("a/b/c/d",))
+    with pytest.raises(CommandError, match=r"--racks: 'a//b' has a level that is empty"):
+        planned(racks=("a//b",))
+
+
 def test_settings_files_are_toml_that_says_who_is_who(tmp_path: Path) -> None:
     state = planned(settings={NODE: {"disk_threads": "2", "log_level": "DEBUG"}})
     controller = tomllib.loads(

@@ -33,6 +33,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 LOOK_TIMEOUT_S: Final = 15.0
 CHANGE_TIMEOUT_S: Final = 20.0
 PLAN_TIMEOUT_S: Final = 40.0
+DELETE_TIMEOUT_S: Final = 65.0
 """Each longer than the gateway's own, so that it can say what is wrong."""
 _NEEDED: Final = ("grpc", "penstock_core.operation_documents", "penstock_proto.v1.operations_pb2")
 
@@ -55,6 +56,10 @@ class Lost(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.UNREACHABLE)
+
+
+class UnknownThere(CommandError):
+    """The gateway, or the controllers, are of a build that does not know what is asked."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,17 @@ class Admin:
         )
         return found
 
+    def execute(
+        self, request: operations_pb2.ExecuteOperationRequest
+    ) -> operations_pb2.ExecuteOperationResponse:
+        """What to restart now; its error says why nothing, where that is so. May be asked again."""
+        found: operations_pb2.ExecuteOperationResponse
+        try:
+            found = self._call("ExecuteOperation", request, LOOK_TIMEOUT_S)
+        except Lost:
+            found = self._call("ExecuteOperation", request, LOOK_TIMEOUT_S)
+        return found
+
     def operations(self, *, ended: bool) -> list[operations_pb2.Operation]:
         """Newest first."""
         from penstock_proto.v1 import operations_pb2
@@ -176,6 +192,43 @@ class Admin:
         request = operations_pb2.DescribeNodesRequest()
         return list(self._look("DescribeNodes", request, LOOK_TIMEOUT_S).nodes)
 
+    def strays(self, node_id: int) -> list[operations_pb2.Stray]:
+        """Logs that a storage node has set aside."""
+        from penstock_proto.v1 import operations_pb2
+
+        request = operations_pb2.DescribeStraysRequest(node_id=node_id)
+        return list(self._look("DescribeStrays", request, LOOK_TIMEOUT_S).strays)
+
+    def delete_stray(self, node_id: int, name: str) -> int:
+        """Delete one of them; the bytes freed. Raises Lost where it may be gone or not."""
+        from penstock_proto.v1 import operations_pb2
+
+        request = operations_pb2.DeleteStrayRequest(node_id=node_id, name=name)
+        return int(_checked(self._call("DeleteStray", request, DELETE_TIMEOUT_S)).freed_bytes)
+
+    def explain(self, request: operations_pb2.ExplainRequest) -> operations_pb2.ExplainResponse:
+        """What is now and how it came to that. Raises CommandError where there is no such thing."""
+        found: operations_pb2.ExplainResponse = self._look("Explain", request, LOOK_TIMEOUT_S)
+        return found
+
+    def check(self) -> operations_pb2.CheckClusterResponse:
+        """What is not as it should be."""
+        from penstock_proto.v1 import operations_pb2
+
+        request = operations_pb2.CheckClusterRequest()
+        found: operations_pb2.CheckClusterResponse = self._look("CheckCluster", request, LOOK_TIMEOUT_S)
+        return found
+
+    def capacity(self) -> operations_pb2.DescribeCapacityResponse:
+        """Room, growth and load of storage nodes."""
+        from penstock_proto.v1 import operations_pb2
+
+        request = operations_pb2.DescribeCapacityRequest()
+        found: operations_pb2.DescribeCapacityResponse = self._look(
+            "DescribeCapacity", request, LOOK_TIMEOUT_S
+        )
+        return found
+
     def cluster(self) -> gateway_pb2.DescribeResponse:
         """Nodes, and the topics that the user may describe."""
         from penstock_proto.v1 import gateway_pb2
@@ -187,6 +240,14 @@ class Admin:
         except Lost:
             found = self._call("Describe", request, LOOK_TIMEOUT_S)
         return found
+
+    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        """What the service answers, its error included; asked once. Raises CommandError where nobody can be asked."""
+        return self._call(method, request, timeout_s)
+
+    def problem(self, error: Any) -> CommandError:
+        """What the end of a call means for people."""
+        return self._problem(error)
 
     def _look(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
@@ -219,7 +280,7 @@ class Admin:
                 details = (
                     "its build is older than this command's and knows no operations; install a newer one"
                 )
-            return CommandError(f"{gateway}: {details}")
+            return UnknownThere(f"{gateway}: {details}")
         if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "INTERNAL"):
             return CommandError(f"{gateway}: {details}")
         if code == "UNAUTHENTICATED":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import click
 
+from penstock.cli.backup import export_, import_, recover
+from penstock.cli.check import capacity, check
 from penstock.cli.kafka import admin_client, bootstrap_option, cluster_metadata, json_option
 from penstock.cli.output import print_facts, print_json
 from penstock.cli.rebalance import rebalance
 from penstock.cli.replicas import under_replicated
+from penstock.cli.rolling_restart import rolling_restart
 from penstock.cli.upgrade import upgrade
 
 
@@ -43,5 +46,11 @@ def describe(bootstrap: str, as_json: bool) -> None:
         print_facts([(name.replace("_", " "), value) for name, value in facts.items()])
 
 
+COMMAND.add_command(export_)
+COMMAND.add_command(import_)
+COMMAND.add_command(check)
+COMMAND.add_command(capacity)
 COMMAND.add_command(rebalance)
+COMMAND.add_command(rolling_restart)
+COMMAND.add_command(recover)
 COMMAND.add_command(upgrade)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from penstock.cli import wire
 from penstock.cli.kafka import bootstrap_option, check_reachable, json_option
 from penstock.cli.output import note, print_json, print_table
 from penstock.errors import CommandError, ExitCode
+from penstock.text import harmless
 
 _KINDS = ("topic", "node", "cluster", "group")
 
@@ -36,7 +38,9 @@ _kind_argument = click.argument("kind", type=click.Choice(_KINDS))
 def describe(
     kind: str, name: str | None, everything: bool, explain: bool, bootstrap: str, as_json: bool
 ) -> None:
-    """Settings of one topic, node or group, or of the whole cluster, and where each comes from.
+    """Settings of one topic, node or group, or of the whole cluster: where each comes from, who set it, since when.
+
+    What is read only stands in a process's own settings file and counts after its restart.
 
     \b
     Examples:
@@ -54,7 +58,16 @@ def describe(
         if everything or (s.source != "default" and s.value is not None)
     ]
     rows: list[dict[str, Any]] = [
-        {"name": s.name, "value": s.value, "set_by": s.source, "read_only": s.read_only, "about": s.text}
+        {
+            "name": s.name,
+            "value": s.value,
+            "set_by": s.source,
+            "read_only": s.read_only,
+            "about": s.text,
+            "author": s.author,
+            "set_ms": s.set_ms,
+            "needs_restart": s.read_only,
+        }
         for s in sorted(found, key=lambda s: s.name)
     ]
     if as_json:
@@ -63,7 +76,7 @@ def describe(
     if not rows:
         note(f"nothing is set; --all shows the defaults, `penstock config set {kind} ...` sets something")
         return
-    columns = ["name", "value", "set by", "read only", *(["about"] if explain else [])]
+    columns = ["name", "value", "set by", "who", "since", "read only", *(["about"] if explain else [])]
     print_table(
         columns,
         [
@@ -71,12 +84,21 @@ def describe(
                 r["name"],
                 r["value"],
                 r["set_by"],
-                "yes" if r["read_only"] else "",
+                harmless(r["author"] or ""),
+                since_text(r["set_ms"]),
+                "yes, needs a restart" if r["read_only"] else "",
                 *([r["about"]] if explain else []),
             ]
             for r in rows
         ],
     )
+
+
+def since_text(set_ms: int | None) -> str:
+    """A time to the second, in UTC; empty where there is none."""
+    if set_ms is None:
+        return ""
+    return datetime.fromtimestamp(set_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 @COMMAND.command("set")

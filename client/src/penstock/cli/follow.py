@@ -48,7 +48,7 @@ def follow(
     heard_s = begun_s = clock_s()
     over = False
     try:
-        with _telling(watch=watch, as_json=as_json) as tell:
+        with telling(watch=watch, as_json=as_json) as tell:
             while True:
                 tell(operation)
                 now_s = clock_s()
@@ -67,10 +67,11 @@ def follow(
         return ExitCode.INTERRUPTED
     if as_json:
         print_json(operation)
-    return _outcome(operation, good, wait_s)
+    return outcome(operation, good, wait_s)
 
 
-def _outcome(operation: Json, good: str, wait_s: float | None) -> int:
+def outcome(operation: Json, good: str, wait_s: float | None) -> int:
+    """What to return for an operation that ended, or that `wait_s` was too short for. Raises CommandError."""
     number, state = operation["operation_id"], operation["state"]
     if state == good:
         note(ended_text(operation))
@@ -93,7 +94,10 @@ def ended_text(operation: Json) -> str:
         words = f"operation {operation['operation_id']} ({operation['kind']}) failed"
     if operation["reason"]:
         words += f" ({harmless(operation['reason'])})"
-    words += f": {counted(progress['moves_done'], 'move')}, {size_text(progress['bytes_done'])}"
+    if operation["steps"]:
+        words += f": {progress['steps_done']:,} of {counted(progress['steps_total'], 'step')}"
+    else:
+        words += f": {counted(progress['moves_done'], 'move')}, {size_text(progress['bytes_done'])}"
     if progress["moves_skipped"]:
         words += f", {progress['moves_skipped']:,} skipped"
     if operation["started_ms"] and operation["finished_ms"]:
@@ -108,7 +112,9 @@ def progress_text(operation: Json) -> str:
         state,
         *([harmless(phase)] if phase and phase != state else []),
         f"{progress['ratio'] * 100:.0f}%",
-        f"{progress['moves_done']:,} of {counted(progress['moves_total'], 'move')}",
+        f"{progress['steps_done']:,} of {counted(progress['steps_total'], 'step')}"
+        if operation["steps"]
+        else f"{progress['moves_done']:,} of {counted(progress['moves_total'], 'move')}",
     ]
     if progress["bytes_total"]:
         words.append(f"{size_text(progress['bytes_done'])} of {size_text(progress['bytes_total'])}")
@@ -125,7 +131,7 @@ def progress_text(operation: Json) -> str:
 
 
 @contextmanager
-def _telling(*, watch: bool, as_json: bool) -> Iterator[Tell]:
+def telling(*, watch: bool, as_json: bool) -> Iterator[Tell]:
     """A bar where people look; lines where they asked for them; else nothing."""
     if sys.stderr.isatty():
         with _bar() as tell:
@@ -149,6 +155,7 @@ def _lines(*, err: bool) -> Tell:
             operation["waiting_for"],
             progress["moves_done"],
             progress["moves_skipped"],
+            progress["steps_done"],
             int(progress["ratio"] * 100),
         ]
         if now != last:

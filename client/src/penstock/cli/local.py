@@ -53,7 +53,10 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
 @click.option("--controllers", type=int, help="1, 3 or 5.  [default: 3]")
 @click.option("--nodes", type=int, help="Storage nodes.  [default: 3]")
 @click.option("--gateways", type=int, help="Gateways; gateway i listens at PORT+10(i-1).  [default: 1]")
-@click.option("--racks", help="Comma-separated; storage nodes are dealt out to them in turn.")
+@click.option(
+    "--racks",
+    help="Comma-separated, such as a,b,c or a/h1,a/h1,b/h2; storage nodes are dealt out to them in turn.",
+)
 @click.option("--port", type=int, help="Kafka port of the first gateway; its others follow.  [default: 9092]")
 @click.option(
     "--set",
@@ -88,6 +91,7 @@ def up(directory: Path, as_json: bool, words: tuple[str, ...], **given: Any) -> 
     Examples:
       penstock local up
       penstock local up --gateways 2 --racks a,b,c
+      penstock local up --nodes 8 --racks a/h1,a/h1,a/h2,a/h2,b/h3,b/h3,c/h4,c/h4
       penstock local up --port 19092 --dir /tmp/second      beside the first
       penstock local up --set log_level=DEBUG --set controller.node_session_timeout_ms=1000
       penstock local up --single --json

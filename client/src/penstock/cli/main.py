@@ -33,11 +33,20 @@ COMMANDS = {
     "cluster": ("penstock.cli.cluster", "The cluster as a whole."),
     "node": ("penstock.cli.node", "Storage nodes."),
     "leader": ("penstock.cli.leader", "Leaders of partitions."),
+    "scale": ("penstock.cli.scale", "More or fewer storage nodes and gateways, and the data with them."),
     "operation": (
         "penstock.cli.operation",
         "Operations: planned changes of the cluster, how far they are, and pause, resume, cancel.",
     ),
+    "explain": (
+        "penstock.cli.explain",
+        "What is the matter with a partition, a node or an operation, and how it came to that.",
+    ),
     "controller": ("penstock.cli.controller", "Controllers: who votes, and a new disk for one of them."),
+    "debug": (
+        "penstock.cli.debug",
+        "For those who look for a fault: what a cluster tells of itself, in one file.",
+    ),
     "cert": ("penstock.cli.cert", "Certificates: the cluster's CA, and one for each process."),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli import node_change, node_rows, wire
+from penstock.cli import node_change, node_rows, strays, wire
 from penstock.cli.admin import gateway_option
 from penstock.cli.kafka import bootstrap_option, check_reachable, json_option
 from penstock.cli.output import note, print_json, print_table
@@ -60,5 +60,5 @@ def forget(node_id: int, bootstrap: str) -> None:
     note(f"node {node_id} is forgotten")
 
 
-for _command in node_change.COMMANDS:
+for _command in (*node_change.COMMANDS, strays.strays):
     COMMAND.add_command(_command)

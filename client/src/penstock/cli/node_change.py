@@ -93,17 +93,20 @@ def replace(node_id: int, replacement: int | None) -> Asked:
 
 
 @click.command()
-@_node_argument
+@click.argument("node_ids", metavar="ID[,ID...]")
 @planned
-def remove(node_id: int) -> Asked:
-    """Empty a node and take it out of the cluster, so that its id is free. Its data directory is refused then.
+def remove(node_ids: str) -> Asked:
+    """Empty nodes and take them out of the cluster: their data directories are refused from then on.
+
+    Their processes end, or become spares where they have slots. No other node is given their ids.
 
     \b
     Examples:
       penstock node remove 3 --dry-run
       penstock node remove 3 --yes --wait 3600
+      penstock node remove 4,5                   together: nothing moves twice
     """
-    return Asked("node-remove", {"node_ids": [node_id]})
+    return Asked("node-remove", {"node_ids": parse_node_ids(node_ids)})
 
 
 COMMANDS = (add, drain, uncordon, replace, remove)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,9 +14,13 @@ from penstock.cli.output import note, print_facts, print_json, print_table
 from penstock.cli.planned import throttle_pb, wait_option
 from penstock.cli.plans import subject, throttle_text
 from penstock.cli.rates import parse_throttle, span_text
-from penstock.errors import ExitCode
+from penstock.cli.restarting import Restarts
+from penstock.cli.via.choosing import WayAsked, choose_way, way_options
+from penstock.errors import CommandError, ExitCode
 
 Json = dict[str, Any]
+
+ROLLING_RESTART: Final = "rolling-restart"
 
 operation_argument = click.argument("operation_id", metavar="ID", type=click.IntRange(1, 2**63 - 1))
 
@@ -113,17 +117,32 @@ def pause(operation_id: int, yes: bool, gateway: str | None, bootstrap: str, as_
 @COMMAND.command()
 @operation_argument
 @click.option("--yes", is_flag=True, help="Accepted for scripts; nothing is asked.")
+@way_options
 @gateway_option
 @json_option
-def resume(operation_id: int, yes: bool, gateway: str | None, bootstrap: str, as_json: bool) -> None:
-    """Go on after a pause.
+def resume(
+    operation_id: int, yes: bool, gateway: str | None, bootstrap: str, as_json: bool, **way: Any
+) -> int:
+    """Go on after a pause. A rolling restart needs a command that restarts processes: this one, until its end.
 
     \b
     Examples:
       penstock operation resume 1204
+      penstock operation resume 1204 --via local     a rolling restart of the local cluster
     """
     del yes
-    _control("RESUME", operation_id, gateway, bootstrap, as_json)
+    where = Where.of(click.get_current_context(), gateway, bootstrap)
+    with Admin.at(where) as admin:
+        record = admin.operation(operation_id).record
+        if record.kind == ROLLING_RESTART:
+            restarts = Restarts(admin, choose_way(WayAsked(**way), where), operation_id)
+            return restarts.run(as_json=as_json, resume=True)
+    if any(way.values()):
+        raise CommandError(
+            f"operation {operation_id} ({record.kind}) restarts nothing and goes on by itself: leave --via out",
+            ExitCode.USAGE,
+        )
+    return _control("RESUME", operation_id, gateway, bootstrap, as_json)
 
 
 @COMMAND.command()
@@ -230,6 +249,9 @@ def operation_facts(operation: Json) -> list[tuple[str, object]]:
         ("started", time_text(operation["started_ms"])),
         ("finished", time_text(operation["finished_ms"])),
     ]
+    for step in operation["steps"]:
+        why = f" ({step['reason']})" if step["reason"] else ""
+        facts.append((step["name"], f"{step['state']}{why}"))
     if operation["reason"]:
         facts.append(("reason", operation["reason"]))
     if operation["waiting_for"]:

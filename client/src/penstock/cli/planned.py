@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
@@ -117,7 +117,27 @@ def planned(command: Callable[..., Asked]) -> Callable[..., int]:
     """The command with the common options; `command` itself takes its own alone and says what it asks for."""
 
     @functools.wraps(command)
-    def carried_out(
+    def carried_out(how_of: HowOf, **own: Any) -> int:
+        asked = command(**own)
+        how = how_of(changes=True)
+        with Admin.at(how.where) as admin:
+            return carry_out(admin, asked, how)
+
+    return with_plan_options(carried_out)
+
+
+class HowOf(Protocol):
+    """What the common options say."""
+
+    def __call__(self, *, changes: bool) -> How:
+        """`changes`: raises a usage error where somebody has to be asked first and nobody can be."""
+
+
+def with_plan_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The command with the common options, of which it is told by its first argument, a HowOf."""
+
+    @functools.wraps(command)
+    def called(
         *,
         dry_run: bool,
         yes: bool,
@@ -131,44 +151,51 @@ def planned(command: Callable[..., Asked]) -> Callable[..., int]:
         as_json: bool,
         **own: Any,
     ) -> int:
-        asked = command(**own)
-        if not (yes or dry_run or sys.stdin.isatty()):
-            raise CommandError(
-                "no terminal to ask at: give --yes to go on, or --dry-run to see the plan", ExitCode.USAGE
-            )
-        where = Where.of(click.get_current_context(), gateway, bootstrap)
-        how = How(where, dry_run, yes, throttle, allowed, plan_id, wait_s, watch, as_json)
-        with Admin.at(where) as admin:
-            return carry_out(admin, asked, how)
+        def how_of(*, changes: bool) -> How:
+            if changes and not (yes or dry_run or sys.stdin.isatty()):
+                raise CommandError(
+                    "no terminal to ask at: give --yes to go on, or --dry-run to see the plan", ExitCode.USAGE
+                )
+            where = Where.of(click.get_current_context(), gateway, bootstrap)
+            return How(where, dry_run, yes, throttle, allowed, plan_id, wait_s, watch, as_json)
 
-    found: Callable[..., int] = carried_out
+        return command(how_of, **own)
+
+    found: Callable[..., int] = called
     for option in reversed(_OPTIONS):
         found = option(found)
     return found
 
 
-def carry_out(admin: Admin, asked: Asked, how: How) -> int:
-    """Plan, ask, begin, follow; the exit code. Raises CommandError."""
+def carry_out(
+    admin: Admin, asked: Asked, how: How, then: Callable[[dict[str, Any]], int] | None = None
+) -> int:
+    """Plan, ask, begin, follow; the exit code. Raises CommandError.
+
+    `then`: what to do with the document of the begun operation instead of following it.
+    """
     from penstock_core.operation_documents import operation_document, plan_document
 
-    request = _request(asked, how)
+    request = plan_request(asked, how)
     plan = admin.plan(request)
-    _compare(plan, how.plan_id)
+    compare(plan, how.plan_id)
     document = plan_document(plan)
     if not how.as_json:
         plans.show_plan(document)
     why = plans.refusal(document)
     if why is not None or how.dry_run:
         return _unchanged(document, why, how)
-    if not how.yes and not click.confirm(_question(document), err=True):
+    if not how.yes and not click.confirm(plan_question(document), err=True):
         raise CommandError("nothing was changed")
-    operation, other_plan = _begin(admin, request, plan, how)
+    operation, other_plan = begin(admin, request, plan, how)
     if operation is None:
         document = plan_document(other_plan)
         return _unchanged(document, plans.refusal(document) or "refused; nothing was changed", how)
     begun = operation_document(operation)
     if begun["plan_id"] not in (None, document["plan_id"]):
         note(f"the cluster changed meanwhile: what was begun is plan {begun['plan_id']}")
+    if then is not None:
+        return then(begun)
     if how.wait_s is not None or how.watch:
         return follow(admin, begun, wait_s=how.wait_s, watch=how.watch, as_json=how.as_json)
     if how.as_json:
@@ -189,7 +216,8 @@ def throttle_pb(bytes_per_s: int | None) -> metadata_pb2.OperationThrottle:
     return metadata_pb2.OperationThrottle(auto=bytes_per_s is None, bytes_per_s=bytes_per_s or 0)
 
 
-def _request(asked: Asked, how: How) -> operations_pb2.PlanRequest:
+def plan_request(asked: Asked, how: How) -> operations_pb2.PlanRequest:
+    """What the controllers are asked to plan."""
     from penstock_proto.v1 import metadata_pb2, operations_pb2
 
     return operations_pb2.PlanRequest(
@@ -200,7 +228,7 @@ def _request(asked: Asked, how: How) -> operations_pb2.PlanRequest:
     )
 
 
-def _compare(plan: operations_pb2.Plan, wanted_id: str) -> None:
+def compare(plan: operations_pb2.Plan, wanted_id: str) -> None:
     """Close the gate `plan-changed` of a plan that is not the wanted one."""
     if wanted_id and plan.plan_id != wanted_id:
         plan.runnable = False
@@ -211,10 +239,13 @@ def _compare(plan: operations_pb2.Plan, wanted_id: str) -> None:
         )
 
 
-def _question(plan: dict[str, Any]) -> str:
+def plan_question(plan: dict[str, Any]) -> str:
+    """Whether to begin it."""
     totals, eta_s = plan["totals"], plan["eta_s"]
     about = plans.subject(plan["parameters"])
     words = [plans.counted(totals["moves"], "move"), size_text(totals["bytes"])]
+    if plan["steps"]:
+        words = [plans.counted(len(plan["steps"]), "process", "processes")]
     if eta_s is not None:
         words.append(f"about {span_text(eta_s)}")
     return f"Begin {plan['kind']}{f' of {about}' if about else ''} ({', '.join(words)})?"
@@ -230,7 +261,7 @@ def _unchanged(plan: dict[str, Any], why: str | None, how: How) -> int:
     return ExitCode.OK
 
 
-def _begin(
+def begin(
     admin: Admin, request: operations_pb2.PlanRequest, plan: operations_pb2.Plan, how: How
 ) -> tuple[operations_pb2.Operation | None, operations_pb2.Plan]:
     """The operation, None where a gate refused it; and the plan that was begun or refused."""

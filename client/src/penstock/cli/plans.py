@@ -23,6 +23,12 @@ def show_plan(plan: Json) -> None:
     """The whole plan on stdout, long tables shortened."""
     print_facts(plan_facts(plan))
     moves, nodes = plan["moves"], changed_nodes(plan)
+    if plan["steps"]:
+        click.echo()
+        print_table(
+            ("step", "process", "role", "action"),
+            [[n, s["name"], s["role"], s["action"]] for n, s in enumerate(plan["steps"], 1)],
+        )
     if moves:
         click.echo()
         print_table(("topic", "partition", "from", "to", "bytes"), move_rows(moves[:MOVES_SHOWN]))
@@ -43,13 +49,16 @@ def show_plan(plan: Json) -> None:
 def plan_facts(plan: Json) -> list[tuple[str, object]]:
     """Name and value, in the order to show them."""
     totals = plan["totals"]
-    return [
-        ("plan", f"{plan['plan_id']} of metadata version {plan['metadata_version']}"),
-        ("what", f"{plan['kind']} {subject(plan['parameters'])}".strip()),
+    moves: list[tuple[str, object]] = [
         ("moves", totals_text(totals)),
         ("bytes", size_text(totals["bytes"])),
         ("throttle", throttle_text(plan["throttle"])),
         ("time", "not known" if plan["eta_s"] is None else f"about {span_text(plan['eta_s'])}"),
+    ]
+    return [
+        ("plan", f"{plan['plan_id']} of metadata version {plan['metadata_version']}"),
+        ("what", f"{plan['kind']} {subject(plan['parameters'])}".strip()),
+        *([("steps", counted(len(plan["steps"]), "process", "processes"))] if plan["steps"] else moves),
     ]
 
 
@@ -80,6 +89,12 @@ def subject(parameters: Json) -> str:
         words.append(_named("goal", parameters["goals"]))
     if parameters["excluded_node_ids"]:
         words.append(f"without {_named('node', parameters['excluded_node_ids'])}")
+    if parameters["roles"]:
+        words.append(_named("role", parameters["roles"]))
+    if parameters["process_names"]:
+        words.append(", ".join(parameters["process_names"]))
+    if parameters["level"] is not None:
+        words.append(f"to level {parameters['level']}")
     if parameters["max_bytes"] is not None:
         words.append(f"at most {size_text(parameters['max_bytes'])}")
     return " ".join(words)
@@ -138,9 +153,9 @@ def refusal(plan: Json) -> str | None:
     return f"refused by {'; '.join(said) or 'the controllers'}; nothing was changed"
 
 
-def counted(count: int, thing: str) -> str:
-    """`1 move`, `2 moves`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def counted(count: int, thing: str, things: str = "") -> str:
+    """`1 move`, `2 moves`; `things` where an s does not make them many."""
+    return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
 def _detail(gate: Json) -> str:

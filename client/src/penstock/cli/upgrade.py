@@ -1,100 +1,69 @@
 """`penstock cluster upgrade`: raises the level of the metadata once every process understands it.
 
-Nodes and gateways say at registration which level they understand, and controllers when they are asked; the
-active controller decides again, whatever the plan here said (penstock_core.metadata.levels).
+It is an operation like any other: a gateway is asked for the plan, and the active controller decides again when it
+begins. Where gateways or controllers are of a build that knows no operations, or --controllers names whom to ask, the
+controllers are asked themselves (upgrade_directly).
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.controller import (
-    CALL_TIMEOUT_MS,
-    Seen,
-    certificate_option,
-    controllers_option,
-    directory_option,
-    json_option,
-    look,
-    user_name,
-    with_client,
-)
+from penstock.cli import plans
+from penstock.cli.admin import Admin, UnknownThere
+from penstock.cli.controller import certificate_option, controllers_option, with_client
 from penstock.cli.output import note, print_json, print_table
+from penstock.cli.planned import Asked, How, HowOf, begin, compare, plan_request, with_plan_options
+from penstock.cli.upgrade_directly import (
+    IN_THE_WAY,
+    READY,
+    Plan,
+    Process,
+    plan_directly,
+    problem_of,
+    raise_directly,
+)
 from penstock.errors import CommandError, ExitCode
+from penstock.text import harmless
 
 if TYPE_CHECKING:
-    from penstock_core.metadata import MetadataImage
-    from penstock_runtime.controller_client import ControllerClient
+    from penstock_proto.v1 import operations_pb2
 
-_IMAGE_TIMEOUT_MS: Final = 15_000
-_IN_THE_WAY: Final = "in the way"
-_NAMED_MAX: Final = 5
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of the cluster, as it is planned for."""
-
-    role: str
-    name: str
-    version: str | None
-    level: int | None
-    """Level that it understands at most; None where it does not answer."""
-    state: str
-
-    @property
-    def words(self) -> str:
-        """Its name, and why it is in the way."""
-        why = "does not answer" if self.level is None else f"understands level {self.level}"
-        return f"{self.role} {self.name} ({why})"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be done."""
-
-    now: int
-    wanted: int
-    processes: list[Process]
-
-    @property
-    def in_the_way(self) -> list[Process]:
-        """Those that would not understand the metadata any more."""
-        return [process for process in self.processes if process.state == _IN_THE_WAY]
+Json = dict[str, Any]
+_ROLES: Final = {"controller": ("controller", "controller-"), "storage-node": ("storage node", "node-")}
 
 
 @click.command()
 @click.option(
     "--level",
     type=click.IntRange(min=1),
-    help="Level to reach; by default the highest that this command knows.",
+    help="Level to reach; by default the highest that the controllers know.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask whether to go on.")
-@click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@click.option(
+    "--downgrade",
+    is_flag=True,
+    help="Go back, by default by one, where nothing of the higher level is in use.",
+)
 @controllers_option
 @certificate_option
-@directory_option
-@json_option
+@with_plan_options
 def upgrade(
+    how_of: HowOf,
     level: int | None,
-    yes: bool,
-    dry_run: bool,
+    downgrade: bool,
     controllers: str | None,
     certificate: Path | None,
-    directory: Path,
-    as_json: bool,
-) -> None:
+) -> int:
     """Raise the level of the cluster's metadata after every process runs a newer build.
 
     Install the new build on controllers, storage nodes and gateways first, one after another; what it
-    brought is switched on by this command. A level never falls, and older builds are refused from then on.
+    brought is switched on by this command. Older builds are refused from then on. A level falls only with
+    --downgrade, and only while nothing that came with it is in use.
     Asks first; where there is no terminal, --yes or --dry-run has to be given.
 
     \b
@@ -102,134 +71,151 @@ def upgrade(
       penstock cluster upgrade --dry-run
       penstock cluster upgrade
       penstock cluster upgrade --level 2 --yes --json --controllers ctl-1:5001
+      penstock cluster upgrade --downgrade --dry-run
     """
-    if not (yes or dry_run or sys.stdin.isatty()):
+    how = how_of(changes=True)
+
+    def directly() -> int:
+        return _directly(how, level, controllers, certificate, downgrade=downgrade)
+
+    named = how.where.gateways or how.where.bootstrap
+    if controllers or (certificate and not named):
+        return directly()
+    try:
+        with Admin.at(how.where) as admin:
+            return _by_gateway(admin, how, level, downgrade=downgrade)
+    except UnknownThere as older:
+        return _instead(directly, how, older)
+    except CommandError as error:
+        # Nobody was told which gateway: that of a local cluster whose gateways are down can be done without.
+        if error.exit_code is not ExitCode.UNREACHABLE or named:
+            raise
+        return _instead(directly, how, error)
+
+
+def _instead(directly: Callable[[], int], how: How, error: CommandError) -> int:
+    """Ask the controllers, where they are known."""
+    from penstock.local.store import Store
+
+    if not Store(how.where.directory).exists():
+        raise error
+    return directly()
+
+
+# --- by a gateway -------------------------------------------------------------------------------
+
+
+def _by_gateway(admin: Admin, how: How, level: int | None, *, downgrade: bool) -> int:
+    from penstock_core.operation_documents import operation_document, plan_document
+
+    asked = Asked("upgrade", {"level": level or 0, "downgrade": downgrade})
+    request = plan_request(asked, how)
+    plan = admin.plan(request)
+    compare(plan, how.plan_id)
+    found = _plan_of(plan)
+    document = plan_document(plan)
+    if not how.as_json:
+        _show(found)
+        for warning in plan.warnings if found.wanted != found.now else ():
+            click.echo(f"warning: {harmless(warning)}")
+    why = plans.refusal(document)
+    if why is not None or how.dry_run or found.wanted == found.now:
+        if how.as_json:
+            print_json(document | _outcome(found, raised=False))
+        if why is not None:
+            raise _refused(found, why)
+        _say(found, raised=False)
+        return ExitCode.OK
+    _ask(how, found)
+    # Whoever answers next plans for this level, whatever its own is.
+    request.parameters.CopyFrom(plan.parameters)
+    operation, other_plan = begin(admin, request, plan, how)
+    if operation is None:
+        why = plans.refusal(plan_document(other_plan)) or "refused; nothing was changed"
+        raise _refused(_plan_of(other_plan), why)
+    if how.as_json:
+        print_json(operation_document(operation) | _outcome(found, raised=True))
+    _say(found, raised=True)
+    return ExitCode.OK
+
+
+def _plan_of(plan: operations_pb2.Plan) -> Plan:
+    wanted = plan.parameters.level
+
+    def process(step: operations_pb2.PlannedStep) -> Process:
+        role, prefix = _ROLES.get(step.role, (step.role, ""))
+        state = READY if step.feature_level >= wanted else IN_THE_WAY
+        name = harmless(step.name.removeprefix(prefix))
+        return Process(role, name, harmless(step.version) or None, step.feature_level or None, state)
+
+    return Plan(plan.metadata_level, wanted, [process(step) for step in plan.steps])
+
+
+def _refused(found: Plan, why: str) -> CommandError:
+    """The processes in the way, else the gates."""
+    behind = problem_of(found) if found.in_the_way else None
+    return CommandError(why if behind is None else behind.message, ExitCode.REFUSED)
+
+
+# --- by the controllers --------------------------------------------------------------------------
+
+
+def _directly(
+    how: How, level: int | None, controllers: str | None, certificate: Path | None, *, downgrade: bool
+) -> int:
+    if downgrade or how.plan_id:
+        option = "--downgrade" if downgrade else "--plan-id"
         raise CommandError(
-            "no terminal to ask at: give --yes to go on, or --dry-run to see the plan", ExitCode.USAGE
+            f"{option} needs a gateway and controllers of this build: give --gateway HOST:PORT, not --controllers"
         )
-
-    async def plan(client: ControllerClient) -> Plan:
-        return await _plan(client, level)
-
-    found = with_client(controllers, certificate, directory, plan)
+    found = with_client(controllers, certificate, how.where.directory, lambda c: plan_directly(c, level))
     raised = False
-    if not as_json:
-        print_table(
-            ("role", "name", "version", "level", "state"),
-            [[p.role, p.name, p.version, p.level, p.state] for p in found.processes],
-        )
-    problem = _problem(found)
-    if problem is None and found.wanted > found.now and not dry_run:
-        if not yes and not click.confirm(
-            f"Raise metadata.level from {found.now} to {found.wanted}?", err=True
-        ):
-            raise CommandError(f"nothing was changed: metadata.level stays {found.now}")
-
-        async def do(client: ControllerClient) -> None:
-            await _raise(client, found.wanted)
-
-        with_client(controllers, certificate, directory, do)
+    if not how.as_json:
+        _show(found)
+    problem = problem_of(found)
+    if problem is None and found.wanted > found.now and not how.dry_run:
+        _ask(how, found)
+        with_client(controllers, certificate, how.where.directory, lambda c: raise_directly(c, found.wanted))
         raised = True
-    if as_json:
-        print_json(
-            {
-                "level": found.wanted if raised else found.now,
-                "wanted": found.wanted,
-                "raised": raised,
-                "processes": [asdict(p) for p in found.processes],
-                "in_the_way": [f"{p.role} {p.name}" for p in found.in_the_way],
-            }
-        )
+    if how.as_json:
+        print_json(_outcome(found, raised=raised))
     if problem is not None:
         raise problem
+    _say(found, raised=raised)
+    return ExitCode.OK
+
+
+# --- what people and programs are told -------------------------------------------------------------
+
+
+def _show(found: Plan) -> None:
+    print_table(
+        ("role", "name", "version", "level", "state"),
+        [[p.role, p.name, p.version, p.level, p.state] for p in found.processes],
+    )
+
+
+def _ask(how: How, found: Plan) -> None:
+    verb = "Raise" if found.wanted > found.now else "Lower"
+    question = f"{verb} metadata.level from {found.now} to {found.wanted}?"
+    if not how.yes and not click.confirm(question, err=True):
+        raise CommandError(f"nothing was changed: metadata.level stays {found.now}")
+
+
+def _outcome(found: Plan, *, raised: bool) -> Json:
+    return {
+        "level": found.wanted if raised else found.now,
+        "wanted": found.wanted,
+        "raised": raised,
+        "processes": [asdict(p) for p in found.processes],
+        "in_the_way": [f"{p.role} {p.name}" for p in found.in_the_way],
+    }
+
+
+def _say(found: Plan, *, raised: bool) -> None:
     if raised:
         note(f"metadata.level is {found.wanted} now; it was {found.now}")
     elif found.wanted == found.now:
         note(f"metadata.level is {found.now} already")
     else:
         note(f"metadata.level would go from {found.now} to {found.wanted}")
-
-
-def _problem(plan: Plan) -> CommandError | None:
-    if plan.wanted < plan.now:
-        return CommandError(
-            f"metadata.level is {plan.now} and cannot go back to {plan.wanted}: what it brought may be in the log"
-        )
-    behind = plan.in_the_way
-    if plan.wanted == plan.now or not behind:
-        return None
-    more = f" and {len(behind) - _NAMED_MAX} more" if len(behind) > _NAMED_MAX else ""
-    return CommandError(
-        f"metadata.level {plan.wanted} has to wait for {', '.join(p.words for p in behind[:_NAMED_MAX])}{more}; "
-        "install a newer build there, or take them out of the cluster"
-    )
-
-
-async def _plan(client: ControllerClient, level: int | None) -> Plan:
-    from penstock_core.limits import FEATURE_LEVEL
-    from penstock_core.metadata.levels import level_of
-
-    seen = await look(client)
-    image = await _image(client, max(answer.version for answer in seen.said.values()))
-    wanted = FEATURE_LEVEL if level is None else level
-    return Plan(level_of(image), wanted, _processes(seen, image, wanted))
-
-
-def _processes(seen: Seen, image: MetadataImage, wanted: int) -> list[Process]:
-    from penstock_core.metadata.levels import understood
-
-    def process(role: str, name: str, version: str, level: int) -> Process:
-        knows = understood(level)
-        return Process(role, name, version or None, knows, "ready" if knows >= wanted else _IN_THE_WAY)
-
-    found = []
-    for member in sorted(seen.best.members, key=lambda m: m.controller_id):
-        own = seen.said.get(member.controller_id)
-        if own is None:
-            found.append(Process("controller", str(member.controller_id), None, None, _IN_THE_WAY))
-        else:
-            own_level = own.process.feature_level
-            found.append(process("controller", str(member.controller_id), own.process.version, own_level))
-    for node_id, node in sorted(image.nodes.items()):
-        found.append(process("storage node", str(node_id), node.version, node.feature_level))
-    for gateway_id, gateway in sorted(image.gateways.items()):
-        info = gateway.record.process
-        found.append(process("gateway", gateway_id, info.version, info.feature_level))
-    return found
-
-
-async def _image(client: ControllerClient, version: int) -> MetadataImage:
-    """The metadata of that version or a later one: what comes first may be their beginnings. Raises UNREACHABLE."""
-    from penstock_runtime.metadata_client import MetadataClient
-
-    metadata = MetadataClient(client, "cli", lambda: time.monotonic_ns() // 1_000_000)
-    following = asyncio.create_task(metadata.run())
-    try:
-        if not await metadata.wait_for_version(max(version, 1), _IMAGE_TIMEOUT_MS):
-            raise CommandError(
-                "no controller tells its metadata: is a majority of the controllers there "
-                "(`penstock controller list`), and is this command as new as they are?",
-                ExitCode.UNREACHABLE,
-            )
-        return metadata.image
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-
-async def _raise(client: ControllerClient, level: int) -> Any:
-    from penstock_core.errors import PenstockError
-    from penstock_core.metadata.levels import METADATA_LEVEL
-    from penstock_proto.v1 import controller_pb2 as pb
-
-    request = pb.UpdateFeaturesRequest(
-        updates=[pb.FeatureUpdate(name=METADATA_LEVEL, level=level)], principal=f"cli:{user_name()}"
-    )
-    try:
-        reply = await client.call("UpdateFeatures", request, CALL_TIMEOUT_MS)
-    except PenstockError as error:
-        raise CommandError(
-            f"{error.message}; a majority of the controllers must run", ExitCode.UNREACHABLE
-        ) from None
-    if reply.error.code:
-        raise CommandError(reply.error.message)

@@ -8,9 +8,11 @@ in every version.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from penstock import connector
@@ -48,6 +50,12 @@ class Ongoing:
     removing: list[int]
 
 
+_AUTHOR: Final = re.compile(
+    r"(?P<text>.*) \[set by (?P<author>.+) at (?P<at>\d{4}-\d\d-\d\dT[\d:.]+\+00:00)\]", re.DOTALL
+)
+"""The end of a setting's description, as this build's processes write it."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting of a resource."""
@@ -57,6 +65,9 @@ class Setting:
     source: str
     read_only: bool
     text: str
+    author: str | None = None
+    """Who set it, where the cluster says so; and when, in ms since 1970."""
+    set_ms: int | None = None
 
 
 def describe_configs(bootstrap: str, kind: str, name: str) -> list[Setting]:
@@ -77,8 +88,17 @@ def describe_configs(bootstrap: str, kind: str, name: str) -> list[Setting]:
             reader.text(), reader.text(), reader.unpack(">b")
         reader.unpack(">b")
         text = reader.text() or ""
-        found.append(Setting(setting, value, SOURCES.get(source, ""), bool(read_only), text))
+        found.append(Setting(setting, value, SOURCES.get(source, ""), bool(read_only), *_authored(text)))
     return found
+
+
+def _authored(text: str) -> tuple[str, str | None, int | None]:
+    """A description without who set the setting; and who, and when in ms since 1970."""
+    found = _AUTHOR.fullmatch(text)
+    if found is None:
+        return text, None, None
+    at = datetime.fromisoformat(found["at"])
+    return found["text"], found["author"], round(at.timestamp() * 1000)
 
 
 def alter_configs(

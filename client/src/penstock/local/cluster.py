@@ -242,12 +242,48 @@ class LocalCluster:
             member = plan.plan_member(state, role, lambda count: ports.choose_free(count, avoid))
             self._check_ports(state, [member])
             record = state.process(member.name)
+            # A removal that was cut short may have left the directory of a member that had the name.
+            self.store.clear(member.name)
             self._prepare(state)
             self._launch(state, [record])
             notes = self._await_ready(state, [record], timeout_s)
             if notes:
                 raise CommandError(notes[0])
             return member.name
+
+    def grow(self, role: str, count: int, timeout_s: float = START_TIMEOUT_S) -> list[str]:
+        """Have `count` more processes of a role run: dead ones are started first, then new ones made; their names.
+
+        Raises CommandError; those that were started until then stay.
+        """
+        state = self.state
+        dead = [r.name for r in state.processes if r.role == role and _state_of(r) is ProcessState.DEAD]
+        again = dead[:count]
+        if again:
+            notes = self.start(*again, timeout_s=timeout_s)
+            if notes:
+                raise CommandError(notes[0])
+        return again + [self.add(role, timeout_s) for _ in range(count - len(again))]
+
+    def remove(self, *names: str) -> list[str]:
+        """Stop storage nodes and gateways for good, one after another, their directories with them; the names.
+
+        `up` and `start` do not know them afterwards. What a storage node holds has to be elsewhere by then: this asks
+        nobody. Raises CommandError for a controller, for the last one of a role, and for an unknown name.
+        """
+        with self.store.locked():
+            state = self.store.load()
+            records = state.processes_named(names)
+            if state.single:
+                raise CommandError("a --single cluster is one process and cannot shrink")
+            for record in records:
+                if record.role == CONTROLLER:
+                    raise CommandError(f"{record.name} is a controller: their number is that of the quorum")
+                if len(state.of_role(record.role)) == 1:
+                    raise CommandError(f"{record.name} is the only {record.role} of the cluster")
+                self._stop([record])
+                self.store.forget(state, record)
+            return [record.name for record in records]
 
     def down(self, *, wipe: bool = False, reaped: bool = False) -> list[str]:
         """Stop every process: gateways, then nodes, then controllers; returns the names stopped.

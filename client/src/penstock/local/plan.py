@@ -92,6 +92,15 @@ class ClusterSpec:
             raise _usage(f"--gateways {self.gateways}: choose from 1 to {GATEWAYS_MAX}")
         if not PORT_MIN <= self.port <= PORT_MAX:
             raise _usage(f"--port {self.port}: choose from {PORT_MIN} to {PORT_MAX}")
+        if self.racks:
+            # The roles bring it along, and without them nothing is started.
+            from penstock_core.racks import check_rack
+
+            for rack in self.racks:
+                try:
+                    check_rack(rack)
+                except ValueError as error:
+                    raise _usage(f"--racks: {error}") from None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import CommandError, ExitCode
-from penstock.local.plan import SECURE_DIRECTORY, ClusterState
+from penstock.local.plan import SECURE_DIRECTORY, ClusterState, ProcessRecord
 
 STATE_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
@@ -74,6 +74,17 @@ class Store:
             yield
         finally:
             os.close(descriptor)
+
+    def forget(self, state: ClusterState, record: ProcessRecord) -> None:
+        """Take a process of one member out of the state, then remove its directory."""
+        state.members = [member for member in state.members if member.name not in record.members]
+        state.processes = [process for process in state.processes if process is not record]
+        self.save(state)
+        self.clear(record.name)
+
+    def clear(self, name: str) -> None:
+        """Remove what is there of a member that the state does not know, or not yet."""
+        shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def wipe(self, state: ClusterState, keep: str | None = None) -> None:
         """Remove what `up` made here, and the directory itself if nothing else is in it.
