@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,22 @@ CONTAINER_CLIENT = """
         print(seen)
 
     asyncio.run(asyncio.wait_for(main(sys.argv[1], int(sys.argv[2])), 240))
+"""
+
+MONITOR = """
+    import json, ssl, sys, urllib.error, urllib.request
+
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    found = {}
+    for path in ("/metrics", "/readyz", "/v1/cluster"):
+        request = urllib.request.Request(sys.argv[1] + path, headers={"Host": "10.0.0.1"})
+        try:
+            with urllib.request.urlopen(request, timeout=20, context=context) as response:
+                found[path] = response.status
+        except urllib.error.HTTPError as error:
+            found[path] = error.code
+    print(json.dumps(found))
 """
 
 
@@ -157,6 +174,67 @@ def test_killed_storage_container_loses_nothing(stack: Any) -> None:
         return all(len(p["isr"]) == 3 for p in partitions)
 
     stack.wait("every replica in sync again", whole)
+
+
+def scale(stack: Any, target: str) -> Any:
+    """The document of `penstock scale` on this machine, with what the stack was started with."""
+    files = [word for word in stack.command if word.endswith(".yaml")]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "scale", target, "--via", "compose", "--yes", "--wait", "300",
+         "--json", "--project", stack.project, *(word for file in files for word in ("--compose-file", file)),
+         "--gateway", f"localhost:{stack.environment['PENSTOCK_GRPC_PORT']}",
+         "--client-config", str(stack.secrets / "admin.properties")],
+        env=stack.environment, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    return json.loads(done.stdout)
+
+
+def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
+    create_topic(stack.bootstrap, "by-command", PARTITION_COUNT, 3)
+
+    def used() -> set[int]:
+        partitions = stack.get_json("/v1/topics/by-command")["partitions"]
+        return {node for partition in partitions for node in partition["replicas"]}
+
+    with Load(stack.bootstrap, "by-command") as load:
+        load.wait_for_acks(500)
+        told = scale(stack, "storage-node=5")
+        assert (told["from"], told["to"], len(told["started"])) == (3, 5, 2)
+        assert [(each["kind"], each["state"]) for each in told["operations"]] == [("node-add", "done")]
+        assert len(used()) == 5, "they have got their share"
+        load.wait_for_acks(500)
+        told = scale(stack, "storage-node=3")
+        assert [(each["kind"], each["state"]) for each in told["operations"]] == [("node-remove", "done")]
+        assert len(told["removed_nodes"]) == len(told["stopped"]) == 2
+        load.wait_for_acks(500)
+        assert stack.live_node_count() == 3
+        assert used().isdisjoint(told["removed_nodes"])
+        told = scale(stack, "gateway=3")
+        assert (told["from"], len(told["started"])) == (2, 1)
+        told = scale(stack, "gateway=2")
+        assert len(told["stopped"]) == 1
+        load.wait_for_acks(500)
+    assert len(stack.containers("storage-node")) == 3
+    assert len(stack.containers("gateway")) == 2
+    check_nothing_lost(load.ledger, read_all(stack.bootstrap, "by-command"))
+
+
+def test_monitoring_reaches_every_role_and_finds_health_and_metrics_alone(stack: Any) -> None:
+    program = textwrap.dedent(MONITOR)
+    for host in ("controller-1", "controller-2", "controller-3", "storage-node"):
+        found = json.loads(run_in_container(stack, "-c", program, f"http://{host}:8080"))
+        assert found == {"/metrics": 200, "/readyz": 200, "/v1/cluster": 404}, host
+    found = json.loads(run_in_container(stack, "-c", program, "https://gateway:8080"))
+    assert found == {"/metrics": 200, "/readyz": 200, "/v1/cluster": 401}
+    for service in ("controller-1", "storage-node", "gateway", "edge"):
+        for container in stack.containers(service):
+
+            def is_healthy(container: Any = container) -> bool:
+                container.reload()
+                return bool(container.attrs["State"]["Health"]["Status"] == "healthy")
+
+            stack.wait(f"{container.name} is healthy", is_healthy)
 
 
 def test_scaling_needs_no_edit(stack: Any) -> None:
