@@ -143,6 +143,14 @@ quotas: setup ## quotas of bytes with stock clients, on one gateway and on three
 ops-test: setup ## planned changes of a cluster: 5,000 shapes for the planner, the engine at random, real processes under load
 	PENSTOCK_PLANNER_SHAPES=5000 $(PYTEST) -v tests/unit/controller/state/operations tests/cluster/test_operations.py
 
+.PHONY: alerts-test dashboards
+alerts-test: setup ## alerts fire by their fault on a cluster of real processes (prometheus)
+	PENSTOCK_ALERTS=1 $(PYTEST) -v tests/observability/test_rules.py tests/observability/test_alerts_fire.py
+
+dashboards: setup ## write Grafana's dashboards, ask their queries of a cluster at work, draw the answers for docs (prometheus)
+	$(BIN)/python tools/dashboards.py
+	answers=$$(mktemp) && PENSTOCK_DASHBOARD_ANSWERS=$$answers $(PYTEST) tests/observability/test_dashboards.py && $(BIN)/python tools/dashboards.py --pictures $$answers && rm $$answers
+
 .PHONY: secure-clients
 secure-clients: setup ## stock clients that come in for a minute by each mechanism and by certificate, a gateway and a node killed (java, mvn, kcat)
 	PENSTOCK_STOCK_CLIENTS_S=60 $(PYTEST) tests/cluster/test_stock_clients_sign_in.py
@@ -152,6 +160,11 @@ upgrade-secure: setup ## from a build of before in plaintext to this one and SAS
 	@test -x "$(BEFORE)/.venv/bin/python" || { echo "BEFORE=$(BEFORE) is no checkout with a .venv; make upgrade-secure BEFORE=DIR"; exit 1; }
 	@# kafka-python frees sockets of dials that failed when the interpreter ends, where the test's own mark holds no more.
 	PENSTOCK_BEFORE=$(BEFORE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/security/test_upgrade.py -s
+
+.PHONY: upgrade-test
+upgrade-test: setup ## an earlier commit to this one and back, each role first and at random, under load of three clients: BASE=COMMIT, PENSTOCK_UPGRADE_SEED=n
+	@# As above: kafka-python's sockets of dials that failed.
+	PENSTOCK_UPGRADE_MATRIX=1 PENSTOCK_UPGRADE_BASE=$(BASE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/upgrade -s
 
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)

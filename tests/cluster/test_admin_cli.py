@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 import uuid
 from typing import Any
@@ -63,6 +64,11 @@ def test_settings_are_shown_set_and_unset(cli: Cli, topic: str) -> None:
         "retention.ms": ("86400000", "topic"),
         "segment.ms": ("3600000", "topic"),
     }
+    for row in cli.json("config", "describe", "topic", topic):
+        assert row["author"] == "User:ANONYMOUS", row
+        assert abs(row["set_ms"] - time.time() * 1000) < 600_000, row
+        assert "[set by" not in row["about"]
+    assert "User:ANONYMOUS" in cli.run("config", "describe", "topic", topic)
     cli.run("topic", "alter", topic, "--set", "max.message.bytes=2048", "--unset", "retention.ms")
     cli.run("config", "unset", "topic", topic, "segment.ms")
     assert settings(cli, "topic", topic) == {"max.message.bytes": ("2048", "topic")}
@@ -72,6 +78,8 @@ def test_settings_are_shown_set_and_unset(cli: Cli, topic: str) -> None:
     assert settings(cli, "topic", topic)["file.delete.delay.ms"] == ("61000", "cluster")
     cli.run("config", "unset", "cluster", "log.segment.delete.delay.ms")
     assert "log.dirs" in settings(cli, "node", "1")
+    files = [row for row in cli.json("config", "describe", "node", "1") if row["name"] == "log.dirs"]
+    assert [(row["needs_restart"], row["author"]) for row in files] == [(True, None)]
     assert "Failure domain" in cli.run("config", "describe", "node", "1", "--all", "--explain")
 
 

@@ -19,7 +19,16 @@ from confluent_kafka import Producer
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import NODE
 from support.cluster import running_cluster
-from support.kafka import Ledger, check_nothing_lost, client_config, create_topic, describe, read_all
+from support.kafka import (
+    Ledger,
+    Load,
+    check_nothing_lost,
+    client_config,
+    create_topic,
+    describe,
+    read_all,
+    wait_for_full_isr,
+)
 from support.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -57,8 +66,8 @@ def state_of_victim(cluster: LocalCluster) -> str:
     return str(next(n["state"] for n in nodes if n["node_id"] == VICTIM))
 
 
-def leaders(cluster: LocalCluster) -> set[int]:
-    return {p.leader for p in describe(cluster.bootstrap, "events").values()}
+def leaders(cluster: LocalCluster, topic: str = "events") -> set[int]:
+    return {p.leader for p in describe(cluster.bootstrap, topic).values()}
 
 
 def send(cluster: LocalCluster, ledger: Ledger, count: int) -> None:
@@ -91,8 +100,16 @@ def test_others_lead_while_a_disk_is_full_and_no_acknowledged_record_is_lost(tmp
         wait_for(lambda: leaders(cluster) == {1, 2, 3}, "a leader on every node")
         ledger = Ledger()
         send(cluster, ledger, 60)
+        create_topic(cluster.bootstrap, "flow", PARTITIONS, 3)
+        wait_for(lambda: leaders(cluster, "flow") == {1, 2, 3}, "a leader on every node")
         filler = disk / "filler"
-        fill(filler)
+        with Load(cluster.bootstrap, "flow", rate_per_s=200, value_bytes=VALUE_BYTES, acks="all") as load:
+            load.wait_for_acks(200)
+            fill(filler)
+            load.wait_for_acks(1_000)
+        print(
+            f"longest gap between acks while a leader's disk runs full: {load.ledger.longest_gap_s():.2f} s"
+        )
         send(cluster, ledger, 300)
         wait_for(lambda: state_of_victim(cluster) == "disk full", "the node says that its disk is full")
         wait_for(lambda: leaders(cluster) == {2, 3}, "leaders with room alone")
@@ -102,5 +119,8 @@ def test_others_lead_while_a_disk_is_full_and_no_acknowledged_record_is_lost(tmp
         wait_for(lambda: state_of_victim(cluster) == "live", "room is found", PATIENCE_S)
         wait_for(lambda: VICTIM in leaders(cluster), "preferred leaders come back", PATIENCE_S)
         send(cluster, ledger, 60)
+        for topic in ("events", "flow"):
+            wait_for_full_isr(cluster.bootstrap, topic, PATIENCE_S)
         assert not ledger.errors
+        check_nothing_lost(load.ledger, read_all(cluster.bootstrap, "flow"))
         check_nothing_lost(ledger, read_all(cluster.bootstrap, "events"))

@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import sys
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from penstock.connector import Connector, NoTls, Refused, call, load
 from penstock.errors import ExitCode
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock_core.metadata.backup import decode
 from penstock_core.security.client_file import ClientFile
 from support.cluster import running_cluster, start_ready
 from support.waiting import wait_for
@@ -188,3 +190,41 @@ def test_http_is_for_those_who_sign_in(cluster: LocalCluster) -> None:
         request.add_header("Authorization", f"Basic {base64.b64encode(said).decode()}")
         with urllib.request.urlopen(request, context=admin.context, timeout=TIMEOUT_S) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_a_bundle_holds_no_secret(cluster: LocalCluster, tmp_path: Path, anonymous: bool) -> None:
+    admin = load(cluster.directory / "secure" / "admin.properties")
+    assert admin.file is not None and admin.file.password
+    penstock(cluster, "topic", "create", f"canary-{anonymous}", "-p", "1")
+    backup, file = tmp_path / "backup", tmp_path / "bundle.tar.gz"
+    penstock(cluster, "cluster", "export", str(backup), "--with-secrets")
+    options = ["--anonymous"] if anonymous else []
+    penstock(cluster, "debug", "bundle", "-o", str(file), "--metrics-interval", "0", *options)
+
+    image = decode(backup.read_bytes(), "backup").image
+    kept: list[bytes] = []
+    for record in image.to_records():
+        if record.HasField("user_credential"):
+            kept += [record.user_credential.stored_key, record.user_credential.server_key]
+        if record.HasField("cluster_secret"):
+            kept.append(record.cluster_secret.value)
+    assert len(kept) >= 3, "there is something to be kept"
+    secrets = [admin.file.password.encode()]
+    for value in kept:
+        secrets += [value, value.hex().encode(), base64.b64encode(value)]
+    found: dict[str, bytes] = {}
+    with tarfile.open(file) as archive:
+        for member in archive:
+            data = archive.extractfile(member)
+            assert data is not None
+            found[member.name.partition("/")[2]] = data.read()
+    assert {"metadata.json", "quorum.json", "nodes.json", "operations.json", "versions.json"} <= found.keys()
+    assert sum(name.startswith("metrics/") for name in found) == 2, json.loads(found["manifest.json"])[
+        "missing"
+    ]
+    for name, content in found.items():
+        assert not [secret for secret in secrets if secret in content], name
+        if anonymous:
+            assert b"canary-True" not in content, name
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -45,11 +45,15 @@ class NullMetrics:
 
     is_active = _Value()
     commit_s = _Value()
+    command_queue = _Value()
 
     def applied(self, _old: object, _event: object) -> None:
         return None
 
     def image(self, _image: object, _watchers: int) -> None:
+        return None
+
+    def session_lost(self, _kind: str, _reason: str, *, left: bool) -> None:
         return None
 
     def meters(self) -> QuorumMeters:

@@ -58,7 +58,7 @@ class GatewayProcess(Process):
         checker = self.world.checker
         self.metadata.on_change(lambda _old, new, _records: checker.on_node_image(self.name, new))
         kafka_metrics = KafkaMetrics()
-        metrics = GatewayMetrics(kafka_metrics, self.metadata.contact_age_ms)
+        metrics = GatewayMetrics(kafka_metrics, self.metadata.contact_age_ms, lambda: 0.0)
         rights = self.world.rights
         authorizer: Authorizer = AllowAll()
         self.quotas: QuotaGate | None = None

@@ -103,6 +103,9 @@ class SimLifecycle:
     def request_stop(self, _: str) -> None:
         self.stopping.set()
 
+    def leave(self, _: str) -> None:
+        self.stopping.set()
+
 
 class Process:
     """One run of one program on the host of that name."""

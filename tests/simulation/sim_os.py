@@ -80,6 +80,8 @@ class SimOs:
 class _Stat:
     def __init__(self, st_size: int) -> None:
         self.st_size = st_size
+        self.st_mtime = 0.0
+        """For metrics alone."""
 
 
 class _SimOsPath:

@@ -416,6 +416,10 @@ class SimulatedFileSystem(FileSystem):
         self._locks.add(path)
         return fd
 
+    def is_locked(self, path: str) -> bool:
+        self._find(path)
+        return path in self._locks
+
 
 def _no_fault(call: str, path: str) -> OSError | None:
     del call, path

@@ -1,0 +1,217 @@
+"""From a build of before to this one and back, process by process, under load: nothing lost, doubled or failed.
+
+The short form runs with every other test: one order, one client. `make upgrade-test` runs the whole matrix with three
+clients; it prints the seed of the order that it drew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock_core.limits import FEATURE_LEVEL
+from support.clients import LEAKING_DIALS, READERS, WRITERS, Writer, forget_leaks
+from support.groups import MEMBERS, GroupLedger, GroupMember
+from support.kafka import check_nothing_lost, create_topic, number_of, read_all
+from support.waiting import wait_for
+from upgrade.builds import Build, NoSuchCommitError, base_commit, unpack
+from upgrade.fleet import NEWER_LOG, ROLES, Fleet, old_cluster, refused_words
+
+LONG = os.environ.get("PENSTOCK_UPGRADE_MATRIX") == "1"
+SEED = int(os.environ.get("PENSTOCK_UPGRADE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(3_600), LEAKING_DIALS]
+
+SHORT_CLIENTS = ("confluent-kafka",)
+RATE_PER_S = 60
+PARTITIONS = 3
+ACKS = 20
+PATIENCE_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The build to come from. A clone without it fails."""
+    return unpack(base_commit(), tmp_path_factory.mktemp("before") / "build")
+
+
+@pytest.fixture(autouse=True)
+def nothing_unclosed_is_left() -> Iterator[None]:
+    """kafka-python leaves sockets of dials that failed."""
+    yield
+    forget_leaks()
+
+
+class Clients:
+    """A writer and a member of a group of each client, each with a topic of its own."""
+
+    def __init__(self, bootstrap: str, names: tuple[str, ...]) -> None:
+        self._bootstrap, self._names = bootstrap, names
+        self._topics = {name: f"moved-{name}" for name in names}
+        self._ledgers = {name: GroupLedger() for name in names}
+        self._writers: dict[str, Writer] = {}
+        self._members: dict[str, GroupMember] = {}
+
+    @contextmanager
+    def at_work(self) -> Iterator[Clients]:
+        """Until left; then no request may have failed, and each record that was acknowledged is there once."""
+        with ExitStack() as members:
+            for name, topic in self._topics.items():
+                create_topic(self._bootstrap, topic, PARTITIONS)
+                member = MEMBERS[name](self._bootstrap, topic, f"g-{topic}", self._ledgers[name])
+                self._members[name] = member
+                members.callback(member.stop)
+            with ExitStack() as writers:
+                for name, topic in self._topics.items():
+                    writer = WRITERS[name](self._bootstrap, topic, rate_per_s=RATE_PER_S)
+                    self._writers[name] = writers.enter_context(writer)
+                self.go_on()
+                yield self
+            for name, writer in self._writers.items():
+                written = set(writer.ledger.values.values())
+                wait_for(partial(self._members[name].has_read, written), f"{name} has read all", PATIENCE_S)
+        for name, topic in self._topics.items():
+            check_nothing_lost(self._writers[name].ledger, read_all(self._bootstrap, topic))
+            assert not self._ledgers[name].gaps
+            numbers = [number_of(value) for value in READERS[name](self._bootstrap, topic)]
+            assert len(numbers) == len(set(numbers)) == len(self._writers[name].ledger.acked)
+
+    def go_on(self) -> None:
+        """Everybody gets more acks, and reads more."""
+        wanted = {name: ledger.count + ACKS for name, ledger in self._ledgers.items()}
+        for name, writer in self._writers.items():
+            writer.wait_for_acks(ACKS, PATIENCE_S)
+            wait_for(partial(self._has, name, wanted[name]), f"{name} reads", PATIENCE_S)
+            self._members[name].check()
+
+    def _has(self, name: str, count: int) -> bool:
+        return self._ledgers[name].count >= count
+
+    def figures(self) -> dict[str, object]:
+        """For the reader of the output."""
+        return {
+            name: {"acked": len(w.ledger.acked), "longest_gap_s": round(w.ledger.longest_gap_s(), 2)}
+            for name, w in self._writers.items()
+        }
+
+
+def test_processes_of_before_run_their_own_packages(build: Build) -> None:
+    """The environment has today's packages too; those of before come first, all of them."""
+    assert build.check() < FEATURE_LEVEL
+
+
+def raise_level(fleet: Fleet) -> None:
+    told = json.loads(fleet.penstock("cluster", "upgrade", "--yes", "--json").stdout)
+    assert (told["level"], told["raised"]) == (FEATURE_LEVEL, True), told
+    assert (told["kind"], told["state"]) == ("upgrade", "done"), told
+    ended = json.loads(fleet.penstock("operation", "list", "--all", "--json").stdout)
+    assert told["operation_id"] in {operation["operation_id"] for operation in ended}
+
+
+def refuse_old(fleet: Fleet, clients: Clients) -> dict[str, str]:
+    """A process of before of each role comes back, and is told in one line."""
+    words = refused_words(fleet.build.check(), FEATURE_LEVEL)
+    refused = {}
+    for name, said in (("node-3", words), ("gateway-2", words), ("controller-3", NEWER_LOG)):
+        refused[name] = fleet.refused(name, said)
+        clients.go_on()
+    return refused
+
+
+def upgrade_all(fleet: Fleet, clients: Clients, names: list[str]) -> None:
+    """One process after another; as long as one is of before, the level stays."""
+    *first, last = names
+    for name in first:
+        fleet.to_new(name)
+        clients.go_on()
+    waiting = fleet.penstock("cluster", "upgrade", "--yes", code=None)
+    assert waiting.returncode, "one process is still of before"
+    assert "has to wait for" in waiting.stderr
+    assert last.removeprefix("node-").removeprefix("controller-") in waiting.stderr
+    fleet.to_new(last)
+    clients.go_on()
+
+
+def test_there_and_back_and_the_level_under_load(build: Build, tmp_path: Path) -> None:
+    with old_cluster(tmp_path / "cluster", build) as fleet:
+        with Clients(fleet.new.bootstrap, SHORT_CLIENTS).at_work() as clients:
+            # A new one among old ones, killed half-way, and back.
+            for name, how in (("node-1", signal.SIGKILL), ("controller-1", signal.SIGTERM)):
+                fleet.to_new(name)
+                clients.go_on()
+                fleet.to_old(name, how)
+                clients.go_on()
+            upgrade_all(fleet, clients, fleet.names(NODE, GATEWAY, CONTROLLER))
+            assert set(fleet.understood().values()) == {FEATURE_LEVEL}
+            raise_level(fleet)
+            clients.go_on()
+            refused = refuse_old(fleet, clients)
+        print(json.dumps({"refused": refused, **clients.figures()}, indent=1))
+
+
+def at_random(names: list[str]) -> list[str]:
+    print(f"PENSTOCK_UPGRADE_SEED={SEED}")
+    return random.Random(SEED).sample(names, len(names))
+
+
+def orders(fleet: Fleet) -> dict[str, list[str]]:
+    """Each role first, and any process at any time."""
+    return {
+        **{
+            f"{first} first": fleet.names(first) + fleet.names(*(r for r in ROLES if r != first))
+            for first in ROLES
+        },
+        "at random": at_random(fleet.names()),
+    }
+
+
+@pytest.mark.skipif(not LONG, reason="the whole matrix: make upgrade-test")
+@pytest.mark.parametrize("order", ["controller first", "storage-node first", "gateway first", "at random"])
+def test_every_order_with_every_client(build: Build, tmp_path: Path, order: str) -> None:
+    """All to the new build and all back, killed on the way; then for good, and the level; then old ones are refused."""
+    with old_cluster(tmp_path / "cluster", build) as fleet:
+        names = orders(fleet)[order]
+        with Clients(fleet.new.bootstrap, tuple(WRITERS)).at_work() as clients:
+            for count, name in enumerate(names):
+                fleet.to_new(name, signal.SIGKILL if count == len(names) // 2 else signal.SIGTERM)
+                clients.go_on()
+            for count, name in enumerate(reversed(names)):
+                fleet.to_old(name, signal.SIGKILL if count == len(names) // 2 else signal.SIGTERM)
+                clients.go_on()
+            upgrade_all(fleet, clients, names)
+            raise_level(fleet)
+            clients.go_on()
+            refused = refuse_old(fleet, clients)
+        print(json.dumps({"order": names, "refused": refused, **clients.figures()}, indent=1))
+
+
+@pytest.mark.skipif(not LONG, reason="the whole matrix: make upgrade-test")
+def test_back_from_a_level_of_which_nothing_is_in_use(build: Build, tmp_path: Path) -> None:
+    """The level falls again, and processes of before take part as they did."""
+    if build.check() != FEATURE_LEVEL - 1:
+        pytest.skip(f"the level falls by one, and {build.commit} understands {build.check()}")
+    with old_cluster(tmp_path / "cluster", build) as fleet:
+        with Clients(fleet.new.bootstrap, SHORT_CLIENTS).at_work() as clients:
+            upgrade_all(fleet, clients, fleet.names())
+            raise_level(fleet)
+            fleet.penstock("cluster", "upgrade", "--downgrade", "--yes")
+            clients.go_on()
+            for name in reversed(fleet.names()):
+                fleet.to_old(name)
+                clients.go_on()
+        print(json.dumps(clients.figures(), indent=1))
+
+
+def test_a_clone_without_the_commit_fails_with_the_mend(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path / "shallow")], check=True)
+    with pytest.raises(NoSuchCommitError, match=r"is not in this clone.*git fetch --unshallow"):
+        unpack(base_commit(), tmp_path / "build", tmp_path / "shallow")
