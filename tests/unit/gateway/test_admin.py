@@ -57,8 +57,18 @@ METHODS = {
     ),
     "CheckCluster": ("CheckCluster", pb.CheckClusterRequest(), Operation.DESCRIBE),
     "DescribeCapacity": ("DescribeCapacity", pb.DescribeCapacityRequest(), Operation.DESCRIBE),
+    "RecoverTopics": ("RecoverTopics", pb.RecoverTopicsRequest(topics=["flights"]), Operation.ALTER),
 }
 """By method of Admin: that of the controllers, a request, and the right that it takes."""
+
+OTHERS = {
+    "Explain": Operation.DESCRIBE,
+    "DescribeStrays": Operation.DESCRIBE,
+    "DeleteStray": Operation.ALTER,
+    "ExportMetadata": Operation.ALTER,
+    "DescribeQuorum": Operation.DESCRIBE,
+}
+"""Methods that others than the active controller answer too, with the right that they take."""
 
 RESPONSES = {
     "PlanOperation": pb.PlanResponse(plan=pb.Plan(kind="node-drain", plan_id="0011223344556677")),
@@ -85,6 +95,7 @@ RESPONSES = {
         findings=[pb.Finding(severity="error", code="offline", subject="partition t-0", detail="d", hint="h")]
     ),
     "DescribeCapacity": pb.DescribeCapacityResponse(nodes=[pb.NodeCapacity(node_id=1)]),
+    "RecoverTopics": pb.RecoverTopicsResponse(topics=[pb.RecoveredTopic(name="flights")]),
 }
 
 
@@ -129,8 +140,9 @@ def addresses_of(members: list[FakeController]) -> list[str]:
 
 def test_every_method_of_the_contract_has_a_row_and_a_test() -> None:
     service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-    assert [method.name for method in service.methods] == list(METHODS)
-    for name, (_, _, operation) in METHODS.items():
+    rights = {**{name: operation for name, (_, _, operation) in METHODS.items()}, **OTHERS}
+    assert {method.name for method in service.methods} == rights.keys()
+    for name, operation in rights.items():
         right = RIGHTS[f"/penstock.v1.Admin/{name}"]
         assert right is not None
         assert (right.operation, right.kind) == (operation, ResourceType.CLUSTER)

@@ -23,6 +23,8 @@ from penstock_runtime.security.callers import set_caller
 NOT_CHANGES = {
     "AllocateProducerIds",  # each block of them
     "AlterPartitions",  # leaders tell of in-sync replicas
+    "CheckCluster",
+    "DescribeCapacity",
     "DescribeNodes",
     "DescribeOperations",
     "DescribeQuorum",
@@ -236,6 +238,12 @@ def test_acls_and_quotas() -> None:
             ),
             operations_pb2.ControlOperationResponse(),
             "12",
+        ),
+        (
+            "RecoverTopics",
+            operations_pb2.RecoverTopicsRequest(),
+            operations_pb2.RecoverTopicsResponse(topics=[operations_pb2.RecoveredTopic(name="flights")]),
+            "flights",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def _telling(audit: Audit, method: str, changes: Changes, call: Callable[[Any, A
     @wraps(call)
     async def tells(request: Any, context: Any) -> Any:
         reply = await call(request, context)
-        if not getattr(request, "validate_only", False):
+        if not (getattr(request, "validate_only", False) or getattr(request, "dry_run", False)):
             via = caller()
             audit.tell_changes(
                 lambda: lines(method, changes, request, reply, "" if via is None else str(via))
@@ -266,6 +266,18 @@ def _operation_controlled(request: Any, reply: Any) -> Iterator[dict[str, object
     }
 
 
+def _recovered(request: Any, reply: Any) -> Iterator[dict[str, object]]:
+    del request
+    for topic in reply.topics:
+        yield {
+            "type": "topic",
+            "operation": "recover",
+            "resource": topic.name,
+            "partitions": len(topic.partitions),
+            "code": topic.error.code,
+        }
+
+
 CHANGES: Final[dict[str, Changes]] = {
     "CreateTopics": _created,
     "DeleteTopics": _deleted,
@@ -284,5 +296,6 @@ CHANGES: Final[dict[str, Changes]] = {
     "AlterRefusedCertificates": _refused_certificates,
     "StartOperation": _operation_started,
     "ControlOperation": _operation_controlled,
+    "RecoverTopics": _recovered,
 }
 """The methods that change something for which somebody asked."""
