@@ -67,7 +67,7 @@ WORDS = {
     "cluster recover": ["--from-nodes", "--dry-run"],
     "cluster rolling-restart": ["--dry-run"],
     "node strays": ["1"],
-    "scale": ["storage-node=3", "--dry-run"],
+    "scale": ["storage-node=3", "--via", "print"],
     "explain node": ["1"],
     "explain operation": ["1"],
     "explain partition": ["x-0"],
@@ -162,7 +162,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> None:
     for name, command in leaves().items():
         found = takes(command)
-        is_here = name.startswith(("local ", "cert ", "user bootstrap"))
+        is_here = name.startswith(("local ", "cert ", "user bootstrap", "cluster import"))
         assert bool(found) != (is_here and name not in REFUSALS), name
         for parameter in command.params:
             if any(word in shown(parameter) for word in ("HOST:PORT", "://", "URL")):

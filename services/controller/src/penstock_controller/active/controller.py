@@ -115,9 +115,7 @@ class Controller:
             lambda node_id: self.sessions.alive(node_id, self.clock_ms()),
             self._quorum_gate,
         )
-        self.recovery = Recovery(
-            lifecycle, lambda node_id: self.sessions.alive(node_id, self.clock_ms())
-        )
+        self.recovery = Recovery(lifecycle, lambda node_id: self.sessions.alive(node_id, self.clock_ms()))
         self.cluster_metrics = ClusterMetrics(lifecycle, self.operations)
         self.observer = Observer(lifecycle, self.operations.reports, self.quorum_view)
         self.history = History(ports.clocks.wall_ms, lifecycle.log.warning)
@@ -346,7 +344,10 @@ class Controller:
             if ("remove", gateway_id, epoch) not in self._in_hand:
                 self._metrics.session_lost("gateway", reason, left=False)
             self.once(
-                "remove", gateway_id, epoch, lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch, reason)
+                "remove",
+                gateway_id,
+                epoch,
+                lambda ctx: gateways.remove_gateway(ctx, gateway_id, epoch, reason),
             )
 
     def may_leave(self, name: NodeId | str) -> bool:
