@@ -14,11 +14,11 @@ import platform
 import secrets
 import tarfile
 import time
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,7 @@ from penstock.errors import CommandError
 
 if TYPE_CHECKING:
     from penstock_core.metadata import MetadataImage
+    from penstock_proto.v1.common_pb2 import Endpoint
 
 BUNDLE_BYTES_MAX: Final = 50 * 1024 * 1024
 METRICS_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -125,7 +126,7 @@ def gather(
     found = Bundle()
     admin.gateway()  # nobody there is the end; whatever fails from here on is missing
     image = _metadata(admin, found)
-    targets = _metrics_targets(image, "http" if connector.context is None else "https")
+    targets = _metrics_targets(image)
     for name, method, module, fields in ASKED:
         try:
             found.documents[name] = _asked(admin, method, module, fields)
@@ -141,8 +142,8 @@ def gather(
     for number in (1, 2):
         if number == 2 and found.metrics:
             sleep(interval_s)
-        for gateway_id, url in targets.items():
-            _scrape(found, f"metrics/{gateway_id}-{number}.txt", url, connector)
+        for gateway_id, at in targets.items():
+            _scrape(found, f"metrics/{gateway_id}-{number}.txt", at, connector)
     found.documents["command"] = {"python": platform.python_version(), "system": platform.platform()}
     return found
 
@@ -222,33 +223,38 @@ def _explain(admin: Admin, image: MetadataImage, found: Bundle) -> None:
     found.documents["explain"] = {"unwell": len(unwell), "stories": stories}
 
 
-def _metrics_targets(image: MetadataImage | None, scheme: str) -> dict[str, str]:
+def _metrics_targets(image: MetadataImage | None) -> dict[str, Endpoint]:
     """Where the gateways' metrics are."""
     if image is None:
         return {}
     return {
-        gateway.gateway_id: f"{scheme}://{_address(gateway.record.http)}/metrics"
+        gateway.gateway_id: gateway.record.http
         for gateway in image.gateways.values()
         if gateway.record.http.port
     }
 
 
-def _address(endpoint: Any) -> str:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{host}:{endpoint.port}"
-
-
-def _scrape(found: Bundle, name: str, url: str, connector: Connector) -> None:
-    request = urllib.request.Request(url)  # noqa: S310 (http or https, by _metrics_targets)
+def _scrape(found: Bundle, name: str, at: Endpoint, connector: Connector) -> None:
     file, context = connector.file, connector.context
+    headers = {}
     if context is not None and file is not None and file.password:
         said = base64.b64encode(f"{file.username}:{file.password}".encode()).decode()
-        request.add_header("Authorization", f"Basic {said}")
+        headers["Authorization"] = f"Basic {said}"
+    http = (
+        HTTPConnection(at.host, at.port, timeout=METRICS_TIMEOUT_S)
+        if context is None
+        else HTTPSConnection(at.host, at.port, timeout=METRICS_TIMEOUT_S, context=context)
+    )
     try:
-        with urllib.request.urlopen(request, timeout=METRICS_TIMEOUT_S, context=context) as answer:  # noqa: S310
-            found.metrics[name] = answer.read(METRICS_BYTES_MAX).decode(errors="replace")
-    except (urllib.error.URLError, OSError, ValueError) as error:
+        http.request("GET", "/metrics", headers=headers)
+        answer = http.getresponse()
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(f"HTTP {answer.status} {answer.reason}")
+        found.metrics[name] = answer.read(METRICS_BYTES_MAX).decode(errors="replace")
+    except (HTTPException, OSError, ValueError) as error:
         found.missing[name] = f"the gateway's HTTP port does not give its metrics to everybody ({error})"
+    finally:
+        http.close()
 
 
 # --- other names -------------------------------------------------------------------------------
