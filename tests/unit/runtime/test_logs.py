@@ -56,6 +56,16 @@ def test_a_flood_of_one_event_is_one_line_and_a_number(out: io.StringIO) -> None
     assert logs.line_counts()["warning"] == 1_000
 
 
+def test_another_state_is_no_repetition(out: io.StringIO) -> None:
+    logs.configure_logs("INFO", "json", out)
+    log = logs.get_log(role="controller", id="1")
+    log.info("quorum", active=False)
+    log.info("quorum", active=True)
+    log.info("operation", operation=4, state="running", phase="moving leaders")
+    log.info("operation", operation=4, state="running", phase="moving replicas")
+    assert len(lines(out)) == 4
+
+
 def test_people_read_the_text_itself(out: io.StringIO) -> None:
     logs.configure_logs("INFO", "console", out)
     logs.get_log().error("node_id is missing; give it", **{logs.CONSTANT: "ended by an error"})

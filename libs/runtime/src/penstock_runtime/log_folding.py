@@ -4,7 +4,8 @@ A fault that comes a thousand times a second is one fault. What is not written i
 kind carries `repeated=N`; when none comes, the last one that was held back is written with that number, so that a
 number is never lost. Lines of level DEBUG are for whoever wants to see all of them, and are not folded.
 
-A subject is one of our own things that an event is about, a node say: losing three nodes at once is three lines. What
+A subject is one of our own things that an event is about, a node say: losing three nodes at once is three lines. So is
+the state that something of ours has come to: to become the active controller is no repetition of not being it. What
 clients say (names, addresses, reasons) tells no lines apart, or a client could write as many as it likes.
 """
 
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 FOLD_S: Final = 1.0
-SUBJECTS: Final = ("role", "id", "node", "gateway", "controller", "operation", "name", "task", "listener")
+SUBJECTS: Final = (
+    *("role", "id", "node", "gateway", "controller", "operation", "name", "task", "listener"),
+    *("active", "state", "phase"),
+)
 KINDS_MAX: Final = 1_000
 """Events and subjects followed at a time; beyond them an event's subjects are not told apart."""
 LINES_KEPT: Final = 2_000
