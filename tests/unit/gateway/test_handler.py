@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import gc
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +16,11 @@ from penstock_frontend.authorizer import AllowAll
 from penstock_frontend.cluster.apis import ClusterApis
 from penstock_frontend.listener.listener import Connection
 from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_gateway.kafka import handler as handler_module
 from penstock_gateway.kafka.handler import RELAYED, GatewayHandler
+from penstock_gateway.relay.request import HopTimes
 from penstock_kafka.wire.apis import RELAYED_ROUTES, SPECS, SUPPORTED, ApiKey, Route
+from penstock_kafka.wire.frames import RequestHeader
 from penstock_runtime.controller_client import ControllerClient
 from support.kafka_specs import change_spec
 from unit.gateway.conftest import RelayRig
@@ -65,3 +72,44 @@ async def test_nothing_is_relayed_that_is_answered_here(
     monkeypatch.setitem(RELAYED, ApiKey.METADATA, RELAYED[ApiKey.FETCH])
     with pytest.raises(InvariantBroken, match=r"Metadata \(route gateway\) has an entry too many"):
         GatewayHandler(rig.relay, cluster, cluster)
+
+
+class AskedNodes:
+    """A client's relay, which keeps what it was given."""
+
+    waiting_count = 0
+
+    def __init__(self) -> None:
+        self.requests: list[Asked] = []
+
+    def submit(self, request: Asked) -> None:
+        self.requests.append(request)
+
+
+class Asked:
+    """A relayed request."""
+
+    def __init__(self, header: RequestHeader, frame: bytearray, finish: Callable[[bytes], None]) -> None:
+        self.finish = finish
+        self.times = HopTimes()
+
+
+async def test_an_answer_is_freed_as_soon_as_it_is_written(
+    rig: RelayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the garbage collector: megabytes of answers to consumers doubled a gateway's memory until it came."""
+    monkeypatch.setitem(RELAYED, ApiKey.FETCH, Asked)
+    monkeypatch.setattr(handler_module, "admit", lambda *_: RequestHeader(ApiKey.FETCH, 12, 7, None, 0))
+    cluster, nodes = cluster_apis(rig), AskedNodes()
+    connection: Any = SimpleNamespace(state={"relay": nodes})
+    gc.disable()
+    try:
+        answer: Any = GatewayHandler(rig.relay, cluster, cluster).handle(connection, bytearray())
+        nodes.requests.pop().finish(b"records")
+        assert await answer == b"records"
+        answer.on_written()
+        left = weakref.ref(answer)
+        del answer
+        assert left() is None
+    finally:
+        gc.enable()

@@ -86,7 +86,9 @@ class GatewayHandler:
         waiting = DeferredReply(client)
         request = kind(header, frame, waiting.finish)
         client.submit(request)
-        return waiting.result(lambda: self._relay.metrics.observe_hops(header.api_key, request.times))
+        # Not the request: it knows the reply, whose megabytes would wait for the garbage collector in such a circle.
+        metrics, api_key, times = self._relay.metrics, header.api_key, request.times
+        return waiting.result(lambda: metrics.observe_hops(api_key, times))
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:
         """Who answers: plain addresses, or for some clients one spelling for each node.
