@@ -121,7 +121,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, Any]]:
 async def admin(rig: Rig, addresses: list[str], world: World | None = None) -> AsyncIterator[Stub]:
     """A stub of a gateway's Admin service; with a world, behind its door."""
     channels = ChannelPool()
-    service = AdminService(rig.relay, ControllerClient(addresses, "gateway-1", channels))
+    service = AdminService(rig.relay, ControllerClient(addresses, "gateway-1", channels), LoopTurns())
     door = World(rig, security="PLAINTEXT").door if world is None else world.door
     server, endpoint = await serve(
         "127.0.0.1:0", service.add_to, allow_insecure_bind=False, interceptors=[Guard(door, wall_ms)]

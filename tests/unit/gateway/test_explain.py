@@ -17,6 +17,7 @@ from penstock_proto.v1 import metadata_pb2
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.turns import LoopTurns
 from unit.runtime.fake_controllers import FakeController, controllers
 
 NOW_MS = 1_800_000_000_000
@@ -48,7 +49,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, pb.ReadEventsReque
 async def explainer() -> AsyncIterator[Explainer]:
     async with controllers(3) as (_, members):
         channels = ChannelPool()
-        yield Explainer(ControllerClient([m.endpoint.address for m in members], "gateway-1", channels))
+        client = ControllerClient([m.endpoint.address for m in members], "gateway-1", channels)
+        yield Explainer(client, LoopTurns())
         await channels.close()
 
 

@@ -272,7 +272,9 @@ class Gateway:
                 settings.socket_request_max_bytes,
                 self._grpc_door,
             )
-            admin = AdminService(self._relay, self._controllers, self._ports.clocks.wall_ms)
+            admin = AdminService(
+                self._relay, self._controllers, LoopTurns.of(lifecycle), self._ports.clocks.wall_ms
+            )
 
             def add_services(server: grpc.aio.Server) -> None:
                 service.add_to(server)

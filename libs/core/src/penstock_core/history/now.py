@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -140,7 +140,7 @@ class NodeCounts:
     """Partitions without a leader that it could lead."""
     waiting_count: int = 0
 
-    def look(self, image: MetadataImage, node_id: NodeId) -> Iterator[None]:
+    def look(self, image: MetadataImage, node_id: NodeId) -> Generator[None, None, None]:
         """Count; gives others a chance to run at every `next`."""
         seen = 0
         for topic in image.topics.values():
@@ -230,7 +230,7 @@ class OperationLook:
     lacking: dict[NodeId, list[str]] = field(default_factory=dict)
     counts: dict[NodeId, int] = field(default_factory=dict)
 
-    def look(self, image: MetadataImage, operation_id: int) -> Iterator[None]:
+    def look(self, image: MetadataImage, operation_id: int) -> Generator[None, None, None]:
         """Look at its moves; gives others a chance to run at every `next`."""
         for seen, (key, move) in enumerate(image.operations.moves.get(operation_id, {}).items(), 1):
             topic = image.topics.get(key.topic_id)

@@ -23,6 +23,7 @@ from penstock_proto.v1 import admin_pb2_grpc
 from penstock_proto.v1 import controller_pb2 as controller_pb
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.turns import LoopTurns
 
 LOOK_TIMEOUT_MS: Final = 10_000
 CHANGE_TIMEOUT_MS: Final = 15_000
@@ -46,13 +47,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers operators."""
 
     def __init__(
-        self, relay: Relay, controllers: ControllerClient, wall_ms: Callable[[], int] = lambda: 0
+        self,
+        relay: Relay,
+        controllers: ControllerClient,
+        turns: LoopTurns,
+        wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """By `wall_ms` exports are dated, in ms since 1970."""
         self._relay = relay
         self._wall_ms = wall_ms
         self._controllers = controllers
-        self._explainer = Explainer(controllers)
+        self._explainer = Explainer(controllers, turns)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server."""

@@ -7,7 +7,7 @@ active. What there is no more is explained as long as somebody remembers it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -18,11 +18,11 @@ from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.turns import LoopTurns
 
 SINCE_MS: Final = 2 * 3600 * 1000
 """So far back it goes where nobody says how far."""
 EVENTS_MAX: Final = 1_000
-_SLICE_S: Final = 0.001
 _EVENTS_TIMEOUT_S: Final = 3.0
 _ACTIVE_TIMEOUT_MS: Final = 3_000
 """Of both: one that is silent delays the answer by so much, and no more."""
@@ -31,8 +31,9 @@ _ACTIVE_TIMEOUT_MS: Final = 3_000
 class Explainer:
     """Explains for one gateway."""
 
-    def __init__(self, controllers: ControllerClient) -> None:
+    def __init__(self, controllers: ControllerClient, turns: LoopTurns) -> None:
         self._controllers = controllers
+        self._turns = turns
 
     async def explain(
         self, request: pb.ExplainRequest, image: MetadataImage, wall_ms: int
@@ -74,10 +75,10 @@ class Explainer:
             if topic is not None or not events:
                 raise _no_partition(request, image)
             gone = now.Now(f"there is no topic {request.topic} any more; this is what is remembered")
-            return await _answer(f"partition {name}", gone, events, unknown_ms)
+            return await self._answer(f"partition {name}", gone, events, unknown_ms)
         assert topic is not None
         is_now = now.of_partition(image, topic.name, partition)
-        return await _answer(f"partition {name}", is_now, events, unknown_ms)
+        return await self._answer(f"partition {name}", is_now, events, unknown_ms)
 
     async def _node(
         self, request: pb.ExplainRequest, image: MetadataImage, wall_ms: int
@@ -88,7 +89,7 @@ class Explainer:
         (events, unknown_ms), conditions, _ = await asyncio.gather(
             self._events([subject], request, wall_ms),
             self._conditions(),
-            _in_slices(counts.look(image, node_id)),
+            self._turns.run(counts.look(image, node_id)),
         )
         node = image.nodes.get(node_id)
         if node is None:
@@ -98,7 +99,7 @@ class Explainer:
             is_now = now.Now(f"{subject} is not in the cluster any more; this is what is remembered")
         else:
             is_now = now.of_node(image, node, counts, conditions.get(node_id))
-        return await _answer(subject, is_now, events, unknown_ms)
+        return await self._answer(subject, is_now, events, unknown_ms)
 
     async def _operation(
         self, request: pb.ExplainRequest, image: MetadataImage, wall_ms: int
@@ -109,7 +110,7 @@ class Explainer:
         (events, unknown_ms), operation, _ = await asyncio.gather(
             self._events([subject], request, wall_ms),
             self._progress(operation_id, image),
-            _in_slices(look.look(image, operation_id)),
+            self._turns.run(look.look(image, operation_id)),
         )
         if operation is None:
             if not events:
@@ -118,7 +119,7 @@ class Explainer:
             is_now = now.Now(f"{subject} is not on record any more; this is what is remembered")
         else:
             is_now = now.of_operation(image, operation, look, wall_ms)
-        return await _answer(subject, is_now, events, unknown_ms, of_operation=True)
+        return await self._answer(subject, is_now, events, unknown_ms, of_operation=True)
 
     # --- who is asked -------------------------------------------------------------------------
 
@@ -154,6 +155,21 @@ class Explainer:
         record = image.operations.operations.get(operation_id)
         return None if record is None else pb.Operation(record=record)
 
+    async def _answer(
+        self,
+        subject: str,
+        is_now: now.Now,
+        events: list[pb.ClusterEvent],
+        unknown_ms: int,
+        *,
+        of_operation: bool = False,
+    ) -> pb.ExplainResponse:
+        response = pb.ExplainResponse(
+            subject=subject, summary=is_now.summary, now=is_now.lines, incomplete_before_ms=unknown_ms
+        )
+        await self._turns.run(_tell(response, events, of_operation))
+        return response
+
 
 def _no_partition(request: pb.ExplainRequest, image: MetadataImage) -> PenstockError:
     topic = image.topic(request.topic)
@@ -164,31 +180,9 @@ def _no_partition(request: pb.ExplainRequest, image: MetadataImage) -> PenstockE
     return PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
 
 
-async def _answer(
-    subject: str,
-    is_now: now.Now,
-    events: list[pb.ClusterEvent],
-    unknown_ms: int,
-    *,
-    of_operation: bool = False,
-) -> pb.ExplainResponse:
-    response = pb.ExplainResponse(
-        subject=subject, summary=is_now.summary, now=is_now.lines, incomplete_before_ms=unknown_ms
-    )
-    await _in_slices(_tell(response, events, of_operation))
-    return response
-
-
-def _tell(response: pb.ExplainResponse, events: list[pb.ClusterEvent], of_operation: bool) -> Iterator[None]:
+def _tell(
+    response: pb.ExplainResponse, events: list[pb.ClusterEvent], of_operation: bool
+) -> Generator[None, None, None]:
     for line in story(events, of_operation=of_operation):
         response.story.append(line)
         yield None
-
-
-async def _in_slices(look: Iterator[None]) -> None:
-    loop = asyncio.get_running_loop()
-    slice_end = loop.time() + _SLICE_S
-    for _ in look:
-        if loop.time() >= slice_end:
-            await asyncio.sleep(0)
-            slice_end = loop.time() + _SLICE_S
