@@ -240,6 +240,14 @@ def wait_for(future: Any, thing: str) -> Any:
         raise CommandError(f"{thing}: no answer in time", ExitCode.UNREACHABLE) from error
 
 
+def code_of(failed: CommandError) -> int | None:
+    """Kafka's code of what `wait_for` said; None of what is no answer of a broker."""
+    from confluent_kafka import KafkaError
+
+    said = failed.__cause__.args[:1] if failed.__cause__ is not None else ()
+    return next((error.code() for error in said if isinstance(error, KafkaError)), None)
+
+
 def _silent_logger() -> logging.Logger:
     logger = logging.getLogger("penstock.librdkafka")
     logger.propagate = False

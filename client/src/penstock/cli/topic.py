@@ -12,6 +12,7 @@ from penstock.cli.kafka import (
     admin_client,
     bootstrap_option,
     cluster_metadata,
+    code_of,
     json_option,
     topic_metadata,
     wait_for,
@@ -73,9 +74,7 @@ def create(
     try:
         wait_for(future, f"topic {topic!r}")
     except CommandError as error:
-        cause = error.__cause__
-        code = cause.args[0].code() if cause and isinstance(cause.args[0], KafkaError) else None
-        if not (if_not_exists and code == KafkaError.TOPIC_ALREADY_EXISTS):
+        if not (if_not_exists and code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS):
             raise
         created = False
     if as_json:
@@ -183,9 +182,7 @@ def delete(topics: tuple[str, ...], if_exists: bool, bootstrap: str) -> None:
             wait_for(future, f"topic {name!r}")
             note(f"deleted topic {name}")
         except CommandError as error:
-            cause = error.__cause__
-            code = cause.args[0].code() if cause and isinstance(cause.args[0], KafkaError) else None
-            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 if not if_exists:
                     failed = CommandError(f"topic {name!r} does not exist; --if-exists makes that no error")
             else:
