@@ -167,7 +167,7 @@ async def test_a_failed_write_leaves_the_others_of_its_group_alone(tmp_path: Pat
 
 async def test_a_log_on_another_filesystem_is_flushed_by_itself(tmp_path: Path, rigs: list[Rig]) -> None:
     rigs.append(rig := Rig(tmp_path, 4))
-    rig.fs.other_device = "t-3/"
+    rig.fs.other_device = "/t-3/"
     assert await rig.commit_all() == [None] * 4
     assert rig.fs.file_flushes == 1
     assert rig.logs[3].flushed_offset == 1
