@@ -77,6 +77,12 @@ def is_whole(cluster: LocalCluster, topic: str) -> bool:
     return len(found) == PARTITIONS and all(len(p.isrs) == 3 and p.leader > 0 for p in found.values())
 
 
+def offered(cluster: LocalCluster) -> set[str]:
+    """Topics of which every node offers its copy of every partition."""
+    found = said("cluster", "recover", "--from-nodes", "--dry-run", "--gateway", cluster.gateway)["topics"]
+    return {t["topic"] for t in found if all(len(p["replicas"]) == 3 for p in t["partitions"])}
+
+
 def test_from_the_survivors_disk(cluster: LocalCluster, tmp_path: Path) -> None:
     create(cluster, "kept")
     penstock("config", "set", "topic", "kept", "retention.ms=123456789", "--bootstrap", cluster.bootstrap)
@@ -110,14 +116,8 @@ def test_with_no_backup_at_all(cluster: LocalCluster) -> None:
     cluster.kill_several([f"controller-{each}" for each in CONTROLLERS])
     begin_anew(cluster, "--empty", "--cluster-id", cluster_id)
     where = ("--gateway", cluster.gateway)
-    wait_for(
-        lambda: (
-            {t["topic"] for t in said("cluster", "recover", "--from-nodes", "--dry-run", *where)["topics"]}
-            >= {"kept", "lost"}
-        ),
-        "nodes offer what they have",
-        TIMEOUT_S,
-    )
+    # A node that tells after a topic was taken is none of its replicas, so all have to be there first.
+    wait_for(lambda: offered(cluster) >= {"kept", "lost"}, "all nodes offer what they have", TIMEOUT_S)
     penstock("cluster", "recover", "--from-nodes", *where, code=2)  # nobody to ask
     taken = said("cluster", "recover", "--adopt", "lost", "--yes", *where)
     assert taken["taken"] and [t["error"] for t in taken["topics"]] == [None]
@@ -146,13 +146,7 @@ def test_logs_that_had_been_set_aside_are_taken_back(cluster: LocalCluster) -> N
     begin_anew(cluster, "--empty", "--cluster-id", cluster_id, start=everything)
     where = ("--gateway", cluster.gateway)
 
-    def offered() -> bool:
-        found = said("cluster", "recover", "--from-nodes", "--dry-run", *where)["topics"]
-        return any(
-            t["topic"] == "aside" and all(len(p["replicas"]) == 3 for p in t["partitions"]) for t in found
-        )
-
-    wait_for(offered, "all nodes offer what they have", TIMEOUT_S)
+    wait_for(lambda: "aside" in offered(cluster), "all nodes offer what they have", TIMEOUT_S)
     said("cluster", "recover", "--adopt", "aside", "--yes", *where)
     wait_for(lambda: is_whole(cluster, "aside"), "aside is in sync", TIMEOUT_S)
     check_nothing_lost(book, read_all(cluster.bootstrap, "aside"))
