@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -132,12 +132,14 @@ def _offline(data_dir: Path, secrets: bool) -> Iterable[bytes]:
 
 
 def _write(file: Path, parts: Iterable[bytes]) -> None:
-    """Whole or not at all, and for nobody else to read."""
-    tmp = file.with_name(file.name + ".tmp")
+    """Whole or not at all, and for nobody else to read.
+
+    The name of what is not whole yet is of this process alone: two exports to one file do not meet, the last one
+    that ends stays.
+    """
     try:
-        with contextlib.suppress(FileNotFoundError):
-            tmp.unlink()
-        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fd, name = tempfile.mkstemp(prefix=f"{file.name}.", suffix=".tmp", dir=file.parent)  # 0600
+        tmp = Path(name)
         try:
             with open(fd, "wb") as stream:
                 for part in parts:

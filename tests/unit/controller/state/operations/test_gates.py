@@ -110,6 +110,17 @@ def test_a_partition_or_node_in_another_operations_hands_is_a_conflict() -> None
     assert gate(planned(drained, ask("rebalance")), "conflict").ok
 
 
+def test_a_node_that_another_operation_has_yet_to_fill_is_not_emptied_beside_it() -> None:
+    image = cluster([1, 2, 3], {"a": [[1], [3]]})
+    move = OperationMove(TopicPartition(topic_id("a"), 0), ids([1, 3]), ids([1]), 10)
+    busy = under_way(image, 7, "set-replication-factor", [move])
+    found = gate(planned(busy, ask("node-drain", node_ids=[3])), "conflict")
+    assert (found.blocking, list(found.items)) == (True, ["a-0 (operation 7)"])
+    assert gate(planned(busy, ask("node-drain", node_ids=[2])), "conflict").ok
+    skipped = under_way(image, 7, "set-replication-factor", [replace(move, skipped="topic gone")])
+    assert gate(planned(skipped, ask("node-drain", node_ids=[3])), "conflict").ok
+
+
 def test_a_plan_that_gives_up_a_rack_has_to_be_allowed() -> None:
     image = cluster([node(1, "x"), node(2, "x"), node(3, "y")], {"a": [[1, 3], [2, 3]]})
     plan = planned(image, ask("node-drain", node_ids=[3]))

@@ -122,6 +122,28 @@ def test_two_operations_are_not_about_the_same_node() -> None:
     ]
 
 
+def test_a_node_that_was_cordoned_since_gets_nothing() -> None:
+    cluster = MovedCluster(PAIR)
+    plan = cluster.plan("set-replication-factor", {("t", 0): (1, 2, 3)})
+    cluster.start(cluster.plan("node-drain", {}, node_ids=[3]))
+    reply = start(cluster, plan)
+    assert reply.plan.gates[0].items == ["node 3 (is cordoned)"]
+    assert "node 3 (is cordoned)" in reply.error.message
+    gone = cluster.plan("rebalance", {("t", 0): (1, 9)})
+    assert start(cluster, gone).plan.gates[0].items == ["node 9 (is not there)"]
+    # Whoever takes it back may fill it again.
+    back = start(cluster, cluster.plan("node-uncordon", {("t", 0): (1, 4)}, node_ids=[4]))
+    assert not back.error.code
+
+
+def test_a_node_that_an_operation_fills_is_not_emptied_beside_it() -> None:
+    cluster = MovedCluster(PAIR)
+    drain = cluster.plan("node-drain", {}, node_ids=[3])
+    filled = cluster.start(cluster.plan("set-replication-factor", {("t", 0): (1, 2, 3)}))
+    reply = start(cluster, drain)
+    assert reply.plan.gates[0].items == [f"t-0 (operation {filled})"]
+
+
 def test_nodes_that_are_to_be_emptied_take_nothing_from_the_start() -> None:
     for kind, extra in (
         ("node-drain", {}),

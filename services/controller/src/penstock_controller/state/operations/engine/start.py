@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock_controller.state.causes import cause, of_operation
 from penstock_controller.state.generation import Context, Generated, NextCommand, error_pb, make_error
 from penstock_controller.state.operations.engine import endings, policies
 from penstock_controller.state.operations.engine.kinds import (
     REASSIGNMENT,
+    drained_by,
     has_turn,
     live_operations,
     nodes_of,
 )
+from penstock_controller.state.operations.plans.gates import onto
 from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen, boot_id_of
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import TopicId, TopicPartition
+from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -124,6 +126,17 @@ def _changed(image: MetadataImage, plan: api.Plan) -> list[str]:
             found.append(f"node {node_id} (is not there)")
         elif node_id in busy:
             found.append(f"node {node_id} (operation {busy[node_id]})")
+    leaving = set(drained_by(pb.OperationRecord(kind=plan.kind, parameters=plan.parameters)))
+    if leaving:
+        # Of operations that began since: what they have yet to bring here would wait until the node is taken back.
+        for operation in live_operations(image):
+            moves = image.operations.moves.get(operation.operation_id, {})
+            found += [
+                onto(image, move, operation.operation_id)
+                for move in moves.values()
+                if not move.skipped and not leaving.isdisjoint(move.replicas)
+            ]
+    found += _closed(image, plan, nodes)
     for move in plan.moves:
         topic = image.topics.get(TopicId(move.topic_id))
         partition = None if topic is None else topic.partitions.get(move.partition)
@@ -136,6 +149,20 @@ def _changed(image: MetadataImage, plan: api.Plan) -> list[str]:
             found.append(f"{name} (has other replicas)")
         elif (other := _mover(image, partition.key)) is not None:
             found.append(f"{name} (operation {other})")
+    return found
+
+
+def _closed(image: MetadataImage, plan: api.Plan, own: Iterable[NodeId]) -> list[str]:
+    """Nodes that were to get replicas and may not any more: the operation would wait for them without an end."""
+    if plan.kind == REASSIGNMENT:
+        return []
+    targets = {NodeId(n) for move in plan.moves for n in {*move.to}.difference(getattr(move, "from"))}
+    found = []
+    for node_id in sorted(targets.difference(own)):
+        if node_id not in image.nodes:
+            found.append(f"node {node_id} (is not there)")
+        elif image.operations.is_cordoned(node_id):
+            found.append(f"node {node_id} (is cordoned)")
     return found
 
 

@@ -18,7 +18,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.levels import level_of
-from penstock_core.metadata.operations import ENDED
+from penstock_core.metadata.operations import ENDED, OperationMove
 from penstock_proto.v1 import operations_pb2 as pb
 
 QUORUM: Final = "quorum"
@@ -137,9 +137,14 @@ def conflict(
     image: MetadataImage,
     moves: Mapping[TopicPartition, str],
     node_ids: Collection[NodeId] = (),
+    leaving: Collection[NodeId] = (),
     operation_id: int = 0,
 ) -> Generator[None, None, Finding]:
-    """No partition of the plan, and no node it is about, is in another operation's hands. `moves`: names by key."""
+    """No partition of the plan, and no node it is about, is in another operation's hands. `moves`: names by key.
+
+    `leaving`: of those nodes the ones to be emptied. A move onto one of them that has yet to begin would wait until
+    somebody takes the node back.
+    """
     items = []
     others: dict[TopicPartition, int] = {}
     count = 0
@@ -152,6 +157,8 @@ def conflict(
         for key, move in image.operations.moves.get(other, {}).items():
             if not move.skipped:
                 others[key] = other
+                if key not in moves and not set(leaving).isdisjoint(move.replicas):
+                    items.append(onto(image, move, other))
             count += 1
             if count % _A_STEP == 0:
                 yield
@@ -171,6 +178,13 @@ def conflict(
         "something else is moving them already; wait until it is done, or cancel it (`penstock operation list`)",
         tuple(items),
     )
+
+
+def onto(image: MetadataImage, move: OperationMove, operation_id: int) -> str:
+    """Names a move onto a node that is to be emptied."""
+    topic = image.topics.get(move.key.topic_id)
+    name = move.key.topic_id.hex() if topic is None else topic.name
+    return f"{name}-{move.key.partition} (operation {operation_id})"
 
 
 def racks(domains: Domains, moves: Sequence[PlannedMove]) -> Generator[None, None, Finding]:

@@ -221,7 +221,7 @@ def _findings(
         undecided = [name_of(p) for p in now.partitions if p.key in now.untold and asked.covers(p.topic)]
         yield
     room = yield from gates.disk_room(now.nodes, moves, now.untold, undecided)
-    conflict = yield from gates.conflict(image, names, about)
+    conflict = yield from gates.conflict(image, names, about, asked.leaving)
     spread = yield from gates.racks(domains_of(now.nodes, [move.partition for move in moves]), moves)
     health = Finding(gates.HEALTH)
     if asked.moves_replicas or asked.kind is Kind.NODE_REPLACE:
