@@ -63,6 +63,11 @@ class ByteBudget:
         # Of a byte nobody waits for the rest: sums of fractions are not exact.
         return left / self._rate if left > 0.5 else 0.0
 
+    def is_held_up(self, now_s: float) -> bool:
+        """Whether more is claimed than is allowed by now: somebody waits."""
+        self._pass(now_s)
+        return self._claimed - self._allowed > 0.5
+
     def _pass(self, now_s: float) -> None:
         if math.isinf(self._rate):
             self._allowed = max(self._allowed, self._claimed)
@@ -87,6 +92,11 @@ class Direction:
         """What counts now; 0 without a bound."""
         rate = self._rate(self._clock_s())
         return 0 if rate >= LONG_MAX else rate
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a stream waits now."""
+        return self._budget.is_held_up(self._rerated())
 
     def message_bytes(self, most: int) -> int:
         """How large a message should be, so that the rate holds over short times."""
