@@ -38,7 +38,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD_BYTES = 1024

@@ -27,7 +27,7 @@ from penstock.certificates import CertificateAuthority
 from penstock.connector import Connector, load
 from penstock.local import plan, secure
 from penstock.local.plan import ClusterState
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 from support.kafka import CALL_TIMEOUT_S, client_config
 from support.waiting import wait_for
 

@@ -25,7 +25,7 @@ import pytest
 
 from compose import engine
 from penstock.local.ports import choose_free
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 from penstock_core.security.client_file import ClientFile
 from support.kafka import Door
 

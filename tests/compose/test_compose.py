@@ -34,7 +34,7 @@ CONTAINER_CLIENT = """
     import asyncio, ssl, sys
     from pathlib import Path
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-    from penstock_core.credentials import load_client_file
+    from penstock_core.process.credentials import load_client_file
 
     async def main(topic, count):
         file = load_client_file(Path("/run/penstock/admin-container.properties"))

@@ -17,7 +17,7 @@ import pytest
 from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 from support.cluster import running_cluster
 from support.kafka import Load, read_all
 from support.waiting import wait_for

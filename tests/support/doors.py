@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from penstock.local.plan import GATEWAY, NODE
-from penstock_core.native_account import Account
+from penstock_core.process.native_account import Account
 from penstock_core.security.client_file import ClientFile
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc

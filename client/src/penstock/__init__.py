@@ -1,7 +1,7 @@
 """Penstock's client side: the `penstock` command and the local cluster."""
 
-from penstock_core import grpc_process
+from penstock_core.process import grpc_environment
 
-grpc_process.prepare()
+grpc_environment.prepare()
 
 __version__ = "0.1.0"

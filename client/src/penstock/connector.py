@@ -145,7 +145,7 @@ PLAINTEXT: Final = Connector()
 def load(path: Path) -> Connector:
     """The connector of a client file. Raises CommandError where it cannot be used."""
     try:
-        from penstock_core.credentials import load_client_file
+        from penstock_core.process.credentials import load_client_file
         from penstock_core.security.client_file import ClientFileError
     except ImportError as error:
         raise CommandError(
@@ -195,7 +195,7 @@ def _authenticate(connection: socket.socket, message: bytes) -> bytes:
 def _context(file: ClientFile) -> ssl.SSLContext:
     import ssl
 
-    from penstock_core.credentials import check_private
+    from penstock_core.process.credentials import check_private
     from penstock_core.security.client_file import ClientFileError
 
     try:
@@ -225,7 +225,7 @@ def _unusable(file: ClientFile, setting: str, path: str, error: OSError) -> Comm
 
 
 def _token(path: Path) -> str:
-    from penstock_core.credentials import read_token
+    from penstock_core.process.credentials import read_token
     from penstock_core.security.client_file import ClientFileError
 
     try:

@@ -24,7 +24,7 @@ class NativeGateway:
 
     stub: Any
     account: Any = None
-    """`penstock_core.native_account.Account`; None for nobody."""
+    """`penstock_core.process.native_account.Account`; None for nobody."""
     admin: Any = None
     """Stub of the service `Admin`."""
 
@@ -59,7 +59,7 @@ def open_gateway(address: str, connector: Connector = PLAINTEXT) -> Iterator[Nat
             stub = gateway_pb2_grpc.GatewayStub(channel)
             yield NativeGateway(stub, admin=admin_pb2_grpc.AdminStub(channel))
         return
-    from penstock_core.native_account import Account
+    from penstock_core.process.native_account import Account
     from penstock_core.security.client_file import ClientFileError
 
     account = Account(connector.file)

@@ -27,7 +27,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.janitor import Janitor
 from penstock.local.plan import ClusterSpec
 from penstock.local.processes import last_lines
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 
 FAULTS_FILE = "faults"
 """In a process's directory: what its failpoints do now (`penstock_runtime.failpoints`)."""

@@ -27,9 +27,9 @@ to Spark partitions), `progress` and `stream` (micro-batches), `gateway` and `fe
 `decode` (record batches to Arrow).
 """
 
-from penstock_core import grpc_process
+from penstock_core.process import grpc_environment
 
-grpc_process.prepare()
+grpc_environment.prepare()
 
 from pyspark_penstock.source import DefaultSource  # noqa: E402  # it imports gRPC
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import grpc
 
-from penstock_core.native_account import Account, Metadata, account_of
+from penstock_core.process.native_account import Account, Metadata, account_of
 from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.sasl import SaslFailure
 from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc

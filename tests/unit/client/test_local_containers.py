@@ -12,7 +12,7 @@ from penstock.certificates import CertificateAuthority, load_certificate, names_
 from penstock.errors import CommandError
 from penstock.local import containers
 from penstock.local.containers import Asked, Owner
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 
 MINE = Owner(os.getuid(), os.getgid())
 

@@ -12,7 +12,7 @@ from penstock.certificates import load_certificate, names_of
 from penstock.local import secure
 from penstock.local.plan import GATEWAY, NODE, ClusterState
 from penstock.local.store import Store
-from penstock_core.credentials import load_client_file
+from penstock_core.process.credentials import load_client_file
 from penstock_core.security.bootstrap_users import from_text
 from unit.client.test_local_plan import planned, ports_from
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from penstock_core.metadata.image import Endpoint
 from penstock_core.metadata.security import CredentialKey, RefusedCertificate
-from penstock_core.native_account import Account
+from penstock_core.process.native_account import Account
 from penstock_core.security.client_file import ClientFile
 from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
 from penstock_core.security.sasl import SaslFailure

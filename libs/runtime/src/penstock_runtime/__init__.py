@@ -33,6 +33,6 @@ Roles build on this package; it knows none of them. Decisions that need no event
 live in `penstock_core`.
 """
 
-from penstock_core import grpc_process
+from penstock_core.process import grpc_environment
 
-grpc_process.prepare()
+grpc_environment.prepare()

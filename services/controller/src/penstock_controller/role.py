@@ -22,9 +22,9 @@ from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.settings import ControllerSettings
 from penstock_controller.state.generation import Defaults
-from penstock_core.credentials import read_secret
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.process.credentials import read_secret
 from penstock_core.security.audit import REFUSED
 from penstock_core.security.bootstrap_users import BootstrapUser, from_text
 from penstock_core.security.client_file import ClientFileError

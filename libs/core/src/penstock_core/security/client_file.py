@@ -6,7 +6,7 @@ what else Kafka's clients know is passed on to them.
 
 Rules: a value is taken as it stands, backslashes too, as librdkafka does; only `sasl.jaas.config` may go on after a
 backslash at a line's end. What is half said (a user's name without `security.protocol`, say) is refused, for nothing
-is to be sent in clear by mistake. Files are read by `penstock_core.credentials`, which looks at their modes.
+is to be sent in clear by mistake. Files are read by `penstock_core.process.credentials`, which looks at their modes.
 
 Source of the names: librdkafka's CONFIGURATION.md, and SslConfigs and SaslConfigs of Apache Kafka 4.3 (KIP-651: PEM).
 """

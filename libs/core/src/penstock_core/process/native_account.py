@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock_core.credentials import check_private, load_client_file, read_token
+from penstock_core.process.credentials import check_private, load_client_file, read_token
 from penstock_core.security.client_file import ClientFile, ClientFileError
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.scram import MECHANISM_OF

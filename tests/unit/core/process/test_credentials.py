@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_core.credentials import load_client_file, read_token
+from penstock_core.process.credentials import load_client_file, read_token
 from penstock_core.security.client_file import ClientFileError
 
 WHOLE = """
