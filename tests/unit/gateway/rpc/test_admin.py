@@ -26,7 +26,7 @@ from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool, serve
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.turns import LoopTurns, all_at_once
-from unit.gateway.test_native_door import Asked, World, status_of
+from unit.gateway.rpc.test_native_door import Asked, World, status_of
 from unit.runtime.fake_controllers import Cluster, FakeController, controllers
 
 Rig = Any
