@@ -103,6 +103,17 @@ class KafkaMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Samples for Prometheus."""
+        yield from self._requests()
+        yield _by_reason(
+            "penstock_kafka_bad_frames", "Connections closed for what they sent.", self.bad_frames
+        )
+        yield _by_reason("penstock_kafka_connections_refused", "Connections not taken.", self.refused)
+        yield self._sign_ins()
+        yield from self._throttles()
+        yield self._certificate_ends()
+        yield from self._traffic()
+
+    def _requests(self) -> Iterable[Metric]:
         seconds = HistogramMetricFamily(
             "penstock_kafka_request_seconds",
             "Time from a whole request to its response, by API.",
@@ -122,10 +133,8 @@ class KafkaMetrics(Collector):
         for (key, code), count in self.errors.items():
             errors.add_metric([api_name(key), error_name(code)], count)
         yield errors
-        yield _by_reason(
-            "penstock_kafka_bad_frames", "Connections closed for what they sent.", self.bad_frames
-        )
-        yield _by_reason("penstock_kafka_connections_refused", "Connections not taken.", self.refused)
+
+    def _sign_ins(self) -> Metric:
         sign_ins = CounterMetricFamily(
             "penstock_kafka_sign_ins",
             "Clients that signed in, or did not.",
@@ -133,7 +142,9 @@ class KafkaMetrics(Collector):
         )
         for labels, count in self.sign_ins.items():
             sign_ins.add_metric(labels, count)
-        yield sign_ins
+        return sign_ins
+
+    def _throttles(self) -> Iterable[Metric]:
         throttled = CounterMetricFamily(
             "penstock_kafka_throttled", "Times that a client was throttled for a quota.", labels=["quota"]
         )
@@ -151,6 +162,8 @@ class KafkaMetrics(Collector):
         )
         buckets_followed.add_metric([], self.quota_buckets())
         yield buckets_followed
+
+    def _certificate_ends(self) -> Metric:
         ends = GaugeMetricFamily(
             "penstock_kafka_certificate_expires_timestamp_seconds",
             "When the certificate of a listener ends, since 1970.",
@@ -158,7 +171,9 @@ class KafkaMetrics(Collector):
         )
         for listener, end_s in self.certificate_ends_s.items():
             ends.add_metric([listener], end_s())
-        yield ends
+        return ends
+
+    def _traffic(self) -> Iterable[Metric]:
         connections = GaugeMetricFamily(
             "penstock_kafka_connections", "Open connections.", labels=["listener"]
         )
