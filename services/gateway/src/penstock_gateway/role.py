@@ -28,7 +28,7 @@ from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_core.security.quota_book import QuotaBook
 from penstock_frontend.authorizer import AllowAll, Authorizer
-from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
@@ -211,12 +211,14 @@ class Gateway:
                 addresses,
                 authorizer,
                 kafka_metrics,
-                controller_id=_named_controller,
-                suspected_leaders=suspected_leaders,
-                auto_create=settings.auto_create_topics,
-                wall_ms=ports.clocks.wall_ms,
-                turns=LoopTurns.of(lifecycle),
-                quotas=quotas,
+                ApiOptions(
+                    controller_id=_named_controller,
+                    suspected_leaders=suspected_leaders,
+                    auto_create=settings.auto_create_topics,
+                    wall_ms=ports.clocks.wall_ms,
+                    turns=LoopTurns.of(lifecycle),
+                    quotas=quotas,
+                ),
             )
             for addresses in (self._addresses, apart)
         )

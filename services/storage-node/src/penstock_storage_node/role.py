@@ -22,7 +22,7 @@ from penstock_core.metadata.image import Endpoint
 from penstock_core.security.identity import PeerIdentity
 from penstock_core.security.quota_book import QuotaBook
 from penstock_frontend.authorizer import AllowAll, Authorizer
-from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
@@ -344,12 +344,14 @@ class StorageNode:
             DirectAddresses(settings.listeners),
             authorizer,
             kafka_metrics,
-            suspected_leaders=suspected_leaders,
-            own_node=lambda: manager.registry.node_id,
-            auto_create=settings.auto_create_topics,
-            wall_ms=self._clocks.wall_ms,
-            turns=LoopTurns.of(lifecycle),
-            quotas=self._quotas,
+            ApiOptions(
+                suspected_leaders=suspected_leaders,
+                own_node=lambda: manager.registry.node_id,
+                auto_create=settings.auto_create_topics,
+                wall_ms=self._clocks.wall_ms,
+                turns=LoopTurns.of(lifecycle),
+                quotas=self._quotas,
+            ),
         )
         handler = DirectHandler(self._data, cluster, kafka_metrics)
         caps = settings.listener_limits(LIMITS)

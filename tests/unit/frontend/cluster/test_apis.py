@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_frontend.authorizer import AllowAll, Operation
-from penstock_frontend.cluster.apis import ClusterApis, admit
+from penstock_frontend.cluster.apis import ApiOptions, ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, Connection, KafkaListener, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.producer_ids import ProducerIdAllocator
@@ -132,7 +132,9 @@ async def serving(
         metadata = MetadataClient(client, "test", monotonic_ms)
         following = asyncio.create_task(metadata.run())
         ids = ProducerIdAllocator(client, "test")
-        apis = ClusterApis(metadata, client, ids, Addresses(), authorizer or AllowAll(), metrics, **more)
+        apis = ClusterApis(
+            metadata, client, ids, Addresses(), authorizer or AllowAll(), metrics, ApiOptions(**more)
+        )
         listener = KafkaListener(
             ListenerSettings(name="PROXY", bind="127.0.0.1:0"), Handler(apis, metrics), lifecycle
         )

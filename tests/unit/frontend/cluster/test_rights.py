@@ -12,7 +12,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.acl import AclOperation as Op
 from penstock_core.security.acl import ResourceType as Kind
-from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire.apis import LOCAL_ROUTES, ROUTES, SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import parse_request_header
@@ -85,7 +85,7 @@ def answer(
         Nowhere(),
         authorizer,
         KafkaMetrics(),
-        **more,
+        ApiOptions(**more),
     )
     frame = frame_of(row, version)
 

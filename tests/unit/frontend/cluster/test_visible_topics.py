@@ -16,7 +16,7 @@ from penstock_core.security.acl import AclOperation as Op
 from penstock_core.security.acl import ResourceType as Kind
 from penstock_core.security.principal import Identity, user
 from penstock_frontend.authorizer import AllowAll
-from penstock_frontend.cluster.apis import ClusterApis
+from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
@@ -50,7 +50,9 @@ class Process:
 
     def make(self, authorizer: Any, **more: Any) -> ClusterApis:
         world: Any = self.controllers
-        return ClusterApis(self.metadata, world, world, Nowhere(), authorizer, KafkaMetrics(), **more)
+        return ClusterApis(
+            self.metadata, world, world, Nowhere(), authorizer, KafkaMetrics(), ApiOptions(**more)
+        )
 
     def ask(self, connection: Any, api: ApiKey, version: int, **values: Any) -> Any:
         request = build_request(api.name.lower(), version, values)

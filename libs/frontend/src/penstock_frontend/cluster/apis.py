@@ -12,6 +12,7 @@ left to the listener); any other failure is answered in the right shape.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -57,6 +58,8 @@ _AT_ONCE_BYTES_MAX = 8 * 1024
 """Requests up to that size are read at once, about a millisecond's work."""
 _READ_BY_HAND = frozenset({ApiKey.API_VERSIONS, ApiKey.METADATA})
 
+_Handler = Callable[[Connection, RequestHeader, bytearray], Response | Coroutine[Any, Any, Response]]
+
 
 def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> RequestHeader | Response:
     """The header of a request that can be answered, else what to give the listener.
@@ -89,6 +92,27 @@ def admit(connection: Connection, frame: bytearray, metrics: KafkaMetrics) -> Re
     )
 
 
+def lowest_live_node(image: MetadataImage) -> int:
+    """The node that clients are told is the controller: any that they can reach will do."""
+    return min((n.node_id for n in image.nodes.values() if n.active), default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """What a process may have beside what all of them need; the defaults are those of one that has nothing of it."""
+
+    controller_id: Callable[[MetadataImage], int] = lowest_live_node
+    """The node that clients are told is the controller."""
+    suspected_leaders: SuspectedLeaders | None = None
+    own_node: Callable[[], NodeId | None] = lambda: None
+    """The storage node that this process is, if it is one."""
+    auto_create: bool = False
+    """Makes topics that a Metadata request names."""
+    wall_ms: Callable[[], int] = wall_ms
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    quotas: QuotaGate = field(default_factory=QuotaGate.idle)
+
+
 class ClusterApis:
     """Answers the APIs of `handles`."""
 
@@ -100,47 +124,39 @@ class ClusterApis:
         addresses: AddressView,
         authorizer: Authorizer,
         metrics: KafkaMetrics,
-        *,
-        controller_id: Callable[[MetadataImage], int] | None = None,
-        suspected_leaders: SuspectedLeaders | None = None,
-        own_node: Callable[[], NodeId | None] = lambda: None,
-        auto_create: bool = False,
-        wall_ms: Callable[[], int] = wall_ms,
-        turns: LoopTurns | None = None,
-        quotas: QuotaGate | None = None,
+        options: ApiOptions | None = None,
     ) -> None:
-        """`own_node` is the storage node that this process is, if it is one; `auto_create` makes topics
-        that a Metadata request names.
-
-        Every process that answers Kafka clients makes one: so what all of them need is checked here too,
+        """Every process that answers Kafka clients makes one: so what all of them need is checked here too,
         the schemas and the error responses. Raises InvariantBroken when an answered API lacks one of these
         or, if it is answered here, its handler.
         """
+        options = options or ApiOptions()
         self._metadata = metadata
-        self._suspected_leaders = suspected_leaders
+        self._suspected_leaders = options.suspected_leaders
         self._producer_ids = producer_ids
         self._addresses = addresses
         self._authorizer = authorizer
         self._metrics = metrics
-        self._controller_id = controller_id or lowest_live_node
+        self._controller_id = options.controller_id
         self._metadata_answers = MetadataAnswers(
             lambda: metadata.image, addresses, authorizer, self._controller_id
         )
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         calls = ControllerCalls(metadata, controllers)
-        quotas = quotas or QuotaGate.idle()
-        self._auto_create = AutoCreate(calls, authorizer, quotas) if auto_create else None
-        self._admin = cluster_topics.Admin(metadata, calls, authorizer, metrics, quotas)
-        self._turns = turns or LoopTurns()
-        configs = Configs(calls, authorizer, metrics, own_node, self._turns)
-        moves = Reassignments(calls, authorizer, metrics)
-        quorum = QuorumApis(calls, authorizer, metrics, wall_ms)
-        users = Users(calls, authorizer, metrics, self._turns)
-        acls = Acls(calls, authorizer, metrics, self._turns)
-        quota_apis = Quotas(calls, authorizer, metrics, self._turns)
-        self._handlers: dict[
-            int, Callable[[Connection, RequestHeader, bytearray], Response | Coroutine[Any, Any, Response]]
-        ] = {
+        self._auto_create = AutoCreate(calls, authorizer, options.quotas) if options.auto_create else None
+        self._turns = options.turns
+        topics = cluster_topics.Admin(metadata, calls, authorizer, metrics, options.quotas)
+        self._handlers = (
+            self._own_handlers()
+            | _topic_handlers(topics)
+            | _change_handlers(calls, authorizer, metrics, options)
+        )
+        require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
+        require_entries("error responses", ERROR_FORMS, Route)
+        codec.require_schemas()
+
+    def _own_handlers(self) -> dict[int, _Handler]:
+        return {
             ApiKey.API_VERSIONS: self.api_versions,
             ApiKey.SASL_HANDSHAKE: self._sasl_handshake,
             ApiKey.SASL_AUTHENTICATE: self._sasl_authenticate,
@@ -150,30 +166,7 @@ class ClusterApis:
             ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs,
             ApiKey.FIND_COORDINATOR: self._coordinators.find,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
-            ApiKey.CREATE_TOPICS: self._admin.create_topics,
-            ApiKey.DELETE_TOPICS: self._admin.delete_topics,
-            ApiKey.CREATE_PARTITIONS: self._admin.create_partitions,
-            ApiKey.DESCRIBE_CONFIGS: configs.describe,
-            ApiKey.ALTER_CONFIGS: configs.alter,
-            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.alter_incrementally,
-            ApiKey.LIST_CONFIG_RESOURCES: configs.list_resources,
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS: moves.alter,
-            ApiKey.LIST_PARTITION_REASSIGNMENTS: moves.list_ongoing,
-            ApiKey.ELECT_LEADERS: moves.elect,
-            ApiKey.UNREGISTER_BROKER: moves.unregister,
-            ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
-            ApiKey.UPDATE_FEATURES: quorum.update_features,
-            ApiKey.DESCRIBE_CLIENT_QUOTAS: quota_apis.describe,
-            ApiKey.ALTER_CLIENT_QUOTAS: quota_apis.alter,
-            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe,
-            ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.alter,
-            ApiKey.DESCRIBE_ACLS: acls.describe,
-            ApiKey.CREATE_ACLS: acls.create,
-            ApiKey.DELETE_ACLS: acls.delete,
         }
-        require_entries("handlers of ClusterApis", self._handlers, LOCAL_ROUTES)
-        require_entries("error responses", ERROR_FORMS, Route)
-        codec.require_schemas()
 
     def handles(self, api_key: int) -> bool:
         """Whether `answer` and `handle` know the API."""
@@ -341,6 +334,41 @@ class ClusterApis:
         return codec.encode_response(header, response)
 
 
-def lowest_live_node(image: MetadataImage) -> int:
-    """The node that clients are told is the controller: any that they can reach will do."""
-    return min((n.node_id for n in image.nodes.values() if n.active), default=-1)
+def _topic_handlers(topics: cluster_topics.Admin) -> dict[int, _Handler]:
+    return {
+        ApiKey.CREATE_TOPICS: topics.create_topics,
+        ApiKey.DELETE_TOPICS: topics.delete_topics,
+        ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+    }
+
+
+def _change_handlers(
+    calls: ControllerCalls, authorizer: Authorizer, metrics: KafkaMetrics, options: ApiOptions
+) -> dict[int, _Handler]:
+    """Of the APIs that ask or change what controllers keep beside topics."""
+    turns = options.turns
+    configs = Configs(calls, authorizer, metrics, options.own_node, turns)
+    moves = Reassignments(calls, authorizer, metrics)
+    quorum = QuorumApis(calls, authorizer, metrics, options.wall_ms)
+    users = Users(calls, authorizer, metrics, turns)
+    acls = Acls(calls, authorizer, metrics, turns)
+    quotas = Quotas(calls, authorizer, metrics, turns)
+    return {
+        ApiKey.DESCRIBE_CONFIGS: configs.describe,
+        ApiKey.ALTER_CONFIGS: configs.alter,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.alter_incrementally,
+        ApiKey.LIST_CONFIG_RESOURCES: configs.list_resources,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: moves.alter,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: moves.list_ongoing,
+        ApiKey.ELECT_LEADERS: moves.elect,
+        ApiKey.UNREGISTER_BROKER: moves.unregister,
+        ApiKey.DESCRIBE_QUORUM: quorum.describe_quorum,
+        ApiKey.UPDATE_FEATURES: quorum.update_features,
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: quotas.describe,
+        ApiKey.ALTER_CLIENT_QUOTAS: quotas.alter,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.alter,
+        ApiKey.DESCRIBE_ACLS: acls.describe,
+        ApiKey.CREATE_ACLS: acls.create,
+        ApiKey.DELETE_ACLS: acls.delete,
+    }
