@@ -27,6 +27,7 @@ from penstock_core.addresses import WILDCARD_HOSTS, parse_address
 from penstock_core.errors import PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_core.security.quota_book import QuotaBook
+from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.connection import Connection
@@ -60,6 +61,7 @@ from penstock_runtime.addresses import (
     check_free,
 )
 from penstock_runtime.audit import audit_of
+from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -143,7 +145,6 @@ class Gateway:
         self._settings = settings
         self._lifecycle = lifecycle
         self._ports = ports
-        clock_ms = ports.clocks.ms
         self._doors = Doors(
             settings.listeners,
             lifecycle,
@@ -156,20 +157,11 @@ class Gateway:
             settings.tls, ROLE.name, lambda identity: gateway_name_fault(identity, settings.gateway_id)
         )
         self._channels = ports.channels(tls=self._tls)
-        try:
-            self._controllers = ports.controllers(
-                settings.controllers,
-                settings.gateway_id,
-                self._channels,
-                clock_ms=clock_ms,
-                rng=ports.new_rng(),
-            )
-        except PenstockError as e:
-            raise StartupError(f"controllers: {e.message}") from None
+        self._controllers = self._controller_client()
         self._metadata = MetadataClient(
             self._controllers,
             settings.gateway_id,
-            clock_ms,
+            ports.clocks.ms,
             log=lifecycle.log,
             rng=ports.new_rng(),
             freeze=ports.freeze,
@@ -177,48 +169,72 @@ class Gateway:
         kafka_metrics = KafkaMetrics.of(lifecycle)
         self._metrics = GatewayMetrics(kafka_metrics, self._metadata.contact_age_ms, ports.clocks.s)
         lifecycle.registry.register(self._metrics)
-        authorizer: Authorizer = AllowAll()
         by_acl = settings.acl_authorizer(lifecycle.log, audit_of(lifecycle))
         if by_acl is not None:
-            authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
-        quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
-        self._metadata.on_change(quotas.metadata_changed)
+        self._authorizer: Authorizer = by_acl or AllowAll()
+        self._quotas = QuotaGate(QuotaBook(), ports.clocks.ms, kafka_metrics)
+        self._metadata.on_change(self._quotas.metadata_changed)
         follow_refused(self._tls, self._metadata)
         self._relay = Relay(
             settings.gateway_id,
             self._metadata,
             self._channels,
             self._metrics,
-            authorizer,
+            self._authorizer,
             lifecycle,
-            clock_ms,
+            ports.clocks.ms,
             ports.tick_ms,
         )
-        self._relay.quotas = quotas
-        suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
-        self._relay.on_stream_lost = suspected_leaders.suspect
+        self._relay.quotas = self._quotas
         self._own = {s.name: _own_listener(s, parse_address(s.bind).port) for s in settings.listeners}
-        self._book = book = AddressBook(settings.gateway_id, self._own, _host_gateways())
-        self._addresses = GatewayAddresses(book, lambda: self._metadata.image)
+        self._book = AddressBook(settings.gateway_id, self._own, _host_gateways())
+        self._addresses = GatewayAddresses(self._book, lambda: self._metadata.image)
         self._producer_ids = ProducerIdAllocator(self._controllers, settings.gateway_id)
-        apart = GatewayAddresses(book, lambda: self._metadata.image, apart=True)
+        self._bound: dict[str, Endpoint] = {}
+        self._grpc_endpoint = Endpoint("", "", 0)
+        self._http_endpoint = Endpoint("", "", 0)
+        self._open_doors(kafka_metrics, by_acl)
+        self._registration = Registration(
+            self._registration_request, self._controllers, self._metadata, lifecycle, self._quotas
+        )
+
+    def _controller_client(self) -> ControllerClient:
+        settings, ports = self._settings, self._ports
+        try:
+            return ports.controllers(
+                settings.controllers,
+                settings.gateway_id,
+                self._channels,
+                clock_ms=ports.clocks.ms,
+                rng=ports.new_rng(),
+            )
+        except PenstockError as e:
+            raise StartupError(f"controllers: {e.message}") from None
+
+    def _open_doors(self, metrics: KafkaMetrics, by_acl: AclAuthorizer | None) -> None:
+        """What clients come to: the Kafka listeners, the native API's door and HTTP."""
+        settings, lifecycle, ports = self._settings, self._lifecycle, self._ports
+        suspected_leaders = SuspectedLeaders(self._metadata, ports.clocks.ms)
+        self._relay.on_stream_lost = suspected_leaders.suspect
+        options = ApiOptions(
+            controller_id=_named_controller,
+            suspected_leaders=suspected_leaders,
+            auto_create=settings.auto_create_topics,
+            wall_ms=ports.clocks.wall_ms,
+            turns=LoopTurns.of(lifecycle),
+            quotas=self._quotas,
+        )
+        apart = GatewayAddresses(self._book, lambda: self._metadata.image, apart=True)
         cluster, cluster_apart = (
             ClusterApis(
                 self._metadata,
                 self._controllers,
                 self._producer_ids,
                 addresses,
-                authorizer,
-                kafka_metrics,
-                ApiOptions(
-                    controller_id=_named_controller,
-                    suspected_leaders=suspected_leaders,
-                    auto_create=settings.auto_create_topics,
-                    wall_ms=ports.clocks.wall_ms,
-                    turns=LoopTurns.of(lifecycle),
-                    quotas=quotas,
-                ),
+                self._authorizer,
+                metrics,
+                options,
             )
             for addresses in (self._addresses, apart)
         )
@@ -227,7 +243,7 @@ class Gateway:
         self._doors.connect(self._metadata, cluster.api_versions, by_acl)
         self._grpc_door, http_door = self._doors.grpc_door(), self._doors.http_door()
         self._listeners = [
-            ports.listener(s, handler, lifecycle, limits, **self._doors.of(s), quotas=quotas)
+            ports.listener(s, handler, lifecycle, limits, **self._doors.of(s), quotas=self._quotas)
             for s in settings.listeners
         ]
         self._http = ports.http(
@@ -235,17 +251,11 @@ class Gateway:
             lifecycle,
             [
                 *operation_routes(
-                    lambda: self._metadata.image, authorizer, self._controllers, LoopTurns.of(lifecycle)
+                    lambda: self._metadata.image, self._authorizer, self._controllers, LoopTurns.of(lifecycle)
                 ),
-                *routes(lambda: self._metadata.image, self._metadata.contact_age_ms, authorizer),
+                *routes(lambda: self._metadata.image, self._metadata.contact_age_ms, self._authorizer),
             ],
-            **http_desk(http_door, self._doors.tls_files(HTTP), authorizer, self._own_names),
-        )
-        self._bound: dict[str, Endpoint] = {}
-        self._grpc_endpoint = Endpoint("", "", 0)
-        self._http_endpoint = Endpoint("", "", 0)
-        self._registration = Registration(
-            self._registration_request, self._controllers, self._metadata, lifecycle, quotas
+            **http_desk(http_door, self._doors.tls_files(HTTP), self._authorizer, self._own_names),
         )
 
     async def run(self) -> None:
@@ -268,34 +278,7 @@ class Gateway:
                 hosts = {rule.host or bound.host for rule in own.rules}
                 self._doors.check_names(listener.name, hosts - WILDCARD_HOSTS)
             self._doors.start(self._listeners)
-            service = GatewayService(
-                self._relay,
-                lambda: self._grpc_endpoint,
-                settings.socket_request_max_bytes,
-                self._grpc_door,
-            )
-            admin = AdminService(
-                self._relay, self._controllers, LoopTurns.of(lifecycle), self._ports.clocks.wall_ms
-            )
-
-            def add_services(server: grpc.aio.Server) -> None:
-                service.add_to(server)
-                admin.add_to(server)
-
-            grpc_server, grpc_bound = await self._ports.serve(
-                settings.grpc_bind,
-                add_services,
-                allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
-                door=self._doors.tls_files(GRPC),
-                interceptors=[
-                    Guard(
-                        self._grpc_door,
-                        self._ports.clocks.wall_ms,
-                        on_call=self._metrics.observe_native,
-                        clock_s=self._ports.clocks.s,
-                    )
-                ],
-            )
+            grpc_server, grpc_bound = await self._serve_grpc()
             self._grpc_endpoint = advertised_endpoint(settings.grpc_advertised, grpc_bound)
             self._doors.check_names(GRPC, {self._grpc_endpoint.host} - WILDCARD_HOSTS)
             self._relay.start()
@@ -316,6 +299,35 @@ class Gateway:
             await self._producer_ids.close()
             await self._http.stop()
             await self._channels.close()
+
+    async def _serve_grpc(self) -> tuple[grpc.aio.Server, Endpoint]:
+        settings, clocks = self._settings, self._ports.clocks
+        service = GatewayService(
+            self._relay,
+            lambda: self._grpc_endpoint,
+            settings.socket_request_max_bytes,
+            self._grpc_door,
+        )
+        admin = AdminService(self._relay, self._controllers, LoopTurns.of(self._lifecycle), clocks.wall_ms)
+
+        def add_services(server: grpc.aio.Server) -> None:
+            service.add_to(server)
+            admin.add_to(server)
+
+        return await self._ports.serve(
+            settings.grpc_bind,
+            add_services,
+            allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
+            door=self._doors.tls_files(GRPC),
+            interceptors=[
+                Guard(
+                    self._grpc_door,
+                    clocks.wall_ms,
+                    on_call=self._metrics.observe_native,
+                    clock_s=clocks.s,
+                )
+            ],
+        )
 
     def _check_ports(self) -> None:
         """Find a taken or forbidden port before the wait for controllers."""
