@@ -87,39 +87,13 @@ async def _serve(
     tls: TlsFiles | None,
 ) -> None:
     metrics = ControllerMetrics(lifecycle.registry)
-    core = Controller(
-        CoreSettings(
-            settings.controller_id,
-            settings.node_session_timeout_ms,
-            settings.node_heartbeat_interval_ms,
-            settings.leader_rebalance_interval_ms,
-            frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
-            _first_users(settings, directory),
-        ),
-        lifecycle,
-        ports,
-        metrics,
-        directory.join_cluster,
-    )
+    core = Controller(_core_settings(settings, directory), lifecycle, ports, metrics, directory.join_cluster)
     config = quorum_config(settings, directory)
     quorum_ports = ports.quorum
     if tls is not None:
         quorum_ports = replace(quorum_ports, network=replace(quorum_ports.network, tls=tls))
     quorum = _open_quorum(config, core, lifecycle, metrics, quorum_ports)
-    worker = CommandQueue(
-        quorum,
-        settings.controller_id,
-        Defaults(
-            settings.default_partition_count,
-            settings.default_replication_factor,
-            settings.offsets_topic_num_partitions,
-        ),
-        ports.new_rng(),
-        ports.clocks.wall_ms,
-        lambda node_id: _alive(core, node_id),
-        metrics.commit_s.observe,
-        ports.commit_timeout_ms,
-    )
+    worker = _command_queue(settings, core, quorum, metrics, ports)
     core.connect(quorum, worker)
     await core.history.open(EventsFile(settings.data_dir))
     metrics.families_by_part.append(core.cluster_metrics.families)
@@ -168,6 +142,40 @@ async def _serve(
         if server is not None:
             await server.stop(_GRPC_GRACE_S)
         await http.stop()
+
+
+def _core_settings(settings: ControllerSettings, directory: DataDirectory) -> CoreSettings:
+    return CoreSettings(
+        settings.controller_id,
+        settings.node_session_timeout_ms,
+        settings.node_heartbeat_interval_ms,
+        settings.leader_rebalance_interval_ms,
+        frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
+        _first_users(settings, directory),
+    )
+
+
+def _command_queue(
+    settings: ControllerSettings,
+    core: Controller,
+    quorum: Quorum,
+    metrics: ControllerMetrics,
+    ports: ControllerPorts,
+) -> CommandQueue:
+    return CommandQueue(
+        quorum,
+        settings.controller_id,
+        Defaults(
+            settings.default_partition_count,
+            settings.default_replication_factor,
+            settings.offsets_topic_num_partitions,
+        ),
+        ports.new_rng(),
+        ports.clocks.wall_ms,
+        lambda node_id: _alive(core, node_id),
+        metrics.commit_s.observe,
+        ports.commit_timeout_ms,
+    )
 
 
 def _alive(core: Controller, node_id: NodeId) -> bool:
