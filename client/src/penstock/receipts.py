@@ -13,12 +13,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.connector import PLAINTEXT, Connector
 from penstock.errors import CommandError, ExitCode
 from penstock.native import open_gateway
 from penstock.text import harmless
+
+if TYPE_CHECKING:
+    from penstock_proto.v1 import gateway_pb2
 
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
@@ -68,38 +71,12 @@ def produce_with_receipts(
     try:
         import grpc
 
-        from penstock_kafka.records.build import NewRecord, build_batch
-        from penstock_proto.v1 import gateway_pb2
+        import penstock_kafka.records.build  # noqa: F401 - to say at once that it is not there
+        import penstock_proto.v1.gateway_pb2  # noqa: F401
     except ImportError as error:
         raise CommandError(
             f"receipts need the gRPC client ({error.name}): pip install 'penstock[native]'"
         ) from None
-    counts: list[int] = []
-    failure: list[BaseException] = []
-
-    def requests() -> Iterator[gateway_pb2.ProduceRequest]:
-        try:
-            for number, batch in enumerate(_batches(records), 1):
-                now_ms = time.time_ns() // 1_000_000
-                counts.append(len(batch))
-                patience.sent(time.monotonic())
-                data = build_batch([NewRecord(key=k, value=v, timestamp_ms=now_ms) for k, v in batch])
-                for start in range(0, len(data), MESSAGE_BYTES_MAX):
-                    yield gateway_pb2.ProduceRequest(
-                        request_id=number,
-                        topic=topic,
-                        partition=partition,
-                        records=data[start : start + MESSAGE_BYTES_MAX],
-                        acks=acks,
-                        timeout_ms=timeout_ms,
-                        more=start + MESSAGE_BYTES_MAX < len(data),
-                    )
-        except GeneratorExit:
-            raise  # the call is over, and gRPC wants no more: that is no failure of the source
-        except BaseException as error:
-            failure.append(error)  # gRPC calls this from a thread of its own and tells nobody
-            raise
-
     with open_gateway(gateway, connector) as opened:
         try:
             metadata = opened.metadata()
@@ -110,32 +87,17 @@ def produce_with_receipts(
                 f"gateway {gateway} does not take the user: {details}", ExitCode.UNREACHABLE
             ) from None
         patience = Patience(timeout_ms / 1000 + GRACE_S)
-        call: Any = opened.stub.Produce(requests(), metadata=metadata)
+        outgoing = _Outgoing(topic, partition, acks, timeout_ms, patience)
+        call: Any = opened.stub.Produce(outgoing.requests(records), metadata=metadata)
         watch = _Watch(call, patience)
         try:
             for response in call:
                 patience.answered()
-                if response.error.code == UNKNOWN_TOPIC_OR_PARTITION:
-                    raise CommandError(
-                        f"topic {topic!r} has no partition {partition}; `penstock topic describe {topic}` shows "
-                        f"what there is, `penstock topic create {topic}` makes a topic"
-                    )
-                if response.error.code:
-                    raise CommandError(response.error.message)
-                receipt = response.receipt
-                yield BatchReceipt(
-                    topic,
-                    partition,
-                    response.base_offset,
-                    counts[response.request_id - 1],
-                    receipt.leader_epoch,
-                    tuple(receipt.held_by),
-                    tuple(receipt.flushed_by),
-                )
+                yield outgoing.receipt(response)
                 patience.resumed(time.monotonic())
         except grpc.RpcError as error:
-            if failure:
-                raise failure[0] from None
+            if outgoing.failure is not None:
+                raise outgoing.failure from None
             details = " ".join((call.details() or str(error)).split())
             trouble = f"was lost ({details})"
             if watch.given_up:
@@ -148,6 +110,72 @@ def produce_with_receipts(
         finally:
             watch.end()
             call.cancel()
+
+
+class _Outgoing:
+    """The batches of one call, numbered as they go out; their answers become receipts."""
+
+    def __init__(self, topic: str, partition: int, acks: int, timeout_ms: int, patience: Patience) -> None:
+        self.failure: BaseException | None = None
+        """What the source of the records raised."""
+        self._topic = topic
+        self._partition = partition
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._patience = patience
+        self._counts: list[int] = []
+
+    def requests(self, records: Iterable[Record]) -> Iterator[gateway_pb2.ProduceRequest]:
+        """What to send, in order."""
+        from penstock_kafka.records.build import NewRecord, build_batch
+
+        try:
+            for number, batch in enumerate(_batches(records), 1):
+                now_ms = time.time_ns() // 1_000_000
+                self._counts.append(len(batch))
+                self._patience.sent(time.monotonic())
+                data = build_batch([NewRecord(key=k, value=v, timestamp_ms=now_ms) for k, v in batch])
+                yield from self._messages(number, data)
+        except GeneratorExit:
+            raise  # the call is over, and gRPC wants no more: that is no failure of the source
+        except BaseException as error:
+            self.failure = error  # gRPC calls this from a thread of its own and tells nobody
+            raise
+
+    def _messages(self, number: int, data: bytes) -> Iterator[gateway_pb2.ProduceRequest]:
+        from penstock_proto.v1 import gateway_pb2
+
+        for start in range(0, len(data), MESSAGE_BYTES_MAX):
+            yield gateway_pb2.ProduceRequest(
+                request_id=number,
+                topic=self._topic,
+                partition=self._partition,
+                records=data[start : start + MESSAGE_BYTES_MAX],
+                acks=self._acks,
+                timeout_ms=self._timeout_ms,
+                more=start + MESSAGE_BYTES_MAX < len(data),
+            )
+
+    def receipt(self, response: gateway_pb2.ProduceResponse) -> BatchReceipt:
+        """That of the batch which is answered. Raises CommandError when it was refused."""
+        topic, partition = self._topic, self._partition
+        if response.error.code == UNKNOWN_TOPIC_OR_PARTITION:
+            raise CommandError(
+                f"topic {topic!r} has no partition {partition}; `penstock topic describe {topic}` shows "
+                f"what there is, `penstock topic create {topic}` makes a topic"
+            )
+        if response.error.code:
+            raise CommandError(response.error.message)
+        receipt = response.receipt
+        return BatchReceipt(
+            topic,
+            partition,
+            response.base_offset,
+            self._counts[response.request_id - 1],
+            receipt.leader_epoch,
+            tuple(receipt.held_by),
+            tuple(receipt.flushed_by),
+        )
 
 
 class Patience:
