@@ -21,6 +21,7 @@ from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.identity import PeerIdentity
 from penstock_core.security.quota_book import QuotaBook
+from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.authorizer import AllowAll, Authorizer
 from penstock_frontend.cluster.apis import ApiOptions, ClusterApis
 from penstock_frontend.listener.listener import KafkaListener, ListenerLimits
@@ -42,19 +43,21 @@ from penstock_runtime.security.own_certificate import follow_refused, open_certi
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster import retirement
+from penstock_storage_node.cluster.handing_over import hand_over
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
 from penstock_storage_node.cluster.node_reporter import NodeReporter
 from penstock_storage_node.cluster.registration import Announcement, DirectoryRetired, Registration
 from penstock_storage_node.cluster.spare import await_slot
-from penstock_storage_node.disk.space import reserve_bytes
 from penstock_storage_node.kafka.dispatch import DataApis, DirectAddresses, DirectHandler
 from penstock_storage_node.log import DirectoryPorts, LogDirectory, PartitionDirectory, PartitionLog
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.ports import NodePorts
 from penstock_storage_node.replica.background import BackgroundJobs
+from penstock_storage_node.replica.closing import close_logs
 from penstock_storage_node.replica.compactor import Compactor
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.reporting.group_lag import LagExporter
+from penstock_storage_node.reporting.node_gauges import NodeParts, add_gauges
 from penstock_storage_node.reporting.partition_counts import PartitionLook
 from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
@@ -75,9 +78,6 @@ LISTENER_GRACE_MS = 1_000
 _GRACE_MS = 5_000
 """How much longer a node goes by old rights than its listeners: gateways have cut their clients off by then, so that
 none of these is told that it has no rights."""
-CONTROLLER_SILENCE_MS_MAX = 2_500
-"""When a node wants to stop and no controller has answered for that long, it stops alone."""
-
 _NEWEST_MS = 5_000
 """How long a node that was removed waits for metadata that say so: by them it knows which topics there are."""
 
@@ -151,7 +151,8 @@ class StorageNode:
                 await self._start(logs)
                 await lifecycle.stopping.wait()
                 if self._retired is None and not lifecycle.failed.is_set():
-                    await self._drain()
+                    bound_ms = settings.controlled_shutdown_max_ms
+                    await hand_over(self._registration, bound_ms, self._clocks.s, lifecycle.log)
             except _Stopping:
                 pass
             except DirectoryRetired as news:
@@ -267,8 +268,8 @@ class StorageNode:
             self._lifecycle.log.warning("files of a deleted log remain", reason=str(error))
 
     def _build(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
+        """Everything that the node has open, in the order in which the parts need one another."""
         settings, lifecycle, ports = self._settings, self._lifecycle, self._ports
-        clock_ms = self._clocks.ms
         self._manager = manager = ReplicaManager(
             directory=self._directory,
             pool=self._pool,
@@ -281,26 +282,39 @@ class StorageNode:
         manager.health.reserve_bytes = settings.disk_reserve_bytes
         manager.adopt(logs)
         owner = f"node-{settings.node_id if settings.node_id > 0 else self._directory.node_id}"
-        controllers = ports.controllers(
-            settings.controllers, owner, self._channels, clock_ms=clock_ms, rng=ports.new_rng()
+        self._controllers = ports.controllers(
+            settings.controllers, owner, self._channels, clock_ms=self._clocks.ms, rng=ports.new_rng()
         )
-        self._controllers = controllers
         self._metadata = MetadataClient(
-            controllers, owner, clock_ms, log=lifecycle.log, rng=ports.new_rng(), freeze=ports.freeze
+            self._controllers,
+            owner,
+            self._clocks.ms,
+            log=lifecycle.log,
+            rng=ports.new_rng(),
+            freeze=ports.freeze,
         )
-        authorizer: Authorizer = AllowAll()
         by_acl = settings.acl_authorizer(lifecycle.log, audit_of(lifecycle))
         if by_acl is not None:
-            authorizer = by_acl
             self._metadata.on_change(by_acl.metadata_changed)  # first of all: nobody asks by older rights
+        self._authorizer: Authorizer = by_acl or AllowAll()
         follow_refused(self._tls, self._metadata)
         self._metadata.on_change(manager.on_metadata)
+        suspected_leaders = SuspectedLeaders(self._metadata, self._clocks.ms)
+        self._build_replication(suspected_leaders)
+        self._build_groups()
+        self._data = DataApis(manager, self._authorizer, lambda: self._registration.in_touch(), self._groups)
+        self._producer_ids = ProducerIdAllocator(self._controllers, owner)
+        self._build_listeners(suspected_leaders, by_acl)
+        self._register_metrics()
+
+    def _build_replication(self, suspected_leaders: SuspectedLeaders) -> None:
+        """The streams to and from other nodes, what is told of this one, and what its logs need meanwhile."""
+        settings, manager, ports = self._settings, self._manager, self._ports
         limits = LaneLimits(
             credit_bytes=settings.catch_up_credit_bytes,
             bytes_per_s=settings.catch_up_bytes_per_s_max,
             pieces=ports.pieces,
         )
-        suspected_leaders = SuspectedLeaders(self._metadata, clock_ms)
         self._throttle = throttle = CatchUpThrottle(manager.registry, self._clocks.s)
         self._links = FollowerStreams(
             manager, self._replica_channels, suspected_leaders.suspect, limits, throttle
@@ -308,13 +322,17 @@ class StorageNode:
         self._streams = LeaderStreams(manager, limits, throttle)
         self._reporter = NodeReporter(manager, self._directory, throttle.hear)
         self._reporter.strays = lambda: (self._background.strays.count, self._background.strays.size_bytes)
-        self._proposer = IsrProposer(manager, controllers)
+        self._proposer = IsrProposer(manager, self._controllers)
         manager.connect(self._streams, self._links, self._proposer.propose)
         self._background = BackgroundJobs(manager, self._directory, settings, ports.tick_ms)
         self._compaction = Compactor(manager, self._directory, settings, ports.worker)
+
+    def _build_groups(self) -> None:
+        """The coordinator of consumer groups, and what tells of their lag."""
+        settings, manager, ports = self._settings, self._manager, self._ports
         self._groups = ports.parts.groups(
             manager,
-            lifecycle,
+            self._lifecycle,
             settings.group_settings(),
             expiry_interval_ms=settings.offsets_retention_check_interval_ms,
             new_uuid=ports.new_uuid,
@@ -327,26 +345,28 @@ class StorageNode:
             self._groups,
             LogEnds(manager.registry, self._positions, self._channels),
             settings.lag_interval_ms,
-            clock_ms,
-            ports.clocks.wall_ms,
+            self._clocks.ms,
+            self._clocks.wall_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
-        self._authorizer = authorizer
-        self._data = DataApis(manager, authorizer, lambda: self._registration.in_touch(), self._groups)
-        self._producer_ids = ProducerIdAllocator(controllers, owner)
+
+    def _build_listeners(self, suspected_leaders: SuspectedLeaders, by_acl: AclAuthorizer | None) -> None:
+        """What clients come to directly, and HTTP."""
+        settings, lifecycle, ports = self._settings, self._lifecycle, self._ports
+        registry = self._manager.registry
         kafka_metrics = KafkaMetrics.of(lifecycle)
-        self._quotas = QuotaGate(QuotaBook(), clock_ms, kafka_metrics)
+        self._quotas = QuotaGate(QuotaBook(), self._clocks.ms, kafka_metrics)
         self._metadata.on_change(self._quotas.metadata_changed)
         cluster = ClusterApis(
             self._metadata,
-            controllers,
+            self._controllers,
             self._producer_ids,
             DirectAddresses(settings.listeners),
-            authorizer,
+            self._authorizer,
             kafka_metrics,
             ApiOptions(
                 suspected_leaders=suspected_leaders,
-                own_node=lambda: manager.registry.node_id,
+                own_node=lambda: registry.node_id,
                 auto_create=settings.auto_create_topics,
                 wall_ms=self._clocks.wall_ms,
                 turns=LoopTurns.of(lifecycle),
@@ -357,16 +377,80 @@ class StorageNode:
         caps = settings.listener_limits(LIMITS)
         self._doors.connect(self._metadata, cluster.api_versions, by_acl, _GRACE_MS)
         door, files = self._doors.http_door(), self._doors.tls_files(HTTP)
-        self._http = ports.http(settings.http_bind, lifecycle, **http_desk(door, files, authorizer))
+        self._http = ports.http(settings.http_bind, lifecycle, **http_desk(door, files, self._authorizer))
         self._listeners = [
             ports.listener(each, handler, lifecycle, caps, **self._doors.of(each), quotas=self._quotas)
             for each in settings.listeners
         ]
-        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        metrics, registry, lifecycle = self._metrics, self._manager.registry, self._lifecycle
+        add_gauges(
+            metrics,
+            NodeParts(
+                manager=self._manager,
+                pool=self._pool,
+                links=self._links,
+                background=self._background,
+                reporter=self._reporter,
+                groups=self._groups,
+                metadata_age_ms=self._metadata.contact_age_ms,
+                disk_reserve_bytes=self._settings.disk_reserve_bytes,
+            ),
+        )
+        turns = LoopTurns.of(lifecycle)
+        look = PartitionLook(
+            registry,
+            self._clocks.ms,
+            lambda steps: lifecycle.create_task(turns.run(steps, at_once=False), "counts of partitions"),
+        )
+        metrics.topics.topics_max = self._settings.metrics_topics_max
+        metrics.topics.is_known = lambda name: name in registry.image.topic_ids
+        metrics.families_by_part += [self._throttle.families, look.families, self._groups.families]
+        metrics.register(lifecycle.registry)
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
         settings, lifecycle = self._settings, self._lifecycle
         codec.preload()
+        bound = await self._serve_grpc()
+        http = await self._http.start()
+        endpoints = await self._listen()
+        announcement = Announcement(
+            settings.node_id,
+            settings.rack,
+            advertised_endpoint(settings.grpc_advertised, bound),
+            advertised_endpoint("auto", http) if http.port else http,
+            endpoints,
+            [
+                TopicPartition(found.topic_id, found.partition)
+                for found, log in logs
+                if log.log_end_offset < log.flush_point or log.may_lack_acked
+            ],
+            settings.shown_to_clients(str(self._directory.path)),
+        )
+        lifecycle.log.info(
+            "listening",
+            grpc=bound.address,
+            http=http.address,
+            **{e.listener: e.address for e in endpoints},
+        )
+        self._registration = self._register_as(announcement)
+        watch_certificate(self._tls, lifecycle)
+        lifecycle.create_task(self._metadata.run(), "metadata")
+        await self._unless_stopping(self._registration.register())
+        self._manager.set_aside_strays()
+        lifecycle.create_task(self._proposer.run(), "isr proposals")
+        self._background.start()
+        lifecycle.create_task(self._reporter.run(), "report")
+        self._compaction.start()
+        self._groups.start()
+        lifecycle.registry.register(self._lag)
+        lifecycle.create_task(self._lag.run(), "lag")
+        lifecycle.create_task(self._keep_session(), "session")
+        self._metadata.on_change(lambda *_: self._hasten())
+
+    async def _serve_grpc(self) -> Endpoint:
+        settings = self._settings
         forward = ForwardService(
             self._data,
             self._manager,
@@ -387,7 +471,11 @@ class StorageNode:
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,
         )
-        http = await self._http.start()
+        return bound
+
+    async def _listen(self) -> list[Endpoint]:
+        """Open the Kafka listeners; where clients find each."""
+        settings = self._settings
         endpoints = [
             _advertised(each, await listener.start())
             for each, listener in zip(settings.listeners, self._listeners, strict=True)
@@ -395,54 +483,26 @@ class StorageNode:
         self._doors.start(self._listeners)
         for each, endpoint in zip(settings.listeners, endpoints, strict=True):
             self._doors.check_names(each.name, [endpoint.host])
-        announcement = Announcement(
-            settings.node_id,
-            settings.rack,
-            advertised_endpoint(settings.grpc_advertised, bound),
-            advertised_endpoint("auto", http) if http.port else http,
-            endpoints,
-            [
-                TopicPartition(found.topic_id, found.partition)
-                for found, log in logs
-                if log.log_end_offset < log.flush_point or log.may_lack_acked
-            ],
-            settings.shown_to_clients(str(self._directory.path)),
-        )
-        lifecycle.log.info(
-            "listening",
-            grpc=bound.address,
-            http=http.address,
-            **{e.listener: e.address for e in endpoints},
-        )
-        manager = self._manager
-        self._registration = self._ports.parts.registration(
-            lifecycle,
+        return endpoints
+
+    def _register_as(self, announcement: Announcement) -> Registration:
+        health = self._manager.health
+        registration = self._ports.parts.registration(
+            self._lifecycle,
             self._controllers,
             self._metadata,
             self._directory,
             self._pool,
             announcement,
             self._on_epoch,
-            lambda: manager.health.failed,
-            lambda: manager.health.space.full,
+            lambda: health.failed,
+            lambda: health.space.full,
             self._quotas,
             self._reporter,
         )
-        manager.health.listeners.append(self._registration.wake)
-        manager.health.space_listeners.append(self._registration.wake)
-        watch_certificate(self._tls, lifecycle)
-        lifecycle.create_task(self._metadata.run(), "metadata")
-        await self._unless_stopping(self._registration.register())
-        manager.set_aside_strays()
-        lifecycle.create_task(self._proposer.run(), "isr proposals")
-        self._background.start()
-        lifecycle.create_task(self._reporter.run(), "report")
-        self._compaction.start()
-        self._groups.start()
-        lifecycle.registry.register(self._lag)
-        lifecycle.create_task(self._lag.run(), "lag")
-        lifecycle.create_task(self._keep_session(), "session")
-        self._metadata.on_change(lambda *_: self._hasten())
+        health.listeners.append(registration.wake)
+        health.space_listeners.append(registration.wake)
+        return registration
 
     async def _keep_session(self) -> None:
         try:
@@ -477,23 +537,6 @@ class StorageNode:
 
     # -- stop ---------------------------------------------------------------------
 
-    async def _drain(self) -> None:
-        """Have leadership moved away, within a bound."""
-        membership, bound_ms = self._registration, self._settings.controlled_shutdown_max_ms
-        membership.leave(bound_ms)
-        clock_s = self._clocks.s
-        deadline_s = clock_s() + bound_ms / 1000
-        while not membership.may_shutdown.is_set():
-            if clock_s() >= deadline_s:
-                reason = f"leadership did not move away within {bound_ms} ms"
-            elif membership.silence_ms() > CONTROLLER_SILENCE_MS_MAX:
-                reason = "no controller answers"
-            else:
-                await _wait_ms(membership.may_shutdown, 50)
-                continue
-            self._lifecycle.log.warning("stopping before others took over", reason=reason)
-            return
-
     async def _retire(self, news: DirectoryRetired) -> None:
         """This node was removed: mark its directory, drop its logs, end or begin anew as a spare."""
         lifecycle, pool, directory = self._lifecycle, self._pool, self._directory
@@ -524,130 +567,9 @@ class StorageNode:
         await self._channels.close()
 
     async def _close_logs(self) -> bool:
-        """Write and flush everything; True when all of it worked, and the next start may trust it."""
-        manager = self._manager
-        if self._directory.has_unreported:
-            # Nothing was written since the start. A clean stop now would make the next registration
-            # say that nothing was lost, so the disk stays as the crash left it.
-            for log in manager.take_unclaimed():
-                log.close(clean=False)
-            return False
-        partitions = list(manager.registry.partitions.values())
-        for partition in partitions:
-            partition.replica.step_down()
-        closing = [p.exclusive(lambda log=p.log: log.close(True)) for p in partitions]  # type: ignore[misc]
-        closing += [
-            asyncio.ensure_future(self._pool.run(lambda log=log: log.close(True)))  # type: ignore[misc]
-            for log in manager.take_unclaimed()
-        ]
-        results = await asyncio.gather(*closing, return_exceptions=True)
-        failed = [r for r in results if isinstance(r, BaseException)]
-        for error in failed:
-            self._lifecycle.log.error("log not closed cleanly", reason=str(error))
-        try:
-            await self._background.write_checkpoints()
-        except (OSError, PenstockError) as e:
-            self._lifecycle.log.error("checkpoints not written", reason=str(e))
-            return False
-        return not failed and not manager.health.failed
-
-    # -- metrics ------------------------------------------------------------------
-
-    def _register_metrics(self) -> None:
-        metrics, manager, pool = self._metrics, self._manager, self._pool
-        effects = manager.drain.effects
-        metrics.gauges |= {
-            "partitions": ("Replicas on this node.", lambda: len(manager.registry.partitions)),
-            "leaders": ("Partitions that this node leads.", lambda: len(manager.registry.leading)),
-            "staged_bytes": ("Appended bytes that are not written yet.", lambda: manager.budget.staged_bytes),
-            "catching_up_replicas": (
-                "Replicas of this node that are being rebuilt.",
-                lambda: self._links.catching_up_count,
-            ),
-            "disk_jobs_waiting": ("Jobs in the disk pool.", lambda: pool.jobs_waiting),
-            "disk_failed": ("1 when the disk failed.", lambda: float(manager.health.failed)),
-            "stray_directories": (
-                "Logs that were set aside because no topic owns them.",
-                lambda: self._background.strays.count,
-            ),
-            "stray_logs": (
-                "Logs that were set aside because no topic owns them.",
-                lambda: self._background.strays.count,
-            ),
-            "stray_bytes": ("What these take on the disk.", lambda: self._background.strays.size_bytes),
-            "unclaimed_slots": (
-                "Slots of the same directory that are a node's and that no process has opened.",
-                lambda: len(self._reporter.unclaimed_slots),
-            ),
-            "disk_total_bytes": (
-                "Size of the file system with the data directory; 0 until it is known.",
-                lambda: self._reporter.disk_total_bytes,
-            ),
-            "disk_free_bytes": (
-                "What is free on it for this node's user; 0 until it is known.",
-                lambda: self._reporter.disk_free_bytes,
-            ),
-            "log_bytes": (
-                "Bytes of all replicas' segments on disk, as of a few seconds ago.",
-                lambda: manager.sizes.total_bytes,
-            ),
-            "disk_reserve_bytes": (
-                "What is to be free: with less the disk counts as full.",
-                lambda: reserve_bytes(self._settings.disk_reserve_bytes, self._reporter.disk_total_bytes),
-            ),
-            "disk_full": (
-                "1 while the disk has no space left, and for a while after.",
-                lambda: float(manager.health.space.full),
-            ),
-            "metadata_age_seconds": (
-                "Age of this node's metadata.",
-                lambda: self._metadata.contact_age_ms() / 1000,
-            ),
-        }
-        groups = self._groups
-        metrics.gauges |= {
-            "group_partitions": (
-                "Partitions of __consumer_offsets that this node coordinates.",
-                lambda: sum(1 for _ in groups.shards()),
-            ),
-            "group_partitions_loading": (
-                "Such partitions that are still being read.",
-                lambda: groups.loading_count,
-            ),
-        }
-        metrics.counters |= {
-            "group_records_loaded": (
-                "Records of __consumer_offsets read to take over groups.",
-                lambda: groups.loaded_records,
-            ),
-            "group_records_bad": (
-                "Records of __consumer_offsets that could not be read.",
-                lambda: groups.bad_records,
-            ),
-            "isr_shrinks": ("ISR shrinks proposed.", lambda: effects.isr_shrink_count),
-            "isr_expands": ("ISR expansions proposed.", lambda: effects.isr_expand_count),
-            "disk_jobs": ("Jobs that the disk pool has done.", lambda: pool.jobs_done),
-        }
-        turns = LoopTurns.of(self._lifecycle)
-        look = PartitionLook(
-            manager.registry,
-            self._clocks.ms,
-            lambda steps: self._lifecycle.create_task(
-                turns.run(steps, at_once=False), "counts of partitions"
-            ),
+        return await close_logs(
+            self._manager, self._directory, self._pool, self._background, self._lifecycle.log
         )
-        metrics.topics.topics_max = self._settings.metrics_topics_max
-        metrics.topics.is_known = lambda name: name in manager.registry.image.topic_ids
-        metrics.families_by_part += [self._throttle.families, look.families, groups.families]
-        metrics.register(self._lifecycle.registry)
-
-
-async def _wait_ms(event: asyncio.Event, most_ms: int) -> None:
-    try:
-        async with asyncio.timeout(most_ms / 1000):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 def _advertised(settings: ListenerSettings, bound: Endpoint) -> Endpoint:

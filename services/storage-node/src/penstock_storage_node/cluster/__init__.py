@@ -1,6 +1,7 @@
 """The node and the controllers: its session, how fresh its knowledge is, ISR changes.
 
 `heartbeat_freshness`  how lately the controllers knew that this node lives, and what they knew
+`handing_over`         how a node that wants to stop has its leadership moved away
 `inventory_telling`    telling the controller which logs the metadata do not account for
 `isr_proposer`         ISR proposals on their way to the controller
 `node_reporter`        what a node tells the active controller of its disk and its replicas

@@ -1,6 +1,7 @@
 """The partitions of this node, and what becomes of them: the shell between log and replication.
 
 `background`     what a node does by the clock
+`closing`        how a node that stops closes its logs
 `compactor`      compaction of this node's logs
 `corruption`     bits that a disk forgot
 `drain`          once per pass of the event loop
