@@ -44,7 +44,7 @@ WORDS = {
     "produce": ["x"],
     "consume": ["x"],
     "node forget": ["1"],
-    "controller replace": ["1"],
+    "controller replace": ["1", "--yes"],
     "cluster upgrade": ["--dry-run"],
     "user add": ["x"],
     "user password": ["x"],

@@ -99,6 +99,7 @@ COMMANDS: list[tuple[list[str], str, dict[str, Any]]] = [
         },
     ),
     (["leader", "elect"], "leader-elect", {}),
+    (["controller", "replace", "3"], "controller-replace", {"controller_id": 3}),
     (
         ["leader", "elect", "--topic", "a", "--partition", "0", "-p", "3"],
         "leader-elect",
@@ -123,6 +124,19 @@ def test_what_a_command_asks_for(
     assert (begun["operation_id"], begun["kind"], begun["state"]) == (121, kind, "pending")
     (started,) = session.admin.started
     assert (started.request, started.plan_id) == (request, "")
+
+
+def test_what_only_a_gateway_can_do_is_not_asked_of_controllers(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--dry-run"], ["--plan-id", "0" * 16], ["--watch", "--yes"]):
+        assert run(["controller", "replace", "3", "--controllers", "127.0.0.1:1", *option]) == ExitCode.USAGE
+        error = capsys.readouterr().err
+        assert (f"{option[0]} needs a gateway" in error, error.count("\n")) == (True, 1)
+
+
+def test_the_old_timeout_is_a_wait(session: Session) -> None:
+    session.admin.states = [RUNNING]
+    words = ("controller", "replace", "3", "--yes", "--timeout", "0.05")
+    assert "goes on" in session.run(*words, expect=ExitCode.GOES_ON)[1]
 
 
 def test_the_common_options_reach_the_controllers(session: Session) -> None:

@@ -48,6 +48,7 @@ def test_a_plan() -> None:
             "step_timeout_s": None,
             "level": None,
             "downgrade": False,
+            "controller_id": None,
         },
         "totals": {
             "moves": 1,

@@ -1,12 +1,13 @@
 """`penstock controller`: the quorum of controllers, and a new disk for one of them.
 
-These commands talk to the controllers themselves, which Kafka's protocol does not reach,
+`list`, and `replace` with --controllers, talk to the controllers themselves, which Kafka's protocol does not reach,
 through penstock-runtime (the extra `penstock[local]` brings it).
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import getpass
 import re
 import time
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli import reach
+from penstock.cli.admin import Admin
 from penstock.cli.output import note, print_facts, print_json, print_table, spinner
+from penstock.cli.planned import Asked, How, HowOf, carry_out, with_plan_options
 from penstock.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 ASK_TIMEOUT_S = 2.0
 CALL_TIMEOUT_MS = 15_000
 POLL_S = 0.1
+VOTES_WITHIN_S = 60.0
 
 R = TypeVar("R")
 
@@ -145,22 +149,19 @@ def list_controllers(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    help="How long to wait until it votes, in seconds; 0 only admits it.",
+    metavar="SECONDS",
+    help="With --controllers: how long to wait until it votes, default 60; 0 only admits it. Else as --wait.",
 )
 @controllers_option
 @certificate_option
-@directory_option
-@json_option
+@with_plan_options
 def replace(
+    how_of: HowOf,
     controller_id: int,
-    timeout_s: float,
+    timeout_s: float | None,
     controllers: str | None,
     certificate: Path | None,
-    directory: Path,
-    as_json: bool,
-) -> None:
+) -> int:
     """Make controller ID a voter again with the new data directory that it runs with.
 
     For a controller that lost its disk or its machine: start it with the same controller_id and
@@ -172,19 +173,45 @@ def replace(
     A majority of the other voters must be there, and the one to replace must run with its new
     directory. One that is alive with its own directory cannot be replaced.
 
+    It is an operation, asked of a gateway: it is done once the controller votes. With --controllers
+    the controllers are asked themselves, at once and without a plan: where no gateway answers, or the
+    cluster's level knows no operations.
+
     \b
     Examples:
       penstock controller list                 state "not admitted" wants a replace
-      penstock controller replace 3
+      penstock controller replace 3 --dry-run
+      penstock controller replace 3 --yes --wait 60
       penstock controller replace 3 --controllers ctl-1:5001 --json
     """
+    named = controllers or certificate
+    how = how_of(changes=not named)
+    if how.wait_s is None and timeout_s:
+        how = dataclasses.replace(how, wait_s=timeout_s)
+    if not named or how.where.gateways or how.where.bootstrap:
+        with Admin.at(how.where) as admin:
+            return carry_out(admin, Asked("controller-replace", {"controller_id": controller_id}), how)
+    return _directly(how, controller_id, controllers, certificate, at_once=timeout_s == 0)
+
+
+def _directly(
+    how: How, controller_id: int, controllers: str | None, certificate: Path | None, *, at_once: bool
+) -> int:
+    """Ask the controllers themselves, who plan nothing."""
+    for option, given in (("--dry-run", how.dry_run), ("--plan-id", how.plan_id), ("--watch", how.watch)):
+        if given:
+            raise CommandError(
+                f"{option} needs a gateway: leave --controllers and --certificate out, or give --gateway HOST:PORT",
+                ExitCode.USAGE,
+            )
+    timeout_s = 0.0 if at_once else how.wait_s if how.wait_s is not None else VOTES_WITHIN_S
 
     async def do(client: ControllerClient) -> dict[str, Any]:
         return await _replace(client, controller_id, timeout_s)
 
     with spinner(f"admitting controller {controller_id}"):
-        facts = with_client(controllers, certificate, directory, do)
-    if as_json:
+        facts = with_client(controllers, certificate, how.where.directory, do)
+    if how.as_json:
         print_json(facts)
     else:
         print_facts([(name.replace("_", " "), value) for name, value in facts.items()])
@@ -193,6 +220,7 @@ def replace(
             f"controller {controller_id} is admitted, but does not vote after {timeout_s:g} s; "
             "its log may still be on its way: `penstock controller list` shows the lag"
         )
+    return ExitCode.OK
 
 
 async def _replace(client: ControllerClient, controller_id: int, timeout_s: float) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def subject(parameters: Json) -> str:
     words = []
     if parameters["node_ids"]:
         words.append(_named("node", parameters["node_ids"]))
+    if parameters["controller_id"] is not None:
+        words.append(f"controller {parameters['controller_id']}")
     if parameters["replacement_node_id"] is not None:
         words.append(f"by node {parameters['replacement_node_id']}")
     if parameters["topics"]:

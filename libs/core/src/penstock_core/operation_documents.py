@@ -118,6 +118,7 @@ def parameters_document(parameters: metadata_pb2.OperationParameters) -> Json:
         "step_timeout_s": parameters.step_timeout_s or None,
         "level": parameters.level or None,
         "downgrade": parameters.downgrade,
+        "controller_id": parameters.controller_id or None,
     }
 
 

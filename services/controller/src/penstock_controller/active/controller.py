@@ -250,15 +250,14 @@ class Controller:
         names = ", ".join(map(str, missing))
         return False, f"controllers {names} cannot be reached; start them, or see `penstock controller list`"
 
-    def log_replaced(
-        self, request: api.ReplaceControllerRequest, reply: api.ReplaceControllerResponse
-    ) -> None:
+    def log_replaced(self, controller_id: int, old: bytes, new: bytes, by: str) -> None:
+        """A controller votes with another directory from now on."""
         self._lifecycle.log.warning(
             "controller replaced",
-            controller=request.controller_id,
-            old_directory=reply.old_directory_id.hex(),
-            new_directory=reply.new_directory_id.hex(),
-            by=request.principal,
+            controller=controller_id,
+            old_directory=old.hex(),
+            new_directory=new.hex(),
+            by=by,
         )
 
     def _record_controllers(self) -> None:

@@ -16,7 +16,7 @@ from penstock_controller.active.command_queue import SLICE_MS, CommandQueue, Not
 from penstock_controller.active.rolling import Rolling
 from penstock_controller.state.generation import Context, error_pb
 from penstock_controller.state.operations.conditions import describe_nodes
-from penstock_controller.state.operations.engine.kinds import ROLLING_RESTART, is_rolling
+from penstock_controller.state.operations.engine.kinds import ROLLING_RESTART, judged_by_controllers
 from penstock_controller.state.operations.engine.start import control_operation, start_operation
 from penstock_controller.state.operations.engine.steps import next_steps
 from penstock_controller.state.operations.meters import OperationMeters
@@ -190,7 +190,8 @@ class Operations:
         operation.progress.CopyFrom(
             self._meters.progress(self._worker.image, operation.record, self.reports, self._clock_ms())
         )
-        if operation.record.state == pb.OPERATION_STATE_RUNNING and is_rolling(operation.record):
+        running = operation.record.state == pb.OPERATION_STATE_RUNNING
+        if running and judged_by_controllers(operation.record):
             operation.progress.waiting_for = self.rolling.waiting_for(operation.record)
 
     def _active_image(self) -> MetadataImage:
@@ -296,7 +297,7 @@ class Operations:
 
     async def _step_one(self, operation_id: int) -> None:
         before = self._worker.image.operations.operations.get(operation_id)
-        if before is not None and is_rolling(before):
+        if before is not None and judged_by_controllers(before):
             await self.rolling.step(operation_id)
             self._tell_change(before)
             return

@@ -1,5 +1,6 @@
 """Rolling operations on the event loop of the active controller: it asks the other controllers how they are, knows
-which command carries out an operation, and tells that command what to restart."""
+which command carries out an operation, and tells that command what to restart. Controllers with a new disk are
+judged by the same answers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Final
 
 from penstock_controller.active.command_queue import CommandQueue, NotActive
 from penstock_controller.state.generation import Context, Generated, make_error
-from penstock_controller.state.operations.engine.kinds import is_rolling
+from penstock_controller.state.operations.engine.admission import next_admission, waits_for
+from penstock_controller.state.operations.engine.kinds import CONTROLLER_REPLACE, is_rolling
 from penstock_controller.state.operations.engine.rolling import (
     RollingMemory,
     RollingView,
@@ -70,6 +72,8 @@ class Rolling:
 
     def waiting_for(self, record: pb.OperationRecord) -> str:
         """What an operation that runs waits for, for people; empty when nothing."""
+        if record.kind == CONTROLLER_REPLACE:
+            return waits_for(self._worker.image, record, self._quorum)
         memory = self._memory.get(record.operation_id)
         return "" if memory is None else memory.waiting_for
 
@@ -93,6 +97,8 @@ class Rolling:
         record = ctx.image.operations.operations.get(operation_id)
         if record is None:
             return Generated(False)
+        if record.kind == CONTROLLER_REPLACE:
+            return next_admission(ctx, operation_id, self._quorum, self._wall_ms())
         now_ms = self._clock_ms()
         view = RollingView(
             alive=self._alive,

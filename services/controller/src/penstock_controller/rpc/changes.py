@@ -245,7 +245,8 @@ def _refused_certificates(request: Any, reply: Any) -> Iterator[dict[str, object
 
 def _operation_started(request: Any, reply: Any) -> Iterator[dict[str, object]]:
     asked = request.request.parameters
-    about = [*map(str, asked.node_ids), *asked.topics]
+    controllers = [f"controller {asked.controller_id}"] if asked.controller_id else []
+    about = [*map(str, asked.node_ids), *controllers, *asked.topics]
     began = reply.operation.record.operation_id
     yield {
         "type": "operation",

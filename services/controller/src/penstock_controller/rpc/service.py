@@ -17,7 +17,9 @@ import grpc.aio
 from penstock_controller.active.command_queue import NotActive
 from penstock_controller.active.controller import Controller
 from penstock_controller.active.metadata_stream import CutOff
+from penstock_controller.active.operations import Operations
 from penstock_controller.quorum import RaftPeer
+from penstock_controller.rpc.admissions import Admissions
 from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.upgrades import Upgrades
 from penstock_controller.state import (
@@ -39,6 +41,7 @@ from penstock_controller.state import (
 from penstock_controller.state.generation import Context, Generated, make_error
 from penstock_controller.state.mutation_quotas import MutationBudget
 from penstock_controller.state.observations.processes import ControllerSaid
+from penstock_controller.state.operations.engine.kinds import CONTROLLER_REPLACE
 from penstock_controller.state.operations.plans.upgrade import UPGRADE
 from penstock_controller.state.operations.processes import ControllerSeen, QuorumSeen
 from penstock_controller.state.sessions import RequestedTransition
@@ -81,6 +84,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self._levels = levels
         self._process = process
         self._upgrades = Upgrades(core, levels, process, wall_ms)
+        self._admissions = Admissions(core, wall_ms)
         self._own_serial = own_serial
         self._wall_ms = wall_ms
         core.operations.rolling.ask_controllers = self._look_at_controllers
@@ -123,10 +127,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 answer.process.boot_id,
                 answer.voter,
                 max(0, status.commit_index - answer.applied_index),
+                answer.directory_id,
             )
             for i, answer in answers.items()
         }
-        seen[me] = ControllerSeen(self._process.boot_id, not status.not_voting_reason)
+        own = next((p.directory_id for p in status.peers if p.controller_id == me), b"")
+        seen[me] = ControllerSeen(self._process.boot_id, not status.not_voting_reason, directory_id=own)
         return QuorumSeen(frozenset(p.controller_id for p in self._peers), me, seen)
 
     async def _controllers_said(self) -> dict[int, ControllerSaid]:
@@ -361,7 +367,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             context, lambda ctx: controllers.replace_controller(ctx, request, core.quorum_view())
         )
         if not reply.error.code:
-            core.log_replaced(request, reply)
+            core.log_replaced(
+                request.controller_id, reply.old_directory_id, reply.new_directory_id, request.principal
+            )
         return reply
 
     async def UpdateFeatures(
@@ -376,14 +384,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def PlanOperation(
         self, request: operations.PlanRequest, context: ServicerContext
     ) -> operations.PlanResponse:
-        planner = self._upgrades if request.kind == UPGRADE else self._core.operations
-        return await self._ask(context, planner.plan(request))
+        return await self._ask(context, self._planner(request.kind).plan(request))
 
     async def StartOperation(
         self, request: operations.StartOperationRequest, context: ServicerContext
     ) -> operations.StartOperationResponse:
-        planner = self._upgrades if request.request.kind == UPGRADE else self._core.operations
-        return await self._ask(context, planner.start(request))
+        return await self._ask(context, self._planner(request.request.kind).start(request))
+
+    def _planner(self, kind: str) -> Upgrades | Admissions | Operations:
+        """Who plans and begins operations of a kind."""
+        if kind == UPGRADE:
+            return self._upgrades
+        return self._admissions if kind == CONTROLLER_REPLACE else self._core.operations
 
     async def ControlOperation(
         self, request: operations.ControlOperationRequest, context: ServicerContext

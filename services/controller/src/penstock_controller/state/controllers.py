@@ -71,19 +71,29 @@ def replace_controller(
         # Asked again: the answer was lost.
         reply.new_directory_id = old
         return Generated(reply)
-    reason = _refusal(ctx.image, request, view)
+    reason = unfit(ctx.image, controller_id, request.directory_id, view) or absent_voters(
+        ctx.image, controller_id, view
+    )
     if reason or said is None:
         reply.error.CopyFrom(make_error(ErrorCode.INVALID_REQUEST, reason))
         return Generated(reply)
     reply.new_directory_id = said.directory_id
-    record = pb.ControllerRecord(controller_id=controller_id, directory_id=said.directory_id)
     why = cause("replace", f"controller {controller_id}", principal=request.principal)
-    return Generated(reply, [pb.MetadataRecord(controller=record)], causes=why)
+    return Generated(reply, [admission(controller_id, said.directory_id)], causes=why)
 
 
-def _refusal(image: MetadataImage, request: api.ReplaceControllerRequest, view: QuorumView) -> str:
-    """Why a controller cannot be replaced now, and the mend; "" when it can."""
-    controller_id = request.controller_id
+def admission(controller_id: int, directory_id: bytes) -> pb.MetadataRecord:
+    """The record with which a controller votes with a directory, and with no other one."""
+    return pb.MetadataRecord(
+        controller=pb.ControllerRecord(controller_id=controller_id, directory_id=directory_id)
+    )
+
+
+def unfit(image: MetadataImage, controller_id: int, directory_id: bytes, view: QuorumView) -> str:
+    """Why there is nothing to replace, or nothing to replace it with, and the mend; "" when there is.
+
+    `directory_id`: the one that is meant; empty for any.
+    """
     if controller_id not in view.members:
         members = ", ".join(str(i) for i in sorted(view.members))
         return f"controller {controller_id} is not in raft_peers ({members}); name one of these"
@@ -99,12 +109,12 @@ def _refusal(image: MetadataImage, request: api.ReplaceControllerRequest, view: 
             f"({said.directory_id.hex()}): nothing is to be replaced. To change its disk, stop it, "
             "start it with an empty data_dir, then replace it"
         )
-    if request.directory_id and request.directory_id != said.directory_id:
+    if directory_id and directory_id != said.directory_id:
         return (
             f"controller {controller_id} came with directory {said.directory_id.hex()}, not "
-            f"{request.directory_id.hex()}; look at `penstock controller list`"
+            f"{directory_id.hex()}; look at `penstock controller list`"
         )
-    return absent_voters(image, controller_id, view)
+    return ""
 
 
 def absent_voters(image: MetadataImage, controller_id: int, view: QuorumView) -> str:

@@ -25,6 +25,7 @@ class ControllerSeen:
     boot_id: bytes
     voting: bool = True
     behind_entries: int = 0
+    directory_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Operations that go on: how they begin, what is next, how far they are, how they end. Pure.
 
+`admission`   a controller with a new directory, until it votes
 `changes`     the records that a step of an operation is made of
 `endings`     how operations end: what they came to, what becomes of their nodes
 `kinds`       what the kinds of operations do, and whose turn it is

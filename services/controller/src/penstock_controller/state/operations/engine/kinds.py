@@ -20,6 +20,7 @@ REASSIGNMENT: Final = "reassignment"
 """What clients ask for by AlterPartitionReassignments: it acts at once, so no window, gate or turn bounds it."""
 
 ROLLING_RESTART: Final = "rolling-restart"
+CONTROLLER_REPLACE: Final = "controller-replace"
 EXECUTOR_GONE: Final = "executor gone"
 """Begins the reason of a rolling operation that nobody carries out."""
 
@@ -85,6 +86,11 @@ def moves_data(record: pb.OperationRecord) -> bool:
 def is_rolling(record: pb.OperationRecord) -> bool:
     """Whether it does something to one process after another: such a one runs alone."""
     return record.kind == ROLLING_RESTART
+
+
+def judged_by_controllers(record: pb.OperationRecord) -> bool:
+    """Whether its progress is in what controllers say of themselves, and not in the image alone."""
+    return record.kind in (ROLLING_RESTART, CONTROLLER_REPLACE)
 
 
 def waits_for_a_person(record: pb.OperationRecord) -> bool:

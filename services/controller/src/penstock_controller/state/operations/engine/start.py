@@ -8,9 +8,11 @@ from penstock_controller.state.causes import cause, of_operation
 from penstock_controller.state.generation import Context, Generated, NextCommand, error_pb, make_error
 from penstock_controller.state.operations.engine import endings, policies
 from penstock_controller.state.operations.engine.kinds import (
+    CONTROLLER_REPLACE,
     REASSIGNMENT,
     drained_by,
     has_turn,
+    is_rolling,
     live_operations,
     nodes_of,
 )
@@ -118,7 +120,9 @@ def _changed(image: MetadataImage, plan: api.Plan) -> list[str]:
     found = []
     nodes = nodes_of(pb.OperationRecord(kind=plan.kind, parameters=plan.parameters))
     if plan.steps:
-        rolling = (o.operation_id for o in live_operations(image) if o.steps)
+        # One with another disk is what a rolling restart that goes on may wait for.
+        beside = is_rolling if plan.kind == CONTROLLER_REPLACE else lambda _: False
+        rolling = (o.operation_id for o in live_operations(image) if o.steps and not beside(o))
         found += [f"operation {operation_id}" for operation_id in rolling]
     busy = {n: other.operation_id for other in live_operations(image) for n in nodes_of(other)}
     for node_id in nodes:

@@ -23,7 +23,7 @@ from penstock_controller.state.operations.engine.kinds import (
     REBALANCE,
     drained_by,
     has_turn,
-    is_rolling,
+    judged_by_controllers,
     live_operations,
     refilled_by,
     waits_for_a_person,
@@ -61,8 +61,8 @@ def next_steps(
     if record is None or record.state in ENDED:
         state.forget(operation_id)
         return Generated(False)
-    if is_rolling(record):
-        # What it depends on is not all in the image: see `rolling`.
+    if judged_by_controllers(record):
+        # What it depends on is not all in the image: see `rolling` and `admission`.
         return Generated(False)
     records = _Step(ctx.image, record, reports, now_ms, state, limits).records()
     return Generated(bool(records), records, causes=of_operation(record, operation_id))

@@ -1,5 +1,6 @@
 """Plans that people approve: what a request would move, whether it may, and how long it takes. Pure.
 
+`admission`  with which new directory a controller is to vote, and whether it may
 `cautions`   what people should know of a plan before they start it
 `eta`        how long moves take
 `gates`      what must hold before an operation may begin or go on
