@@ -40,6 +40,7 @@ CONFIGS = (
     | catalog.TOPIC_NAMES.keys()
     | catalog.NODE_STATIC.keys()
     | catalog.NODE_DYNAMIC.keys()
+    | catalog.CLUSTER_DYNAMIC.keys()
     | catalog.GROUP_SETTINGS.keys()
     | {METADATA_LEVEL}
 )

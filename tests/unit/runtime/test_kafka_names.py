@@ -6,12 +6,19 @@ import pytest
 
 from penstock.local.plan import LISTENERS, OWN_LISTENER_SETTINGS, OWN_SETTINGS, SHORT_NAMES, parse_assignments
 from penstock.local.roles import role_fields
-from penstock_core.config.catalog import CLUSTER, NODE_DYNAMIC, NODE_STATIC, TOPIC_NAMES, TOPIC_SETTINGS
+from penstock_core.config.catalog import (
+    CLUSTER,
+    CLUSTER_DYNAMIC,
+    NODE_DYNAMIC,
+    NODE_STATIC,
+    TOPIC_NAMES,
+    TOPIC_SETTINGS,
+)
 from penstock_runtime.kafka_names import KAFKA_NAMES, OTHER_UNITS, dotted_names, hint
 from penstock_storage_node.settings import StorageNodeSettings
 
 ALL_FIELDS = {field for fields in role_fields().values() for field in fields}
-IN_THE_CLUSTER = [*TOPIC_NAMES, *NODE_DYNAMIC, *OTHER_UNITS, *TOPIC_SETTINGS]
+IN_THE_CLUSTER = [*TOPIC_NAMES, *NODE_DYNAMIC, *CLUSTER_DYNAMIC, *OTHER_UNITS, *TOPIC_SETTINGS]
 
 
 @pytest.mark.parametrize("name", KAFKA_NAMES)
@@ -56,7 +63,7 @@ def test_what_is_set_in_the_running_cluster_is_told_with_the_command(name: str) 
     assert told is not None
     setting = told.rpartition("cluster ")[2].removesuffix("=VALUE`")
     assert told.endswith(f"`penstock config set {CLUSTER} {setting}=VALUE`")
-    assert setting in TOPIC_NAMES or setting in NODE_DYNAMIC
+    assert setting in {*TOPIC_NAMES, *NODE_DYNAMIC, *CLUSTER_DYNAMIC}
 
 
 def test_no_setting_of_ours_is_taken_for_kafkas() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock_core.config.catalog import NODE_DYNAMIC, TOPIC_NAMES, TOPIC_SETTINGS
+from penstock_core.config.catalog import CLUSTER_DYNAMIC, NODE_DYNAMIC, TOPIC_NAMES, TOPIC_SETTINGS
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -
     cluster_name = OTHER_UNITS.get(dotted, dotted)
     if dotted in TOPIC_SETTINGS:
         cluster_name = TOPIC_SETTINGS[dotted].node_name or dotted
-    if cluster_name in TOPIC_NAMES or cluster_name in NODE_DYNAMIC:
+    if cluster_name in TOPIC_NAMES or cluster_name in NODE_DYNAMIC or cluster_name in CLUSTER_DYNAMIC:
         return f"{dotted} is a setting of the running cluster: `penstock config set cluster {cluster_name}=VALUE`"
     return None
 

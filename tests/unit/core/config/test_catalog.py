@@ -130,6 +130,20 @@ def test_the_cluster_shows_what_is_set() -> None:
     assert (shown.name, shown.value, shown.source) == ("log.retention.ms", "5", ConfigSource.CLUSTER)
 
 
+def test_new_nodes_get_their_share_by_themselves_only_where_it_is_set() -> None:
+    catalog.validate(CLUSTER, "penstock.rebalance.auto", "true")
+    assert not catalog.auto_rebalance(image())
+    assert not catalog.auto_rebalance(image((CLUSTER, "", "penstock.rebalance.auto", "false")))
+    of = image((CLUSTER, "", "penstock.rebalance.auto", "true"))
+    assert catalog.auto_rebalance(of)
+    (shown,) = catalog.describe_cluster(of)
+    assert (shown.name, shown.value, shown.source) == (
+        "penstock.rebalance.auto",
+        "true",
+        ConfigSource.CLUSTER,
+    )
+
+
 def test_groups_have_settings_before_they_exist() -> None:
     of = image((GROUP, "g", "consumer.session.timeout.ms", "60000"))
     assert catalog.group_interval_ms(of, "g", "consumer.session.timeout.ms", 1) == 60_000
@@ -148,6 +162,8 @@ def test_groups_have_settings_before_they_exist() -> None:
         (NODE, "retention.ms", "5", ErrorCode.INVALID_REQUEST, "log.retention.ms"),
         (NODE, "log.dirs", "/x", ErrorCode.INVALID_REQUEST, "restart"),
         (NODE, "unclean.leader.election.enable", "true", ErrorCode.INVALID_REQUEST, "cluster"),
+        (NODE, "penstock.rebalance.auto", "true", ErrorCode.INVALID_REQUEST, "set it for the cluster"),
+        (CLUSTER, "penstock.rebalance.auto", "yes", ErrorCode.INVALID_REQUEST, "use true or false"),
         (CLUSTER, "log.retention.ms", "soon", ErrorCode.INVALID_REQUEST, "not an integer"),
         (CLUSTER, "num.io.threads", "9", ErrorCode.INVALID_REQUEST, "unknown setting"),
         (GROUP, "share.auto.offset.reset", "latest", ErrorCode.INVALID_CONFIG, "unknown group setting"),

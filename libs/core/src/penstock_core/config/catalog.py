@@ -217,6 +217,15 @@ NODE_DYNAMIC: Final[Mapping[str, Setting]] = {
 }
 """Settings of nodes that count at once and are no defaults of topics."""
 
+AUTO_REBALANCE: Final = "penstock.rebalance.auto"
+
+CLUSTER_DYNAMIC: Final[Mapping[str, Setting]] = {
+    AUTO_REBALANCE: Setting(
+        _BOOL, "Whether a node that is new gets its share of replicas by itself, after 60 s.", "false"
+    ),
+}
+"""Settings of the cluster as a whole, which no node has."""
+
 _DEFAULT_ELSEWHERE: Final = frozenset({"flush.ms", "retention.ms", "segment.jitter.ms", "segment.ms"})
 """Topic settings whose default Kafka keeps under a name of another unit: it tells no synonym for it (measured)."""
 
@@ -435,7 +444,11 @@ def describe_cluster(image: MetadataImage) -> list[Entry]:
     """What is set for all nodes; nothing else, as Kafka has it."""
     entries = []
     for name in sorted(image.config(CLUSTER, "")):
-        setting = NODE_DYNAMIC.get(name) or TOPIC_SETTINGS.get(TOPIC_NAMES.get(name, ""))
+        setting = (
+            CLUSTER_DYNAMIC.get(name)
+            or NODE_DYNAMIC.get(name)
+            or TOPIC_SETTINGS.get(TOPIC_NAMES.get(name, ""))
+        )
         if setting is not None:
             entries.append(_entry(name, setting, _dynamic(image, name, None)))
     return entries
@@ -463,6 +476,11 @@ def throttled_rate(image: MetadataImage, node_id: NodeId, key: str) -> int:
     LONG_MAX without a bound. At least 1."""
     text = image.config(NODE, str(node_id)).get(key) or image.config(CLUSTER, "").get(key)
     return LONG_MAX if text is None else max(1, _count(text, LONG_MAX, default=LONG_MAX))
+
+
+def auto_rebalance(image: MetadataImage) -> bool:
+    """Whether nodes that are new get their share by themselves."""
+    return image.config(CLUSTER, "").get(AUTO_REBALANCE, "").strip().lower() == "true"
 
 
 def group_interval_ms(image: MetadataImage, group: str, name: str, default_ms: int) -> int:
@@ -513,6 +531,12 @@ def _validate_default(kind: str, key: str, value: str) -> None:
             f"setting {key} cannot be changed while the node runs; give it another value and restart the node",
         )
     name = TOPIC_NAMES.get(key)
+    if key in CLUSTER_DYNAMIC:
+        if kind == NODE:
+            raise _not_of_a_node(key)
+        if value.strip().lower() not in ("true", "false"):
+            raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use true or false")
+        return
     if key in NODE_DYNAMIC:
         if _count(value, LONG_MAX, default=-1) < 0:
             raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use 0..{LONG_MAX}")
@@ -525,18 +549,22 @@ def _validate_default(kind: str, key: str, value: str) -> None:
             + (
                 hint.node_name
                 if hint is not None and hint.node_name
-                else f"one of {', '.join(sorted({*TOPIC_NAMES, *NODE_DYNAMIC}))}"
+                else f"one of {', '.join(sorted({*TOPIC_NAMES, *NODE_DYNAMIC, *CLUSTER_DYNAMIC}))}"
             ),
         )
     if kind == NODE and name in CLUSTER_WIDE:
-        raise PenstockError(
-            ErrorCode.INVALID_REQUEST,
-            f"setting {key} must be the same on every node; set it for the cluster (an empty node name)",
-        )
+        raise _not_of_a_node(key)
     try:
         parse_topic_config(name, value)
     except ValueError as error:
         raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: {error}") from None
+
+
+def _not_of_a_node(key: str) -> PenstockError:
+    return PenstockError(
+        ErrorCode.INVALID_REQUEST,
+        f"setting {key} must be the same on every node; set it for the cluster (an empty node name)",
+    )
 
 
 def _validate_group(key: str, value: str) -> None:

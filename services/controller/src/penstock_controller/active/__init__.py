@@ -7,6 +7,7 @@
 `history`          what this controller remembers of what it applied
 `metadata_stream`  the metadata stream: recent history for those who are near, a snapshot for the others
 `observer`         what is amiss in the cluster, and how much room there is
+`newcomers`        nodes that get their share by themselves
 `operations`       operations: plans in slices, steps one after another
 `recovery`         hears what nodes have, elects by it after an import, takes topics on demand
 `ports`            what a controller takes from the world around it

@@ -16,6 +16,7 @@ from penstock_controller.active.cluster_metrics import ClusterMetrics
 from penstock_controller.active.command_queue import CommandQueue, NotActive
 from penstock_controller.active.history import History
 from penstock_controller.active.metadata_stream import MetadataStreams
+from penstock_controller.active.newcomers import Newcomers
 from penstock_controller.active.observer import Observer
 from penstock_controller.active.operations import Operations
 from penstock_controller.active.ports import ControllerPorts
@@ -115,6 +116,7 @@ class Controller:
             lambda node_id: self.sessions.alive(node_id, self.clock_ms()),
             self._quorum_gate,
         )
+        self.newcomers = Newcomers(lifecycle, ports.clocks, self.sessions.steady, self.operations)
         self.recovery = Recovery(lifecycle, lambda node_id: self.sessions.alive(node_id, self.clock_ms()))
         self.cluster_metrics = ClusterMetrics(lifecycle, self.operations)
         self.observer = Observer(lifecycle, self.operations.reports, self.quorum_view)
@@ -125,6 +127,7 @@ class Controller:
         self._quorum = quorum
         self.worker = worker
         self.operations.connect(worker)
+        self.newcomers.connect(worker)
         self.observer.connect(worker)
         self.recovery.connect(worker)
         self.watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
@@ -199,6 +202,7 @@ class Controller:
         self._mutations = MutationQuotas()
         self._dealer = QuotaDealer()
         self.operations.begin()
+        self.newcomers.begin()
         self.recovery.begin()
         self.cluster_metrics.begin(self.image)
         self.observer.begin()
@@ -448,6 +452,7 @@ class Controller:
         self._record_controllers()
         self._renew_key(now_ms)
         self.operations.tick(now_ms)
+        self.newcomers.tick(now_ms)
         self.recovery.tick(now_ms)
         self.cluster_metrics.tick(self.image, now_ms)
         self.observer.tick(self.image, now_ms)

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from penstock_controller.active.command_queue import SLICE_MS, CommandQueue, NotActive
 from penstock_controller.active.rolling import Rolling
-from penstock_controller.state.generation import Context, error_pb
+from penstock_controller.state.generation import Context, Generated, error_pb, make_error
 from penstock_controller.state.operations.conditions import describe_nodes
 from penstock_controller.state.operations.engine.kinds import ROLLING_RESTART, judged_by_controllers
 from penstock_controller.state.operations.engine.start import control_operation, start_operation
@@ -126,8 +126,13 @@ class Operations:
         except PenstockError as error:
             return api.PlanResponse(error=error_pb(error))
 
-    async def start(self, request: api.StartOperationRequest) -> api.StartOperationResponse:
-        """Plan and begin. Raises NotActive, or PenstockError when the controller is overloaded."""
+    async def start(
+        self, request: api.StartOperationRequest, unless: Callable[[MetadataImage], str] = lambda _: ""
+    ) -> api.StartOperationResponse:
+        """Plan and begin. Raises NotActive, or PenstockError when the controller is overloaded.
+
+        `unless`: why not after all, as of the image that it would begin in; empty when it may.
+        """
         for _ in range(PLANS_TRIED_MAX):
             try:
                 quorum = await self._quorum_for(request.request)
@@ -135,8 +140,9 @@ class Operations:
             except PenstockError as error:
                 return api.StartOperationResponse(error=error_pb(error))
             response = await self._worker.submit(
-                lambda ctx, plan=plan, quorum=quorum: start_operation(  # type: ignore[misc]
-                    ctx, request, plan, self._wall_ms(), quorum
+                lambda ctx, plan=plan, quorum=quorum: (
+                    _refused_by(unless(ctx.image))  # type: ignore[misc]
+                    or start_operation(ctx, request, plan, self._wall_ms(), quorum)
                 )
             )
             if not _is_outrun(request, response):
@@ -184,14 +190,13 @@ class Operations:
 
     async def nodes(self) -> api.DescribeNodesResponse:
         """All storage nodes. Raises NotActive."""
-        return await self._in_slices(describe_nodes(self._active_image(), self.reports))
+        return await self.in_slices(describe_nodes(self._active_image(), self.reports))
 
     def _fill_progress(self, operation: api.Operation) -> None:
         operation.progress.CopyFrom(
             self._meters.progress(self._worker.image, operation.record, self.reports, self._clock_ms())
         )
-        running = operation.record.state == pb.OPERATION_STATE_RUNNING
-        if running and judged_by_controllers(operation.record):
+        if operation.record.state == pb.OPERATION_STATE_RUNNING and judged_by_controllers(operation.record):
             operation.progress.waiting_for = self.rolling.waiting_for(operation.record)
 
     def _active_image(self) -> MetadataImage:
@@ -207,9 +212,9 @@ class Operations:
     async def _plan(self, request: api.PlanRequest, quorum: QuorumSeen) -> api.Plan:
         image = self._active_image()
         view = PlanView(reports=self.reports, alive=self._alive, quorum_ok=self._quorum_ok(), quorum=quorum)
-        return await self._in_slices(plan_steps(image, request, view))
+        return await self.in_slices(plan_steps(image, request, view))
 
-    async def _in_slices(self, steps: Generator[None, None, R]) -> R:
+    async def in_slices(self, steps: Generator[None, None, R]) -> R:
         """Run it to its end without holding the loop. Raises NotActive once this controller is no longer active."""
         loop = asyncio.get_running_loop()
         slice_end = loop.time() + SLICE_MS / 1000
@@ -283,7 +288,7 @@ class Operations:
             return
         record = self._worker.image.operations.operations.get(operation_id)
         if record is not None:
-            await self._in_slices(self._meters.engine.ledgers.prepare(self._worker.image, record))
+            await self.in_slices(self._meters.engine.ledgers.prepare(self._worker.image, record))
             self._prepared.add(operation_id)
 
     def _is_told(self) -> bool:
@@ -334,6 +339,12 @@ class Operations:
             phase=record.phase,
             reason=record.reason,
         )
+
+
+def _refused_by(why: str) -> Generated[api.StartOperationResponse] | None:
+    if not why:
+        return None
+    return Generated(api.StartOperationResponse(error=make_error(ErrorCode.POLICY_VIOLATION, why)))
 
 
 def _looks(record: pb.OperationRecord) -> tuple[int, str, str]:

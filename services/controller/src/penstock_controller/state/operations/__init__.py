@@ -5,6 +5,7 @@
 `engine`      what an operation does next
 `executors`   which command carries out a rolling operation
 `meters`      rates, latencies, and what nodes are told, as long as this controller is active
+`newcomers`   nodes that get their share by themselves
 `planner`     where every replica is to be
 `plans`       what a request would move and whether it may
 `processes`   processes as operations name them, and what controllers say of themselves
