@@ -9,20 +9,26 @@ once, in order, every acknowledged topic exists, every replica is in sync.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from crash.rig import TopicChurn, wait_for_load
-from penstock.errors import CommandError
+from penstock.errors import CommandError, ExitCode
 from penstock.local.cluster import LocalCluster
 from penstock.local.processes import ProcessState, process_state
 from penstock_core.failpoints import FAILPOINTS
+from penstock_core.limits import FEATURE_LEVEL
 from support.cluster import STEADY_SESSION_MS, running_cluster, start_ready
 from support.kafka import (
     Load,
@@ -74,7 +80,8 @@ class Case:
     at_hit: int
     provoke: str
     """`load`, `bounce` (another node dies and comes back), `diverge` (the target's log gets
-    a tail that nobody else has) or `behind` (the target misses a snapshot's worth of commands)."""
+    a tail that nobody else has), `behind` (the target misses a snapshot's worth of commands),
+    `operation` (somebody changes a topic's replication factor) or `upgrade` (somebody raises the level)."""
 
     @property
     def arming(self) -> str:
@@ -112,6 +119,8 @@ _ACTIVE_ONLY = (
     *("controller.command.before_propose", "controller.answer.before", "controller.leader.elected"),
     *("controller.active.begin", "controller.fence.before", "controller.isr.before"),
     *("controller.term.before_store", "controller.term.after_store"),
+    *("operation.start.applied", "operation.step.before_propose", "operation.step.after_apply"),
+    "upgrade.level.applied",
 )
 """Only the active controller meets them, or one that is elected: all are armed, the first dies."""
 _BOUNCED = ("isr.before_propose", "isr.after_propose", "controller.fence.before", "controller.isr.before")
@@ -124,6 +133,10 @@ def case_of(name: str) -> Case:
         provoke = "bounce"
     elif name == "controller.snapshot.received":
         provoke = "behind"
+    elif name.startswith("operation."):
+        provoke = "operation"
+    elif name.startswith("upgrade."):
+        provoke = "upgrade"
     elif "truncate" in name:
         provoke = "diverge"
     if name.startswith("gateway."):
@@ -135,6 +148,97 @@ def case_of(name: str) -> Case:
     else:
         targets = ("node-1",)
     return Case(name, targets, _LATE.get(name, 1), provoke)
+
+
+class _Planned:
+    """Nothing that somebody asks for."""
+
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._asking = ThreadPoolExecutor(1)
+        self._answered: Future[None] | None = None
+
+    def prepare(self) -> None:
+        """Before anything is armed."""
+
+    def begin(self) -> None:
+        """Once it is."""
+
+    def check(self) -> None:
+        """Everybody runs again: what was asked for has been done, once. Raises AssertionError."""
+
+    def ask(self, *words: str) -> None:
+        """Run a command until it is not refused; it may lose whom it asked, as it does when that one dies."""
+        self._answered = self._asking.submit(
+            wait_for, lambda: self.run(*words)[0] != ExitCode.REFUSED, " ".join(words)
+        )
+
+    def asked(self) -> None:
+        """Wait until the command is over."""
+        assert self._answered is not None
+        self._answered.result(HIT_TIMEOUT_S)
+        self._asking.shutdown()
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """Exit code and stdout of a command."""
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", *words, "--gateway", self._cluster.gateway, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=HIT_TIMEOUT_S,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+class _Operation(_Planned):
+    """A topic of one replica gets three."""
+
+    def prepare(self) -> None:
+        self._moved = f"{self._topic}-moved"
+        create_topic(self._cluster.bootstrap, self._moved, 6, 1)
+
+    def begin(self) -> None:
+        self.ask("topic", "set-replication-factor", self._moved, "3", "--yes")
+
+    def check(self) -> None:
+        self.asked()
+        (found,) = wait_for(self._ended, f"the operation on {self._moved} ended")
+        assert found["state"] == "done", found
+        replicas = [p.replicas for p in describe(self._cluster.bootstrap, self._moved).values()]
+        assert [len(set(each)) for each in replicas] == [3] * 6, replicas
+        wait_for_full_isr(self._cluster.bootstrap, self._moved, 120.0)
+        delete_topic(self._cluster.bootstrap, self._moved)
+
+    def _ended(self) -> list[Any]:
+        code, out = self.run("operation", "list", "--all")
+        found = (
+            [o for o in json.loads(out) if o["parameters"]["topics"] == [self._moved]] if code == 0 else []
+        )
+        return found if found and all(o["state"] in ("done", "failed", "cancelled") for o in found) else []
+
+
+class _Upgrade(_Planned):
+    """The level falls by one, and is raised again."""
+
+    def prepare(self) -> None:
+        wait_for(lambda: self.run("cluster", "upgrade", "--downgrade", "--yes")[0] == 0, "the level fell")
+
+    def begin(self) -> None:
+        self.ask("cluster", "upgrade", "--yes")
+
+    def check(self) -> None:
+        self.asked()
+        code, out = wait_for(self._level, "an answer about the level")
+        assert json.loads(out)["level"] == FEATURE_LEVEL, (code, out)
+
+    def _level(self) -> tuple[int, str] | None:
+        found = self.run("cluster", "upgrade", "--dry-run")
+        return found if found[0] == 0 else None
+
+
+PLANNED: dict[str, type[_Planned]] = {"operation": _Operation, "upgrade": _Upgrade}
 
 
 @dataclass
@@ -169,14 +273,18 @@ class Matrix:
         with Load(cluster.bootstrap, topic, rate_per_s=RATE_PER_S, timeout_s=120.0, **BATCHED) as load:
             before = wait_for_load(load, case.name)
             seen = self._hits(case)
+            planned = PLANNED.get(case.provoke, _Planned)(cluster, topic)
+            planned.prepare()
             self._arm(case, topic, load)
             if case.provoke == "bounce":
                 self._bounce()
+            planned.begin()
             died = wait_for(lambda: self._died(case, seen) or "", f"failpoint {case.name} hit", HIT_TIMEOUT_S)
             hit_at = time.monotonic()
             self._restart(case)
             load.wait_for_acks(200, 120.0)
             wait_for_full_isr(cluster.bootstrap, topic, 120.0)
+            planned.check()
             whole_s = time.monotonic() - hit_at
         check_nothing_lost(load.ledger, read_all(cluster.bootstrap, topic, 120.0))
         self._churn.check()

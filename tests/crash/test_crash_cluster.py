@@ -29,8 +29,9 @@ HANDFUL = (
     "log.append.torn_write",
     "log.truncate.after_cut",
     "controller.journal.before_sync",
+    "operation.step.after_apply",
 )
-"""One of the log, one of replication, one of the quorum."""
+"""One of the log, one of replication, one of the quorum, one of operations."""
 
 
 def seed() -> int:

@@ -97,6 +97,11 @@ FAILPOINTS: Final[dict[str, str]] = {
     "controller.active.begin": "this controller is about to act as the active one",
     "controller.fence.before": "a lost node is about to be fenced",
     "controller.isr.before": "an ISR change is about to be generated",
+    # Controller: operations.
+    "operation.start.applied": "an operation is in the log and applied, who asked for it is not answered",
+    "operation.step.before_propose": "an operation's next step is decided and not proposed",
+    "operation.step.after_apply": "an operation's step is applied, nothing was done about it yet",
+    "upgrade.level.applied": "the cluster has its new level, who asked for it is not answered",
     # Gateway.
     "gateway.forward.before_send": "client requests are taken for a node, not sent",
     "gateway.forward.after_send": "client requests are sent to a node, not answered",

@@ -24,6 +24,7 @@ from penstock_controller.state.operations.plans.plan import PlanView, plan_steps
 from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.operations import ENDED, OperationsImage
@@ -148,6 +149,7 @@ class Operations:
             if not _is_outrun(request, response):
                 break
         if response.HasField("operation"):
+            hit("operation.start.applied")
             self._tell(response.operation.record)
             self._next_step_ms = 0
         return response
@@ -311,9 +313,11 @@ class Operations:
         wanted = next_steps(now, operation_id, self.reports, self._wall_ms(), self._meters.engine)
         if not wanted.records and wanted.further is None:
             return
+        hit("operation.step.before_propose")
         await self._worker.submit(
             lambda ctx: next_steps(ctx, operation_id, self.reports, self._wall_ms(), self._meters.engine)
         )
+        hit("operation.step.after_apply")
         if before is not None:
             self._tell_change(before)
 

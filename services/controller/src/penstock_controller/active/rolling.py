@@ -20,6 +20,7 @@ from penstock_controller.state.operations.engine.rolling import (
 from penstock_controller.state.operations.executors import Executors
 from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen, http_of
 from penstock_core.errors import ErrorCode
+from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.operations import ENDED
@@ -87,7 +88,9 @@ class Rolling:
         now = Context(image, self._worker.rng, alive=self._alive)
         wanted = self._next(now, operation_id)
         if wanted.records:
+            hit("operation.step.before_propose")
             await self._worker.submit(lambda ctx: self._next(ctx, operation_id))
+            hit("operation.step.after_apply")
         after = self._worker.image.operations.operations.get(operation_id)
         if after is None or after.state in ENDED:
             self._memory.pop(operation_id, None)

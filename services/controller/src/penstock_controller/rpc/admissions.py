@@ -9,6 +9,7 @@ from penstock_controller.active.controller import Controller
 from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_controller.state.operations.plans.admission import plan_admission, start_admission
 from penstock_core.errors import PenstockError
+from penstock_core.failpoints import hit
 from penstock_proto.v1 import operations_pb2 as pb
 
 
@@ -50,6 +51,7 @@ class Admissions:
         old = core.image.controllers.get(controller_id, b"")
         reply = await core.submit(generate)
         if reply.HasField("operation"):
+            hit("operation.start.applied")
             new = core.image.controllers.get(controller_id, b"")
             core.log_replaced(controller_id, old, new, request.principal)
         return reply

@@ -11,6 +11,7 @@ from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.state.generation import Context, Generated, error_pb
 from penstock_controller.state.operations.plans.upgrade import Controllers, plan_upgrade, start_upgrade
 from penstock_core.errors import PenstockError
+from penstock_core.failpoints import hit
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import operations_pb2 as pb
 
@@ -46,6 +47,8 @@ class Upgrades:
                 return Generated(pb.StartOperationResponse(error=error_pb(error)))
 
         reply = await self._core.submit(generate)
+        if reply.HasField("operation"):
+            hit("upgrade.level.applied")
         if reply.HasField("operation") and request.request.parameters.downgrade:
             # The log keeps its last entries, whatever they are: let those be none that a lower level cannot read.
             for _ in range(ENTRIES_KEPT):
