@@ -8,7 +8,7 @@ preferred replicas; all of it goes through the same queue as everybody's request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,6 +51,8 @@ PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
 LAST_MS = 2_000
 """Of the time that a node waits to be let go: kept for its leadership to move."""
+FOUNDING_PATIENCE_MS = 30_000
+"""How long a new cluster waits for controllers that are linked to say their level."""
 NAMED_MAX = 20
 REBALANCE_CHANGES_MAX = 500
 REBALANCE_SLICE_CHANGES = 20
@@ -88,6 +90,8 @@ class Controller:
         self.on_image: Callable[[MetadataImage], None] = lambda _: None
         """Called for each image, before anybody is told of it."""
         self.sessions = Sessions(settings.session_timeout_ms, ports.tick_ms)
+        self.ask_levels: Callable[[], Awaitable[Mapping[int, int | None]]] = self._own_level
+        """The feature level of every controller, asked now; set by who can ask the others."""
         self.clock_ms = ports.clocks.ms
         self._mutations = MutationQuotas()
         self._dealer = QuotaDealer()
@@ -213,7 +217,8 @@ class Controller:
     async def _found_cluster(self) -> None:
         try:
             first_users = self.settings.first_users
-            founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, FEATURE_LEVEL, first_users))
+            level = await self._founding_level()
+            founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, level, first_users))
         except NotActive:
             return
         if founded:
@@ -236,6 +241,31 @@ class Controller:
                 )
             )
         self._lifecycle.set_ready()
+
+    async def _own_level(self) -> Mapping[int, int | None]:
+        return {self.settings.controller_id: FEATURE_LEVEL}
+
+    async def _founding_level(self) -> int:
+        """What every controller that is linked understands. Raises NotActive.
+
+        One that is linked answers by gRPC too, but for a wrong address: it is not waited for without an end.
+        """
+        began_ms = self.clock_ms()
+        while self.active and not self.image.cluster_id:
+            levels = await self.ask_levels()
+            linked = self.status.reachable | {self.settings.controller_id}
+            level, silent = cluster.founding_level(linked, levels)
+            if not silent:
+                return level
+            if self.clock_ms() - began_ms > FOUNDING_PATIENCE_MS:
+                self._lifecycle.log.warning(
+                    "founded without the level of all controllers",
+                    level=level,
+                    silent=_some([*map(str, silent)]),
+                )
+                return level
+            await asyncio.sleep(PROBE_AGAIN_MS / 1000)
+        raise NotActive
 
     # --- the controllers themselves ---------------------------------------------------------
 

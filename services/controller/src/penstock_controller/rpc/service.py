@@ -87,6 +87,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self._admissions = Admissions(core, wall_ms)
         self._own_serial = own_serial
         self._wall_ms = wall_ms
+        core.ask_levels = levels.ask
         core.operations.rolling.ask_controllers = self._look_at_controllers
 
     # --- helpers ------------------------------------------------------------------------

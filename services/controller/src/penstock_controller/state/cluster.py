@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock_controller.state import users
 from penstock_controller.state.features import level_records
 from penstock_controller.state.generation import Context, Generated
-from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
+from penstock_core.limits import FEATURE_LEVEL, PRODUCER_ID_BLOCK_COUNT
 from penstock_core.security.bootstrap_users import BootstrapUser
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
+
+
+def founding_level(linked: Iterable[int], levels: Mapping[int, int | None]) -> tuple[int, tuple[int, ...]]:
+    """The level that a new cluster begins with: the lowest of its controllers that are there; and which of them have
+    yet to say theirs. `levels`: by id, None for one that did not answer."""
+    said = {i: levels.get(i) for i in linked}
+    known = [level for level in said.values() if level is not None]
+    return min((*known, FEATURE_LEVEL)), tuple(sorted(i for i, level in said.items() if level is None))
 
 
 def found_cluster(
