@@ -139,13 +139,9 @@ rotation: setup ## the CA and all certificates replaced twice under 1,000 messag
 quotas: setup ## quotas of bytes with stock clients, on one gateway and on three, a minute each: within a tenth; a login flood
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -k "keep_to or share or flood" -s
 
-# Tests of real clusters that are operated.
-OPERATED = operations rolling_restart scale slots strays full_disk failure_domains explain disaster
-
 .PHONY: ops-test
-ops-test: setup ## planned changes of a cluster: 5,000 shapes for the planner, the engine at random, real processes under load, disasters, alerts
-	PENSTOCK_PLANNER_SHAPES=5000 $(PYTEST) -v tests/unit/controller/state/operations tests/unit/controller/state/observations \
-		$(addprefix tests/cluster/test_,$(addsuffix .py,$(OPERATED))) tests/observability tests/upgrade
+ops-test: setup ## planned changes of a cluster: every proof in its long form, and a table; ONLY="words" chooses lines, SEEDS=2000 (OPS="--help")
+	@PYTHONPATH=tests $(BIN)/python -m ops $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS)) $(OPS)
 
 .PHONY: alerts-test dashboards
 alerts-test: setup ## alerts fire by their fault on a cluster of real processes (prometheus)

@@ -1,0 +1,213 @@
+"""The processes that the proofs run in: pytest for each file or folder, simulation, planted bugs, chaos.
+
+Each tells its outcomes as soon as they are known, so that whoever is interrupted has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ops.lines import CHAOS, PLANTED, SIMULATION, SWITCHES, TESTS, Line, line_of, targets
+from ops.recorder import LINES_VARIABLE, RECORD_VARIABLE
+from ops.results import Outcome, Result
+
+ROOT: Final = TESTS.parent
+STOP_TIMEOUT_S: Final = 120.0
+"""For a process that was interrupted to stop its clusters."""
+NO_TESTS_RAN: Final = 5
+"""pytest's exit code where every test of a file is another line's."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of what has a size."""
+
+    seeds: int = 2_000
+    first: int = 1
+    chaos_seconds: float = 20.0
+    chaos_seed: int | None = None
+
+
+class Runs:
+    """Runs the lines one after another into `results`."""
+
+    def __init__(self, lines: Sequence[Line], sizes: Sizes, directory: Path, out: IO[str]) -> None:
+        self.results = [Result(line) for line in lines]
+        self._sizes, self._directory, self._out = sizes, directory, out
+        self._by_name = {result.line.name: result for result in self.results}
+        self._read = 0
+
+    def run(self) -> None:
+        """All of them. KeyboardInterrupt comes through when the process under way has ended."""
+        todo = targets(result.line for result in self.results)
+        for result in self.results:
+            result.begun = True
+            for other in result.line.others:
+                self._other(other, result)
+            # A file may be in a folder that another line named, and is run with it then.
+            mine = targets([result.line])
+            for target in [each for each in todo if any(_overlap(each, own) for own in mine)]:
+                self._pytest(target)
+                todo.remove(target)
+            result.ended = True
+
+    # --- pytest ---------------------------------------------------------------------------------
+
+    def _pytest(self, target: str) -> None:
+        record = self._directory / "outcomes.jsonl"
+        record.touch()
+        environment = SWITCHES | {
+            RECORD_VARIABLE: str(record),
+            LINES_VARIABLE: ",".join(self._by_name),
+        }
+        words = [sys.executable, "-m", "pytest", "-v", "-p", "ops.recorder", f"tests/{target}"]
+        # kafka-python frees sockets of dials that failed when the interpreter ends, where no test's mark holds.
+        words += ["-W", "ignore:unclosed <socket.socket:ResourceWarning"]
+        before = len(record.read_text().splitlines())
+        begun_s = time.monotonic()
+        try:
+            code = self._process(words, environment)
+        finally:
+            told = [json.loads(line) for line in record.read_text().splitlines()[before:]]
+            for each in told:
+                self._add(Outcome(**each))
+        if code not in (0, NO_TESTS_RAN) and not any(each["outcome"] == "failed" for each in told):
+            seconds = time.monotonic() - begun_s
+            self._add(Outcome(f"{target}::process", "failed", f"pytest ended with {code}", seconds), target)
+
+    def _add(self, outcome: Outcome, target: str = "") -> None:
+        line = line_of(outcome.test, [result.line for result in self.results])
+        if line is None:
+            line = next(r.line for r in self.results if not target or target in targets([r.line]))
+        self._by_name[line.name].begun = True
+        self._by_name[line.name].outcomes.append(outcome)
+
+    # --- others ---------------------------------------------------------------------------------
+
+    def _other(self, kind: str, result: Result) -> None:
+        file = self._directory / f"{kind}.json"
+        begun_s = time.monotonic()
+        words = {SIMULATION: self._simulation, PLANTED: self._planted, CHAOS: self._chaos}[kind](file)
+        if not words:
+            return
+        try:
+            with (self._directory / f"{kind}.txt").open("w+") as copy:
+                code = self._process(words, {"PYTHONHASHSEED": "0"}, copy if kind == CHAOS else None)
+                copy.seek(0)
+                if kind == CHAOS:
+                    file.write_text(copy.read())
+        finally:
+            told: Any = {}
+            with suppress(OSError, ValueError):
+                told = json.loads(file.read_text())
+            outcomes = READERS[kind](told, time.monotonic() - begun_s)
+            result.outcomes += outcomes
+        if code and not any(each.outcome == "failed" for each in outcomes):
+            result.outcomes.append(Outcome(kind, "failed", f"it ended with {code}"))
+
+    def _simulation(self, file: Path) -> list[str]:
+        sizes = self._sizes
+        words = ["--seeds", str(sizes.seeds), "--first", str(sizes.first), "--json", str(file)]
+        return [sys.executable, "-m", "simulation", *words]
+
+    def _planted(self, file: Path) -> list[str]:
+        names = " ".join(planted_names())
+        return [sys.executable, "-m", "simulation", "--planted", names, "--json", str(file)]
+
+    def _chaos(self, _file: Path) -> list[str]:
+        names = scenario_names()
+        if not names:
+            return []
+        seed = [] if self._sizes.chaos_seed is None else ["--seed", str(self._sizes.chaos_seed)]
+        seconds = ["--seconds", str(self._sizes.chaos_seconds)]
+        return [sys.executable, "-m", "chaos", "--json", *seconds, *seed, "--scenario", *names]
+
+    def _process(
+        self, words: Sequence[str], environment: Mapping[str, str], out: IO[str] | None = None
+    ) -> int:
+        self._out.write(f"$ {' '.join(words[1:])}\n")
+        self._out.flush()
+        search = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+        # A session of its own: who is interrupted is told once, and by us, not by the terminal too.
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=os.environ | environment | {"PYTHONPATH": search},
+            stdout=out or self._out,
+            start_new_session=True,
+        )
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            raise
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def planted_names() -> list[str]:
+    """Bugs that are planted into operations."""
+    from simulation.planted_operations import ROWS
+
+    return [row[0] for row in ROWS]
+
+
+def scenario_names() -> list[str]:
+    """Chaos with operations under way: of the module that is named after them."""
+    import chaos.scenarios  # noqa: F401 - registers them
+    from chaos.scenario import SCENARIOS
+
+    return [s.name for s in SCENARIOS.values() if s.inject.__module__.endswith(".operations")]
+
+
+def read_simulation(told: Mapping[str, Any], seconds: float) -> list[Outcome]:
+    """Seeds that held are one outcome, those that failed one each."""
+    failed = told.get("failed", [])
+    held = told.get("seeds", 0) - len(failed)
+    outcomes = [Outcome("seeds", "passed", seconds=round(seconds, 2), count=held)] if held else []
+    return outcomes + [Outcome(f"seed {f['seed']}", "failed", str(f.get("invariant", ""))) for f in failed]
+
+
+def read_planted(told: Mapping[str, Any], _seconds: float) -> list[Outcome]:
+    """A bug that stays hidden is a failure."""
+    return [
+        Outcome(
+            name, "passed" if invariant else "failed", "" if invariant else f"not in {seeds} seeds", took_s
+        )
+        for name, _what, seeds, invariant, _seed, took_s in told.get("planted", [])
+    ]
+
+
+def read_chaos(told: Mapping[str, Any], seconds: float) -> list[Outcome]:
+    """The time is that of all, at the first."""
+    outcomes: list[Outcome] = []
+    for each in told.get("results", []):
+        status = {"ok": "passed", "skipped": "skipped"}.get(each["status"], "failed")
+        why = "" if status == "passed" else "; ".join([*each["notes"]] or [each["status"]])
+        took_s = 0.0 if outcomes else round(seconds, 2)
+        outcomes.append(Outcome(each["scenario"], status, why, took_s))
+    return outcomes
+
+
+READERS: Final[Mapping[str, Callable[[Mapping[str, Any], float], list[Outcome]]]] = {
+    SIMULATION: read_simulation,
+    PLANTED: read_planted,
+    CHAOS: read_chaos,
+}
