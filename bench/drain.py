@@ -94,7 +94,7 @@ class Acks:
         return 1000 * max(b - a for a, b in pairwise(times))
 
 
-def fill(bootstrap: str, topic: str, megabytes: int) -> None:
+def fill(bootstrap: str, topic: str, megabytes: int, partitions: int = PARTITIONS) -> None:
     """So many megabytes, evenly over the partitions; of equal bytes, since nothing here compresses."""
     producer = Producer(
         {
@@ -108,7 +108,7 @@ def fill(bootstrap: str, topic: str, megabytes: int) -> None:
     for number in range(megabytes * 100):
         while True:
             try:
-                producer.produce(topic, value, partition=number % PARTITIONS)
+                producer.produce(topic, value, partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -124,6 +124,11 @@ class KafkaCluster:
         self._jars = fetch_jars()
 
     @property
+    def jars(self) -> Path:
+        """Folder with Kafka's jars, its tools among them."""
+        return self._jars
+
+    @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._ports[0][0]}"
 
