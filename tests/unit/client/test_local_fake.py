@@ -126,6 +126,19 @@ def test_start_all_starts_what_is_dead_or_stopped_and_nothing_else(fake_cluster:
     assert fake_cluster.start_all() == ([], [])
 
 
+def test_a_storage_node_that_was_removed_is_not_started_with_all_others(fake_cluster: LocalCluster) -> None:
+    """Its directory is refused for ever: that kept `start --all` and `up` from the others too."""
+    fake_cluster.kill_several(None)
+    data = fake_cluster.directory / "node-2" / "data"
+    data.mkdir(exist_ok=True)
+    (data / "retired").write_text("#\noperation=7\n")
+    names, notes = fake_cluster.start_all()
+    assert ("node-1" in names, "node-2" in names, notes) == (True, False, [])
+    fake_cluster.down()
+    assert fake_cluster.up(ClusterSpec())
+    assert states(fake_cluster) == dict.fromkeys(states(fake_cluster), "running") | {"node-2": "dead"}
+
+
 def test_several_are_killed_side_by_side(fake_cluster: LocalCluster) -> None:
     """The signal reaches the second although the first does not go: it waits for TERM's effect on both."""
     (fake_cluster.directory / "node-1" / "ignore-term").touch()

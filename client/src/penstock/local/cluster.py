@@ -157,8 +157,9 @@ class LocalCluster:
             try:
                 self._check_ports(state, state.members)
                 self._prepare(state)
-                self._launch(state, state.processes)
-                notes = self._await_ready(state, state.processes, timeout_s)
+                records = [r for r in state.processes if not self._is_retired(r)]
+                self._launch(state, records)
+                notes = self._await_ready(state, records, timeout_s)
                 if notes:
                     raise CommandError(notes[0])
             except BaseException:
@@ -183,11 +184,22 @@ class LocalCluster:
             return self._start(state, state.processes_named(names), timeout_s)
 
     def start_all(self, timeout_s: float = START_TIMEOUT_S) -> tuple[list[str], list[str]]:
-        """Start all that is dead or stopped, as `start` does: the names of these processes, and the notes."""
+        """Start all that is dead or stopped, as `start` does: the names of these processes, and the notes.
+
+        Storage nodes that were removed from the cluster stay where they are: they would be refused.
+        """
         with self.store.locked():
             state = self.store.load()
-            records = [r for r in state.processes if _state_of(r) is not ProcessState.RUNNING]
+            records = [
+                r
+                for r in state.processes
+                if _state_of(r) is not ProcessState.RUNNING and not self._is_retired(r)
+            ]
             return [r.name for r in records], self._start(state, records, timeout_s)
+
+    def _is_retired(self, record: ProcessRecord) -> bool:
+        """Whether it is a storage node that `penstock node remove` or `replace` ended: its directory is marked."""
+        return (self.directory / record.name / "data" / "retired").exists()
 
     def kill(self, name: str, signal_number: signal.Signals = signal.SIGKILL, timeout_s: float = 30.0) -> int:
         """Send a signal to a process; after KILL or TERM waits until it is gone. Returns the pid."""
