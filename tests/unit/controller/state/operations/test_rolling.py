@@ -323,10 +323,29 @@ def test_a_step_that_takes_too_long_pauses_and_names_the_process() -> None:
     assert record.state == pb.OPERATION_STATE_RUNNING, "it has its whole time again"
     cluster.now_ms += TIMEOUT_S * 1_000 + 1
     assert cluster.looks(number).state == pb.OPERATION_STATE_PAUSED
+    # Its command ends for that: the reason is still the process.
+    cluster.asked, cluster.gone = False, True
+    assert cluster.looks(number).reason.startswith("node-1 is not back")
+    cluster.asked, cluster.gone = True, False
     cluster.start_process("node-1")
     cluster.catch_up()
     cluster.looks(number)
     assert cluster.under_way(number) == "node-2", "it is back: nobody has to say so"
+
+
+def test_a_late_process_that_is_back_without_its_command_leaves_the_missing_command_as_the_reason() -> None:
+    cluster = Restarted()
+    number = cluster.begin(process_names=["node-1", "node-2"])
+    cluster.looks(number)
+    cluster.stop("node-1")
+    cluster.now_ms += TIMEOUT_S * 1_000 + 1
+    cluster.asked, cluster.gone = False, True
+    assert cluster.looks(number).reason.startswith("node-1 is not back")
+    cluster.start_process("node-1")
+    cluster.catch_up()
+    record = cluster.looks(number)
+    assert states(record)["node-1"] == pb.OPERATION_STEP_STATE_DONE
+    assert (record.state, record.reason.startswith(EXECUTOR_GONE)) == (pb.OPERATION_STATE_PAUSED, True)
 
 
 def test_without_its_command_it_pauses_and_goes_on_with_another() -> None:

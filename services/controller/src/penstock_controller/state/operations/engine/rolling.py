@@ -224,13 +224,14 @@ class _Restart:
 
     def _obstacle(self, *, patient: bool = True) -> str | None:
         """Why it may not go on; None while that is not known yet, or only for a moment."""
-        if self._view.executor_gone:
+        step = step_under_way(self._new)
+        if self._view.executor_gone and not (step is not None and step.reason):
             return (
                 f"{EXECUTOR_GONE}: the command that restarts processes was ended; "
                 f"`penstock operation resume {self._new.operation_id} --via ...` goes on"
             )
-        step = step_under_way(self._new)
         if step is not None:
+            # That it is late is why the command ended, too.
             return step.reason
         following = self._next()
         closed = "" if following is None else self._closed(following)
