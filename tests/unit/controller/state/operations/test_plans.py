@@ -74,7 +74,10 @@ def check_sound(image: MetadataImage, plan: pb.Plan) -> None:
         n: (held[n], then[n]) for n in sorted(image.nodes)
     }
     assert plan.totals.moves == len(plan.moves)
-    assert plan.totals.bytes == sum(m.bytes for m in plan.moves) == 10 * plan.totals.replicas_added
+    assert sum(m.bytes for m in plan.moves) == 10 * plan.totals.replicas_added
+    refilled = plan.kind == "node-replace" and not plan.parameters.replacement_node_id
+    again = sum(held[NodeId(n)] for n in plan.parameters.node_ids) if refilled else 0
+    assert plan.totals.bytes == 10 * (plan.totals.replicas_added + again)
     assert [g.name for g in plan.gates] == [
         *("quorum", "disk-room", "conflict", "versions", "min-isr", "racks", "health", "single-replica")
     ]
@@ -235,11 +238,34 @@ def test_a_replacement_takes_the_same_places() -> None:
 def test_a_node_that_comes_back_itself_is_only_watched() -> None:
     image = cluster([1, 2], {"a": [[1, 2]], "b": [[2]]})
     plan = planned(image, ask("node-replace", node_ids=[1]))
-    assert (len(plan.moves), plan.runnable, plan.HasField("eta_s")) == (0, True, False)
+    assert (len(plan.moves), plan.runnable, plan.HasField("eta_s")) == (0, True, True)
     assert "stop it, and start it again with an empty directory" in plan.warnings[0]
+    assert plan.warnings[1] == (
+        "Node 1 fetches 1 replica again; the time is from when it is up with an empty directory."
+    )
     # Whatever is nowhere else would be lost.
     plan = planned(image, ask("node-replace", node_ids=[2]))
     assert list(gate(plan, "health").items) == ["b-0 (single copy, on node 2, which is to come back empty)"]
+
+
+def test_what_a_node_that_comes_back_empty_fetches_again_is_told_with_the_time() -> None:
+    image = cluster(
+        [1, 2, 3, node(4, fenced=True)],
+        {
+            "a": [partition("a", 0, [4, 1, 2], isr=[1, 2]), partition("a", 1, [1, 4, 3], isr=[1, 3])],
+            "b": [partition("b", 0, [1, 2], isr=[1, 2])],
+        },
+    )
+    seen = view(image, reported(image, 2000), away=[4])
+    slow = meta.OperationThrottle(bytes_per_s=100)
+    plan = planned(image, ask("node-replace", node_ids=[4], throttle=slow), seen)
+    assert plan.runnable
+    assert (len(plan.moves), plan.totals.bytes) == (0, 4000)
+    assert plan.eta_s == pytest.approx(4000 / 100 + 1)
+    assert plan.warnings[0].startswith("Node 4 fetches 2 replicas again;")
+    # Of what nobody has told, nobody knows how long it takes.
+    untold = view(image, reported(image, silent=[1, 2, 3, 4]), away=[4])
+    assert not planned(image, ask("node-replace", node_ids=[4]), untold).HasField("eta_s")
 
 
 def test_a_dead_nodes_replicas_are_made_elsewhere_but_for_single_copies() -> None:

@@ -38,6 +38,15 @@ def evenness_caution(replicas: int) -> str:
     return f"To leave the others even, {replicas:,} more replicas are copied than are on the nodes that are emptied."
 
 
+def refill_caution(node_ids: Iterable[NodeId], replicas: int) -> list[str]:
+    """Of nodes that fetch again what they held."""
+    if not replicas:
+        return []
+    named = ", ".join(str(n) for n in sorted(node_ids))
+    many = f"{replicas:,} replicas" if replicas > 1 else "1 replica"
+    return [f"Node {named} fetches {many} again; the time is from when it is up with an empty directory."]
+
+
 def _of_nodes(image: MetadataImage, asked: Asked, now: Situation) -> list[str]:
     found = []
     for node_id in sorted(asked.node_ids):

@@ -32,14 +32,20 @@ class Work:
         self._out: Counter[NodeId] = Counter()
         self._moves: Counter[tuple[NodeId, bool]] = Counter()
 
-    def add(self, source: NodeId, targets: Iterable[NodeId], size_bytes: int) -> None:
-        """A move: replicas of that size are made on each target. Without a source only they count."""
+    def add(
+        self, source: NodeId, targets: Iterable[NodeId], size_bytes: int, *, counted: bool = True
+    ) -> None:
+        """A move: replicas of that size are made on each target. Without a source only they count.
+
+        `counted`: whether it has its turn among the moves; such as go on beside others only have their bytes.
+        """
         at = set() if source == NO_NODE else {(source, False)}
         for target in targets:
             self._in[target] += size_bytes
             self._out[source] += size_bytes
             at.add((target, True))
-        self._moves.update(at)
+        if counted:
+            self._moves.update(at)
 
     def seconds(self, rate_bytes_per_s: float) -> float:
         """The slowest node and direction, and the longest chain of moves that wait for one another."""

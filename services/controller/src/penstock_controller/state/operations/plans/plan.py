@@ -15,6 +15,7 @@ from penstock_controller.state.operations.plans.cautions import (
     cautions_of,
     evenness_caution,
     no_leader_caution,
+    refill_caution,
 )
 from penstock_controller.state.operations.plans.eta import Work, rate_of
 from penstock_controller.state.operations.plans.gates import Finding
@@ -143,8 +144,7 @@ def _tell_moves(
 ) -> Generator[None, None, None]:
     """Moves, totals and how long it takes."""
     work = Work()
-    # How long a node takes that comes back by itself, nobody knows.
-    known = asked.kind is not Kind.NODE_REPLACE or asked.replacement is not None
+    known = True
     stuck: list[str] = []
     emptied = 0
     takers = now.takers
@@ -176,8 +176,30 @@ def _tell_moves(
         plan.warnings.append(evenness_caution(plan.totals.replicas_added - emptied))
     if stuck:
         plan.warnings.append(no_leader_caution(stuck))
+    if asked.refilled:
+        known = yield from _tell_refill(plan, asked, now, work)
     if known:
         plan.eta_s = work.seconds(rate_of(plan.throttle))
+
+
+def _tell_refill(plan: pb.Plan, asked: Asked, now: Situation, work: Work) -> Generator[None, None, bool]:
+    """What a node that comes back with an empty directory fetches again, all side by side; whether its size is known.
+
+    When it comes back nobody knows: the time is from then on.
+    """
+    replicas, known = 0, True
+    for count, (partition, image) in enumerate(zip(now.partitions, now.images, strict=True), 1):
+        again = asked.refilled.intersection(partition.replicas)
+        if again:
+            source = next((n for n in (image.leader, *image.isr) if n not in (*again, NO_NODE)), NO_NODE)
+            work.add(source, again, partition.size_bytes, counted=replicas == 0)
+            replicas += len(again)
+            plan.totals.bytes += len(again) * partition.size_bytes
+            known = known and partition.key not in now.untold
+        if count % _A_STEP == 0:
+            yield
+    plan.warnings.extend(refill_caution(asked.refilled, replicas))
+    return known
 
 
 def _source(image: PartitionImage | None, after: Sequence[NodeId], takers: frozenset[NodeId]) -> NodeId:

@@ -83,6 +83,11 @@ class Asked:
         return self.node_ids if gives else frozenset()
 
     @property
+    def refilled(self) -> frozenset[NodeId]:
+        """Nodes that come back with an empty directory and fetch what they held."""
+        return self.node_ids if self.kind is Kind.NODE_REPLACE and self.replacement is None else frozenset()
+
+    @property
     def mended(self) -> frozenset[NodeId]:
         """Nodes whose replicas go elsewhere or are made anew: that they are missing is no reason to wait."""
         return self.node_ids if self.leaving or self.kind is Kind.NODE_REPLACE else frozenset()
