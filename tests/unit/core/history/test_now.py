@@ -117,3 +117,11 @@ def test_operations() -> None:
         of_operation(image, state=pb.OPERATION_STATE_DONE).summary
         == "operation 7 (node-drain) has ended: done"
     )
+    about = pb.OperationParameters(node_ids=[2], replacement_node_id=3)
+    replaced = of_operation(image, state=pb.OPERATION_STATE_DONE, parameters=about)
+    assert replaced.summary == "operation 7 (node-drain of node 2 by node 3) has ended: done"
+    step = pb.OperationStep(
+        name="node-1", state=pb.OPERATION_STEP_STATE_RUNNING, reason="node-1 is not back; see its log"
+    )
+    late = of_operation(image, state=pb.OPERATION_STATE_PAUSED, reason=step.reason, steps=[step])
+    assert late.summary.endswith("see its log: mend it, then `penstock operation resume 7 --via ...` goes on")

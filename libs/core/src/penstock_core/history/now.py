@@ -262,7 +262,9 @@ def of_operation(image: MetadataImage, operation: api.Operation, look: Operation
     record, progress = operation.record, operation.progress
     state = STATES.get(record.state, "pending")
     by = f" by {record.created_by}" if record.created_by else ""
-    lines = [f"{record.kind}, {state}" + (f": {record.phase}" if record.phase and state == "running" else "")]
+    lines = [
+        f"{what_of(record)}, {state}" + (f": {record.phase}" if record.phase and state == "running" else "")
+    ]
     if record.created_ms:
         lines.append(f"recorded {span(max(0, now_ms - record.created_ms))} ago{by}")
     if progress.moves_total:
@@ -289,27 +291,37 @@ def of_operation(image: MetadataImage, operation: api.Operation, look: Operation
     )
 
 
+def what_of(record: pb.OperationRecord) -> str:
+    """Its kind, and the nodes that it is about: `node-replace of node 2 by node 7`."""
+    parameters = record.parameters
+    about = f" of {nodes(tuple(parameters.node_ids))}" if parameters.node_ids else ""
+    by = f" by node {parameters.replacement_node_id}" if parameters.replacement_node_id else ""
+    return f"{record.kind}{about}{by}"
+
+
 def _operation_summary(
     image: MetadataImage, record: pb.OperationRecord, look: OperationLook, state: str, waits: list[str]
 ) -> str:
-    number = record.operation_id
+    number, what = record.operation_id, what_of(record)
     if record.state in ENDED:
-        return f"({record.kind}) has ended: {state}" + (f", {record.reason}" if record.reason else "")
+        return f"({what}) has ended: {state}" + (f", {record.reason}" if record.reason else "")
     if state == "paused":
         why = record.reason or "no reason is known"
         if record.paused_by_hand:
             why = why.removeprefix("paused ")
-            return f"({record.kind}) is paused: {why}; `penstock operation resume {number}` lets it go on"
-        return f"({record.kind}) is paused: {why}"
+            return f"({what}) is paused: {why}; `penstock operation resume {number}` lets it go on"
+        if any(step.reason for step in record.steps if step.state == pb.OPERATION_STEP_STATE_RUNNING):
+            why += f": mend it, then `penstock operation resume {number} --via ...` goes on"
+        return f"({what}) is paused: {why}"
     if state == "pending":
-        return (
-            f"({record.kind}) waits for its turn: operations before it end first (`penstock operation list`)"
-        )
+        return f"({what}) waits for its turn: operations before it end first (`penstock operation list`)"
     gone = sorted(n for n in look.lacking if (node := image.nodes.get(n)) is None or node.fenced)
     if gone:
-        return f"({record.kind}) waits for {nodes(_ids(gone))}, to which replicas go: start it, or cancel the operation"
+        return (
+            f"({what}) waits for {nodes(_ids(gone))}, to which replicas go: start it, or cancel the operation"
+        )
     said = f"; it waits for {waits[0]}" if waits else ""
-    return f"({record.kind}) is {state}{said}"
+    return f"({what}) is {state}{said}"
 
 
 def _ids(ids: Iterable[NodeId]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock_controller.state.history.whose import Causes
 from penstock_core.history.changes import PartitionChange
+from penstock_core.history.now import what_of
 from penstock_core.ids import NO_NODE, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, NodeImage
 from penstock_core.operation_documents import STATES
@@ -186,7 +187,7 @@ class _Step:
         old = self._before.operations.operations.get(new.operation_id)
         said = []
         if old is None:
-            said.append(f"recorded: {new.kind}, {_count(new.moves_total or len(new.steps), _unit(new))}")
+            said.append(f"recorded: {what_of(new)}, {_count(new.moves_total or len(new.steps), _unit(new))}")
         if old is None or old.state != new.state:
             said.append(STATES.get(new.state, "pending"))
         if new.phase not in ("", *said) and (old is None or old.phase != new.phase):
