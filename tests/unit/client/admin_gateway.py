@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from penstock_proto.v1 import admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, metadata_pb2
+from penstock_proto.v1 import admin_pb2_grpc, common_pb2, gateway_pb2, gateway_pb2_grpc, metadata_pb2
 from penstock_proto.v1 import operations_pb2 as pb
 
 CLUSTER_ID = bytes(range(16))
@@ -80,7 +80,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
         if self.refuse_start_with:
             plan.runnable = False
             plan.gates.add(name=self.refuse_start_with, blocking=True, detail="it closed")
-            return pb.StartOperationResponse(plan=plan)
+            # As the controllers do: with an error, for clients that look at nothing else.
+            error = common_pb2.Error(code=44, message=f"node-drain was not begun: {self.refuse_start_with}")
+            return pb.StartOperationResponse(error=error, plan=plan)
         self.record = metadata_pb2.OperationRecord(
             operation_id=121,
             kind=plan.kind,
