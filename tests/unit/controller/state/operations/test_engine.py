@@ -118,6 +118,17 @@ def test_no_move_begins_that_would_fill_a_disk() -> None:
     assert moving(cluster) == {0, 1}
 
 
+def test_a_small_disk_keeps_free_what_its_node_keeps_and_no_more() -> None:
+    """A node of 1 GB counts as full below a twentieth of it; with 256 MiB kept free no move to it ever began."""
+    cluster = MovedCluster(spread(1, 1))
+    gigabyte = 1_000_000_000
+    report = api.NodeReport(disk_total_bytes=gigabyte, disk_free_bytes=gigabyte // 4)
+    cluster.reports.take(NodeId(2), 2, report, 0)
+    operation = cluster.start(cluster.plan("rebalance", spread(1, 2), size=gigabyte // 10))
+    cluster.settle(operation)
+    assert moving(cluster) == {0}
+
+
 def test_two_that_move_data_run_side_by_side_and_the_oldest_waiting_one_is_next() -> None:
     cluster = MovedCluster(spread(4, 1))
     started = [cluster.start(cluster.plan("rebalance", {("t", i): (2,)})) for i in range(4)]

@@ -119,7 +119,7 @@ def test_who_is_away_is_named_with_the_partitions() -> None:
 
 def test_a_full_disk_is_named() -> None:
     cluster = MovedCluster({("t", 0): (1,)})
-    full = api.NodeReport(disk_total_bytes=1000 * MIB, disk_free_bytes=300 * MIB)
+    full = api.NodeReport(disk_total_bytes=1000 * MIB, disk_free_bytes=140 * MIB)
     cluster.reports.take(NodeId(2), 2, full, 0)
     operation = cluster.start(cluster.plan("rebalance", {("t", 0): (2,)}, size=100 * MIB))
     cluster.settle(operation)

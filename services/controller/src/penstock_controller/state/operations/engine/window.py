@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from penstock_controller.state.operations.engine.ledger import Ledger
 from penstock_controller.state.operations.engine.stages import Place, Slot, Stage
@@ -28,12 +29,14 @@ class Limits:
     changes_per_step: int = 20
     """Partitions that one step changes."""
     free_bytes_least: int = 256 * 1024 * 1024
-    """What a move leaves free on the disk of a node that it makes a replica on."""
+    """What a move leaves free on the disk of a node that it makes a replica on; of a small disk FREE_SHARE."""
     skip_after_ms: int = 30_000
     """How long a rebalance waits for a node that is to get a replica."""
 
 
 LIMITS = Limits()
+FREE_SHARE: Final = 20
+"""This part of a disk is the most that is left free, as nodes have it for their reserve."""
 
 
 def unfit(image: MetadataImage, node_id: NodeId) -> str:
@@ -106,7 +109,7 @@ class Window:
             if state is None or state.disk_total_bytes == 0:
                 continue
             left = state.disk_free_bytes - self._incoming[node_id] - share
-            if left < self._limits.free_bytes_least:
+            if left < min(self._limits.free_bytes_least, state.disk_total_bytes // FREE_SHARE):
                 return node_id
         return None
 
