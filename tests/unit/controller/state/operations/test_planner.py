@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,13 @@ from penstock_runtime.turns import all_at_once
 Replicas = list[tuple[NodeId, ...]]
 
 SHAPES = int(os.environ.get("PENSTOCK_PLANNER_SHAPES", "300"))
-"""Shapes of clusters that each property is tried on; 5,000 take half a minute."""
+"""Shapes of clusters that each property is tried on. Short runs try the dear ones on fewer; see `some`."""
+_SHORT = 300
+
+
+def some(share: float) -> int:
+    """Shapes for a property that is dear to try: a share of those of a short run, all of those of a long one."""
+    return SHAPES if SHAPES > _SHORT else max(1, int(SHAPES * share))
 
 
 def planned(
@@ -47,16 +53,17 @@ def partition(
 
 @st.composite
 def shapes(
-    draw: st.DrawFn, nodes_max: int = 30, levels: int = 2, flags: bool = True, topics_max: int = 4
+    draw: st.DrawFn, nodes_max: int = 30, levels: int = 3, flags: bool = True, topics_max: int = 4
 ) -> tuple[list[PlanNode], list[PlanPartition]]:
     """Nodes in unequal domains, some of which take nothing or keep nothing; partitions anywhere on them."""
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
     count = rng.randint(1, nodes_max)
     depth = rng.randint(0, levels)
-    zones, hosts = rng.randint(1, 4), rng.randint(1, 4)
+    zones, rows, hosts = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 4)
     nodes = []
     for n in range(1, count + 1):
-        rack = "/".join([f"z{rng.randrange(zones)}", f"h{rng.randrange(hosts)}"][:depth])
+        path = [f"z{rng.randrange(zones)}", f"r{rng.randrange(rows)}", f"h{rng.randrange(hosts)}"]
+        rack = "/".join(path[:depth])
         keeps = not flags or rng.random() < 0.9
         takes = keeps and (not flags or rng.random() < 0.9)
         total = rng.choice([None, 400]) if flags else None
@@ -125,7 +132,7 @@ def test_hard_rules_hold_and_a_plan_that_was_carried_out_is_none_any_more(
         assert planned(nodes, again) == []
 
 
-@settings(max_examples=2 * SHAPES // 3)
+@settings(max_examples=some(2 / 3))
 @given(shapes(levels=0, flags=False))
 def test_without_domains_counts_are_within_one_per_topic_and_in_all(
     shape: tuple[list[PlanNode], list[PlanPartition]],
@@ -143,7 +150,7 @@ def test_without_domains_counts_are_within_one_per_topic_and_in_all(
             assert spread(Counter(n for r in here for n in r), nodes) <= 1
 
 
-@settings(max_examples=2 * SHAPES // 3)
+@settings(max_examples=some(2 / 3))
 @given(shapes(levels=0, flags=False, topics_max=1))
 def test_one_topic_without_domains_moves_what_is_too_much_and_nothing_else(
     shape: tuple[list[PlanNode], list[PlanPartition]],
@@ -158,7 +165,7 @@ def test_one_topic_without_domains_moves_what_is_too_much_and_nothing_else(
     assert sum(move.added for move in moves) == max(above, below)
 
 
-@settings(max_examples=SHAPES // 5)
+@settings(max_examples=some(1 / 5))
 @given(shapes(nodes_max=4, flags=False, topics_max=1), st.integers(1, 4))
 def test_with_domains_counts_are_as_even_as_any_plan_can_make_them(
     shape: tuple[list[PlanNode], list[PlanPartition]], most: int
@@ -182,7 +189,143 @@ def test_with_domains_counts_are_as_even_as_any_plan_can_make_them(
     found = after(partitions, planned(nodes, partitions))
     assert squares(found) == best[0]
     # One more now and then: a repair takes the leader's replica last, even where that one would be the best to take.
-    assert added(found) <= best[1] + 1
+    assert added(found) <= best[1] + (domains.level_count > 0)
+
+
+def least_added(nodes: Sequence[PlanNode], partitions: Sequence[PlanPartition]) -> int:
+    """The fewest replicas that have to be made so that counts are within one, per topic and in all: no plan is cheaper.
+
+    Replicas are units of flow, from partitions over (topic, node) to nodes. Who has a replica already gives it for
+    nothing, another one costs 1. What has to be reached at least, the floor of each mean, is paid for by a premium
+    above all costs: so a flow of least cost reaches it where that can be, and it can be here.
+    """
+    graph = MinCostFlow()
+    ids = [n.node_id for n in nodes]
+    sizes = Counter(p.topic for p in partitions for _ in range(p.factor))
+    everything = sum(sizes.values())
+    premium = everything + 1
+    for p in partitions:
+        graph.edge("source", p.key, p.factor, 0)
+        for n in ids:
+            graph.edge(p.key, (p.topic, n), 1, int(n not in p.replicas))
+    for topic, count in sizes.items():
+        low, rest = divmod(count, len(ids))
+        for n in ids:
+            graph.edge((topic, n), ("node", n), low, -premium)
+            graph.edge((topic, n), ("node", n), int(rest > 0), 0)
+    low, rest = divmod(everything, len(ids))
+    for n in ids:
+        graph.edge(("node", n), "sink", low, -premium)
+        graph.edge(("node", n), "sink", int(rest > 0), 0)
+    flow, cost = graph.run("source", "sink")
+    assert flow == everything
+    reached = low * len(ids) + sum(count // len(ids) * len(ids) for count in sizes.values())
+    return cost + premium * reached
+
+
+class MinCostFlow:
+    """Successive shortest paths, by Bellman and Ford: exact, and fast enough for some hundred edges."""
+
+    def __init__(self) -> None:
+        self._edges: list[list[int]] = []
+        """[to, capacity left, cost]; the one against it is next to it."""
+        self._from: dict[Hashable, list[int]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._names: list[Hashable] = []
+
+    def _number(self, name: Hashable) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._names)
+            self._names.append(name)
+            self._from[name] = []
+        return self._numbers[name]
+
+    def edge(self, start: Hashable, end: Hashable, capacity: int, cost: int) -> None:
+        """One way."""
+        a, b = self._number(start), self._number(end)
+        self._from[start].append(len(self._edges))
+        self._edges.append([b, capacity, cost])
+        self._from[end].append(len(self._edges))
+        self._edges.append([a, 0, -cost])
+
+    def run(self, source: Hashable, sink: Hashable) -> tuple[int, int]:
+        """The largest flow, and the least that it costs."""
+        flow = cost = 0
+        start, goal = self._number(source), self._number(sink)
+        while True:
+            far = {start: 0}
+            by: dict[int, int] = {}
+            waiting, queued = deque([start]), {start}
+            while waiting:
+                here = waiting.popleft()
+                queued.discard(here)
+                for number in self._from[self._names[here]]:
+                    there, left, price = self._edges[number]
+                    if left and far[here] + price < far.get(there, 1 << 60):
+                        far[there], by[there] = far[here] + price, number
+                        if there not in queued:
+                            queued.add(there)
+                            waiting.append(there)
+            if goal not in far:
+                return flow, cost
+            here = goal
+            while here != start:
+                number = by[here]
+                self._edges[number][1] -= 1
+                self._edges[number ^ 1][1] += 1
+                here = self._edges[number ^ 1][0]
+            flow, cost = flow + 1, cost + far[goal]
+
+
+@settings(max_examples=some(1 / 5), deadline=None)
+@given(shapes(nodes_max=8, levels=0, flags=False, topics_max=4))
+def test_several_topics_move_little_more_than_any_plan_has_to(
+    shape: tuple[list[PlanNode], list[PlanPartition]],
+) -> None:
+    nodes, partitions = shape
+    least = least_added(nodes, partitions)
+    added = sum(move.added for move in planned(nodes, partitions))
+    # Of few replicas one more is more than a tenth.
+    assert least <= added <= max(least + 1, 1.1 * least)
+
+
+@settings(max_examples=some(2 / 3))
+@given(shapes(), st.randoms(use_true_random=False))
+def test_a_plan_is_right_at_each_move_whatever_their_order(
+    shape: tuple[list[PlanNode], list[PlanPartition]], rng: random.Random
+) -> None:
+    """Old and new copies lie side by side until what is new is whole; nobody says which move ends first."""
+    nodes, partitions = shape
+    try:
+        moves = planned(nodes, partitions)
+    except Unplannable:
+        return
+    by_id = {n.node_id: n for n in nodes}
+    domains = Domains({n.node_id: n.rack for n in nodes})
+    used = {n.node_id: n.disk_used_bytes for n in nodes}
+    rng.shuffle(moves)
+    under_way: list[PlannedMove] = []
+    for move in [*moves, *([None] * len(moves))]:
+        if move is not None:
+            under_way.append(move)
+            for n in set(move.after) - set(move.before):
+                assert by_id[n].takes, "nothing is copied to a node that takes nothing"
+                used[n] += move.partition.size_bytes
+                total = by_id[n].disk_total_bytes
+                room = total is None or used[n] <= FILL_MOST * total or not move.partition.size_bytes
+                assert room, "no target goes beyond its reserve, while old copies are still there"
+        if under_way and (move is None or rng.random() < 0.5):
+            ended = under_way.pop(rng.randrange(len(under_way)))
+            for n in set(ended.before) - set(ended.after):
+                used[n] -= ended.partition.size_bytes
+            # What holds the data: before, then both, then after.
+            counts = [
+                [len({domains.of[n][level] for n in replicas}) for level in range(domains.level_count)]
+                for replicas in (ended.before, (*ended.before, *ended.after), ended.after)
+            ]
+            for first, both, last in zip(*counts, strict=True):
+                assert both >= max(first, last)
+            assert len(ended.after) == len(set(ended.after)) == ended.partition.factor
 
 
 def test_a_drained_node_gives_each_replica_away_once_and_leads_nothing() -> None:
