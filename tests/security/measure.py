@@ -37,7 +37,7 @@ from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock.local.processes import ProcessState
 from security import attacks
 from security.role_ports import RolePorts, client_certificate
-from security.target import NARROW_TOPIC, WIDE_PARTITIONS, WIDE_TOPIC, Entry, Outcome, Target
+from security.target import MEMBERS_SMALL, NARROW_TOPIC, WIDE_PARTITIONS, WIDE_TOPIC, Entry, Outcome, Target
 from support.cluster import running_cluster, wait_until_ready
 from support.kafka import client_config, commit, produce
 from support.stock_clients import lines_of
@@ -106,7 +106,8 @@ def attackable(
     directory: Path, *, small: bool = False, secure: bool = False
 ) -> Iterator[tuple[LocalCluster, Target]]:
     """A cluster with what attacks and honest clients need; the target is a stranger's."""
-    with running_cluster(directory, controllers=1, nodes=3, secure=secure) as cluster:
+    settings = {NODE: {"group_members_per_principal_max": str(MEMBERS_SMALL)}} if small else {}
+    with running_cluster(directory, controllers=1, nodes=3, secure=secure, settings=settings) as cluster:
         admin = AdminClient(client_config(cluster.bootstrap, **honest_config(cluster)))
         topics = [NewTopic(NARROW_TOPIC, 1, 3), NewTopic(WIDE_TOPIC, WIDE_PARTITIONS, 3)]
         for future in admin.create_topics(topics).values():

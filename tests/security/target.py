@@ -19,6 +19,8 @@ ATTACKER = "127.0.0.66"
 TLS = "TLS"
 ROLE_PORTS = "role ports"
 """What an attack needs of a cluster (`NEEDS` of its module): TLS at listeners, or certificates between roles."""
+MEMBERS_SMALL = 50
+"""`group_members_per_principal_max` of a cluster that is attacked in the short form."""
 SERVER_NAME = "localhost"
 """In every certificate of a local cluster."""
 

@@ -19,17 +19,26 @@ NODE_IN_PATH: Final = "{node}"
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Named and set as in Kafka (GroupCoordinatorConfig), times in ms."""
+    """Named and set as in Kafka (GroupCoordinatorConfig), times in ms; what Kafka has not as in `groups.holdings`."""
 
     session_min_ms: int = 6_000
     session_max_ms: int = 1_800_000
     initial_rebalance_delay_ms: int = 3_000
     new_member_join_timeout_ms: int = 300_000
-    group_size_max: int = 2**31 - 1
+    group_size_max: int = 10_000
+    member_bytes_max: int = 256 * 1024
+    group_bytes_max: int = 8 * 1024 * 1024
+    memory_bytes_max: int = 64 * 1024 * 1024
+    members_per_principal_max: int = 1_000
+    groups_per_principal_max: int = 10_000
+    groups_max: int = 100_000
     offsets_retention_ms: int = 7 * _DAY_MS
     offset_metadata_bytes_max: int = 4_096
     consumer_session_ms: int = 45_000
     consumer_heartbeat_ms: int = 5_000
+
+
+_GROUPS: Final = GroupSettings()
 
 
 class StorageNodeSettings(KafkaServerSettings):
@@ -123,7 +132,33 @@ class StorageNodeSettings(KafkaServerSettings):
     group_max_session_timeout_ms: int = Field(
         1_800_000, ge=1, description="most session.timeout.ms that a group member may ask for, in ms"
     )
-    group_max_size: int = Field(2**31 - 1, ge=1, description="most members of one consumer group")
+    group_max_size: int = Field(
+        _GROUPS.group_size_max, ge=1, le=2**31 - 1, description="most members of one consumer group"
+    )
+    group_member_max_bytes: int = Field(
+        _GROUPS.member_bytes_max,
+        ge=1024,
+        description="most that a member of a group may say of itself, and be assigned, in bytes",
+    )
+    group_max_bytes: int = Field(
+        _GROUPS.group_bytes_max,
+        ge=1024,
+        description="most that all members of one group may say of themselves and be assigned, in bytes",
+    )
+    group_memory_max_bytes: int = Field(
+        _GROUPS.memory_bytes_max,
+        ge=1024,
+        description="the same of all groups that this node coordinates; those of one principal have a quarter",
+    )
+    group_members_per_principal_max: int = Field(
+        _GROUPS.members_per_principal_max,
+        ge=1,
+        description="most members of groups of this node that one principal has (one address, where nobody signs in)",
+    )
+    groups_per_principal_max: int = Field(
+        _GROUPS.groups_per_principal_max, ge=1, description="most groups of this node that one has made"
+    )
+    groups_max: int = Field(_GROUPS.groups_max, ge=1, description="most groups that this node coordinates")
     offsets_retention_minutes: int = Field(
         10_080, ge=1, description="how long offsets of a group without members are kept, in minutes"
     )
@@ -177,6 +212,12 @@ class StorageNodeSettings(KafkaServerSettings):
             session_max_ms=self.group_max_session_timeout_ms,
             initial_rebalance_delay_ms=self.group_initial_rebalance_delay_ms,
             group_size_max=self.group_max_size,
+            member_bytes_max=self.group_member_max_bytes,
+            group_bytes_max=self.group_max_bytes,
+            memory_bytes_max=self.group_memory_max_bytes,
+            members_per_principal_max=self.group_members_per_principal_max,
+            groups_per_principal_max=self.groups_per_principal_max,
+            groups_max=self.groups_max,
             offsets_retention_ms=self.offsets_retention_minutes * 60_000,
             offset_metadata_bytes_max=self.offset_metadata_max_bytes,
             consumer_session_ms=self.group_consumer_session_timeout_ms,

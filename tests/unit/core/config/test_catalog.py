@@ -121,7 +121,7 @@ def test_a_node_shows_its_process_and_its_defaults_of_topics() -> None:
     ):
         shown = entry(entries, name)
         assert (shown.value, shown.source, shown.read_only) == (value, source, read_only), name
-    assert [s.value for s in entry(entries, "group.max.size").synonyms] == ["7", "2147483647"]
+    assert [s.value for s in entry(entries, "group.max.size").synonyms] == ["7", "10000"]
 
 
 def test_the_cluster_shows_what_is_set() -> None:

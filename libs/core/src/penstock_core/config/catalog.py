@@ -249,7 +249,7 @@ NODE_STATIC: Final[Mapping[str, Setting]] = {
     "group.max.session.timeout.ms": Setting(
         _INT, "Most session timeout that a member may ask for, in ms.", "1800000"
     ),
-    "group.max.size": Setting(_INT, "Most members of one group.", "2147483647"),
+    "group.max.size": Setting(_INT, "Most members of one group.", "10000"),
     "group.min.session.timeout.ms": Setting(
         _INT, "Least session timeout that a member may ask for, in ms.", "6000"
     ),

@@ -5,6 +5,7 @@ shard is composed of a store and of the protocols that work on it; nothing here 
 
 `classic`   Groups of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 `consumer`  Groups of the consumer protocol (KIP-848), and the classic members that they may have.
+`holdings`  What groups hold of a node, whose it is, and what nobody may go beyond.
 `host`      The shell around shards: it makes them, loads them, ticks them, and appends what they write.
 `offsets`   Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, expiry.
 `records`   The records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them.
@@ -12,5 +13,5 @@ shard is composed of a store and of the protocols that work on it; nothing here 
 `store`     The data of a shard, what is passed in, and what is asked of a group of either kind.
 `timers`    Deadlines as data: a queue that says which one rings, for whoever owns the clock.
 
-Imports go one way: host > shard > offsets | consumer > classic > store > records | timers.
+Imports go one way: host > shard > offsets | consumer > classic > store > holdings | records | timers.
 """

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock_core.config.catalog import group_interval_ms
 from penstock_core.errors import ErrorCode, PenstockError
@@ -31,6 +31,7 @@ from penstock_kafka.records.read import read_all
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_storage_node.groups.holdings import NodeHoldings, Owner
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.groups.store import Done
@@ -41,12 +42,16 @@ from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.settings import GroupSettings
 
 TICK_MS = 50
+RUNG_AT_ONCE = 10
+"""Timers of one shard that ring before others do anything."""
+RUNG_PAUSE_S = 0.002
 LOAD_READ_BYTES = 256 * 1024
 LOAD_SLICE_S = 0.001
 LOAD_RETRY_S = 0.5
 WRITES_MAX = 20_000
 """Writes of one shard that wait for the high watermark; beyond it requests are refused."""
 _NEVER_MS = 1 << 62
+_REFUSED_LOG_INTERVAL_S = 10.0
 GROUP_STATES: Final = (
     "Empty",
     "PreparingRebalance",
@@ -192,6 +197,8 @@ class GroupHost:
         self._new_uuid = new_uuid
         self._tick_ms = tick_ms
         self._hosted: dict[int, _Hosted] = {}
+        self.holdings = NodeHoldings(settings, self._refused)
+        self._refused_logged_s = -_REFUSED_LOG_INTERVAL_S
         self.loaded_records = 0
         self.bad_records = 0
 
@@ -241,6 +248,35 @@ class GroupHost:
         for state, count in states.items():
             family.add_metric((state,), count)
         yield family
+        yield GaugeMetricFamily(
+            "penstock_node_group_members",
+            "Members of groups that this node coordinates, with ids that were given out.",
+            value=self.holdings.member_count,
+        )
+        yield GaugeMetricFamily(
+            "penstock_node_group_member_bytes",
+            "What members of groups have said of themselves and were assigned; group_memory_max_bytes at most.",
+            value=self.holdings.held_bytes,
+        )
+        refused = CounterMetricFamily(
+            "penstock_node_group_refusals",
+            "Members and groups that were refused, by the setting that bounds them.",
+            labels=("setting",),
+        )
+        for setting, number in self.holdings.refused.items():
+            refused.add_metric((setting,), float(number))
+        yield refused
+
+    def _refused(self, owner: Owner, setting: str) -> None:
+        now_s = self._clock_s()
+        # One line for all that comes meanwhile; the counter has them all.
+        if now_s - self._refused_logged_s >= _REFUSED_LOG_INTERVAL_S:
+            self._refused_logged_s = now_s
+            self._lifecycle.log.warning(
+                "a member of a group, or a group, is refused: raise the setting if that is one's own",
+                whose=str(owner),
+                setting=setting,
+            )
 
     @property
     def loading_count(self) -> int:
@@ -263,6 +299,7 @@ class GroupHost:
             wall_ms=self._manager.wall_ms,
             new_id=lambda: str(self._new_uuid()),
             setting_ms=lambda *asked: group_interval_ms(self._manager.registry.image, *asked),
+            node=self.holdings,
         )
         hosted = _Hosted(partition, leadership, shard)
         self._hosted[partition.key.partition] = hosted
@@ -363,9 +400,16 @@ class GroupHost:
         while True:
             await asyncio.sleep(self._tick_ms / 1000)
             now_ms = self._manager.clock_ms()
-            for shard in list(self.shards()):
-                if shard.next_timer_ms <= now_ms:
-                    shard.tick()
+            due = [shard for shard in self.shards() if shard.next_timer_ms <= now_ms]
+            # However many rebalances end together, others are served in between.
+            while due:
+                rang = 0
+                for shard in due:
+                    rang += shard.tick(RUNG_AT_ONCE)
+                    if rang >= RUNG_AT_ONCE:
+                        rang = 0
+                        await asyncio.sleep(RUNG_PAUSE_S)
+                due = [shard for shard in due if not shard.closed and shard.next_timer_ms <= now_ms]
 
     async def _expire(self) -> None:
         while True:

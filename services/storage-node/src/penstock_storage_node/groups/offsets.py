@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.holdings import NOBODYS, Owner
 from penstock_storage_node.groups.records import (
     Key,
     OffsetValue,
@@ -53,12 +54,14 @@ class CommitRequest:
     items: Sequence[NewOffset]
     retention_ms: int = -1
     version: int = MEMBER_EPOCHS_SINCE
+    owner: Owner = NOBODYS
+    """Whose a group is that this makes, see `holdings`."""
 
 
 class OffsetStore:
     """Keeps the offsets of a shard's groups."""
 
-    def __init__(self, store: GroupStore, make_group: Callable[[str], Group]) -> None:
+    def __init__(self, store: GroupStore, make_group: Callable[[str, Owner], Group]) -> None:
         """`make_group`: a consumer that assigns its partitions itself has no group but for its offsets."""
         self.store = store
         self._make_group = make_group
@@ -97,6 +100,7 @@ class OffsetStore:
                 Record(offset_key(request.group_id, item.topic, item.partition), put_offset(value))
             )
         if not records:
+            self.store.forget_if_idle(group)
             reply(codes)
             return
         self._write_offsets(request.group_id, records, values, codes, reply)
@@ -142,7 +146,9 @@ class OffsetStore:
             if request.generation >= 0:
                 known_since = request.version >= MEMBER_EPOCHS_SINCE
                 return None, (ErrorCode.GROUP_ID_NOT_FOUND if known_since else ErrorCode.ILLEGAL_GENERATION)
-            return self._make_group(request.group_id), ErrorCode.NONE
+            if not self.store.node.may_make(request.owner):
+                return None, ErrorCode.GROUP_MAX_SIZE_REACHED
+            return self._make_group(request.group_id, request.owner), ErrorCode.NONE
         return group, group.check_commit(
             request.member_id, request.instance_id, request.generation, request.version
         )

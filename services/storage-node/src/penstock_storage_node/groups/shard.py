@@ -16,6 +16,7 @@ ConsumerGroupHeartbeat goes to `ConsumerProtocol` whatever the group is, offsets
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -27,13 +28,15 @@ from penstock_storage_node.groups.classic.group import (
     GroupState,
     JoinReply,
     JoinResult,
+    Member,
     SyncReply,
     SyncResult,
 )
 from penstock_storage_node.groups.classic.protocol import ClassicProtocol, JoinRequest, SyncRequest
 from penstock_storage_node.groups.consumer.classic_members import ClassicMembers
-from penstock_storage_node.groups.consumer.group import ConsumerGroup
+from penstock_storage_node.groups.consumer.group import ConsumerGroup, ConsumerMember
 from penstock_storage_node.groups.consumer.protocol import BeatReply, ConsumerHeartbeat, ConsumerProtocol
+from penstock_storage_node.groups.holdings import NodeHoldings, Owner, protocols_bytes
 from penstock_storage_node.groups.offsets import CommitReply, CommitRequest, OffsetStore
 from penstock_storage_node.groups.records import OffsetValue
 from penstock_storage_node.groups.store import (
@@ -44,6 +47,7 @@ from penstock_storage_node.groups.store import (
     TopicKey,
     Topics,
     group_write_error,
+    must,
 )
 from penstock_storage_node.groups.timers import Timer
 from penstock_storage_node.settings import GroupSettings
@@ -123,10 +127,18 @@ class Shard:
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
         setting_ms: Callable[[str, str, int], int],
+        node: NodeHoldings | None = None,
     ) -> None:
         """See `GroupStore`."""
         self._store = GroupStore(
-            log, topics, settings, clock_ms=clock_ms, wall_ms=wall_ms, new_id=new_id, setting_ms=setting_ms
+            log,
+            topics,
+            settings,
+            clock_ms=clock_ms,
+            wall_ms=wall_ms,
+            new_id=new_id,
+            setting_ms=setting_ms,
+            node=node,
         )
         self._classic = ClassicProtocol(self._store)
         self._consumer = ConsumerProtocol(self._store)
@@ -174,7 +186,9 @@ class Shard:
         texts = (request.instance_id or "", request.protocol_type, *(name for name, _ in request.protocols))
         if not request.group_id:
             reply(JoinResult(ErrorCode.INVALID_GROUP_ID, request.member_id))
-        elif any(len(text) > ID_LENGTH_MAX for text in texts):
+        elif any(len(text) > ID_LENGTH_MAX for text in texts) or not self._store.node.takes(
+            request.owner, protocols_bytes(request.protocols)
+        ):
             reply(JoinResult(ErrorCode.INVALID_REQUEST, request.member_id))
         elif not settings.session_min_ms <= request.session_timeout_ms <= settings.session_max_ms:
             reply(JoinResult(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
@@ -279,6 +293,7 @@ class Shard:
             # A member that joins from now on begins a new group, after the tombstones in the log.
             group.bury()
             del self._groups[name]
+            self._store.holdings.forget(name)
 
     def list_groups(self, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[GroupView]:
         """Groups in one of `states` and of one of `kinds`, in any case; () for all."""
@@ -320,17 +335,20 @@ class Shard:
 
     # -- time ---------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Ring the timers that are due."""
+    def tick(self, most: int | None = None) -> int:
+        """Ring the timers that are due, `most` of them; how many rang."""
         store = self._store
         now_ms = store.clock_ms()
-        while not store.closed:
+        rang = 0
+        while not store.closed and rang != most:
             timer = store.timers.due(now_ms)
             if timer is None:
-                return
+                break
+            rang += 1
             group = self._groups.get(timer.owner[0])
             if group is not None:
                 self._protocols[type(group)].ring(group, timer)
+        return rang
 
     def expire(self, after: str = "") -> str:
         """Let go of what is too old, in groups that sort after `after`; where to go on, "" at the end."""
@@ -372,6 +390,7 @@ class Shard:
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost: whoever waits is sent away. Nothing may be asked of it afterwards."""
         self._store.closed = True
+        self._store.node.close(self._store.holdings)
         for group, protocol in self._with_protocols():
             protocol.close(group, error)
 
@@ -381,6 +400,27 @@ class Shard:
         if not self.closed:
             self._store.validate()
             self._consumer.validate()
+            self._validate_holdings()
+
+    def _validate_holdings(self) -> None:
+        """What is counted is what is there."""
+        members: Counter[Owner] = Counter()
+        sizes: Counter[Owner] = Counter()
+        for name, group in self._groups.items():
+            held = 0
+            for member in group.members.values():
+                assert isinstance(member, Member | ConsumerMember)
+                members[member.owner] += 1
+                sizes[member.owner] += member.size_bytes
+                held += member.size_bytes
+            assert isinstance(group, ClassicGroup | ConsumerGroup)
+            must(group.held_bytes == held, name, "a group holds what its members do", group.held_bytes, held)
+            if isinstance(group, ClassicGroup):
+                members.update(timer.owner[2] for timer in group.pending.values())
+        counted = self._store.holdings
+        must(counted.members == members, "", "members are counted", counted.members, members)
+        must(counted.bytes == sizes, "", "their bytes are counted", counted.bytes, sizes)
+        must(counted.all_bytes == sizes.total(), "", "all of them", counted.all_bytes, sizes)
 
     def _with_protocols(self) -> Iterable[tuple[Group, GroupProtocol[Any]]]:
         return [(group, self._protocols[type(group)]) for group in self._groups.values()]

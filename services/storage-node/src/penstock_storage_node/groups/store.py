@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import TopicId
+from penstock_storage_node.groups.holdings import NodeHoldings
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.timers import Timer, TimerQueue
 from penstock_storage_node.settings import GroupSettings
@@ -145,9 +146,11 @@ class GroupStore:
         wall_ms: Callable[[], int],
         new_id: Callable[[], str],
         setting_ms: Callable[[str, str, int], int],
+        node: NodeHoldings | None = None,
     ) -> None:
         """`clock_ms` never goes back, `wall_ms` is ms since 1970, `new_id` gives a fresh id each time,
-        `setting_ms` a group's own setting (see `config.catalog`): (group id, name, default in ms)."""
+        `setting_ms` a group's own setting (see `config.catalog`): (group id, name, default in ms),
+        `node` what all shards hold (without it there is this one alone)."""
         self._log = log
         self.topics: Final = topics
         self.settings: Final = settings
@@ -157,6 +160,8 @@ class GroupStore:
         self.setting_ms: Final = setting_ms
         self.timers: Final = TimerQueue()
         self.groups: Final[dict[str, Group]] = {}
+        self.node: Final = node or NodeHoldings(settings)
+        self.holdings: Final = self.node.open(self.groups)
         self.offsets: Final[dict[str, dict[TopicKey, OffsetValue]]] = {}
         """Committed: covered by the high watermark."""
         self.pending_commits: Final[dict[str, dict[TopicKey, int]]] = {}
@@ -207,6 +212,7 @@ class GroupStore:
         ):
             group.bury()
             del self.groups[name]
+            self.holdings.forget(name)
 
     def validate(self) -> None:
         """Raises InvariantBroken when groups or offsets are what they may never be."""

@@ -6,9 +6,11 @@ is told only when it rings too early. Nothing here calls anything back.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 NEVER_MS = 1 << 62
+_GONE_MIN = 1_000
 
 
 class Timer:
@@ -16,7 +18,7 @@ class Timer:
 
     __slots__ = ("armed_ms", "deadline_ms", "kind", "owner")
 
-    def __init__(self, kind: str, owner: tuple[str, ...]) -> None:
+    def __init__(self, kind: str, owner: tuple[Any, ...]) -> None:
         self.kind = kind
         self.owner = owner
         self.deadline_ms = NEVER_MS
@@ -44,6 +46,7 @@ class TimerQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
+        self._swept_count = 0
 
     def set(self, timer: Timer, deadline_ms: int) -> None:
         """Have `timer` ring at `deadline_ms`, and at no other time."""
@@ -55,6 +58,23 @@ class TimerQueue:
         timer.armed_ms = timer.deadline_ms
         self._sequence += 1
         heappush(self._heap, (timer.deadline_ms, self._sequence, timer))
+        if len(self._heap) > 2 * self._swept_count + _GONE_MIN:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Let go of what was cancelled: whoever joins and leaves again and again leaves nothing behind."""
+        kept = []
+        for entry in self._heap:
+            timer = entry[2]
+            if entry[0] != timer.armed_ms:
+                continue
+            if timer.is_set:
+                kept.append(entry)
+            else:
+                timer.armed_ms = NEVER_MS
+        heapify(kept)
+        self._heap = kept
+        self._swept_count = len(kept)
 
     @property
     def next_ms(self) -> int:

@@ -180,6 +180,7 @@ class GroupHandler:
             f"/{caller.host}",
             member_id_required=version >= 4,
             can_skip_assignment=version >= 9,
+            owner=caller.owner,
         )
         later = DeferredReply()
         shard.join(join, lambda result: later.give(encode_join(header, result)))
@@ -314,6 +315,7 @@ class GroupHandler:
             items,
             request.retention_ms,
             header.api_version,
+            caller.owner,
         )
         later = DeferredReply()
 

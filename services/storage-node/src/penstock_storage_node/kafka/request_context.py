@@ -6,6 +6,7 @@ from penstock_core.errors import REFRESH_METADATA
 from penstock_frontend.audit import ASKING, Asking
 from penstock_frontend.authorizer import NOBODY, Authorizer, Identity, Operation, ResourceType
 from penstock_kafka.producer_retries import SENT_AGAIN
+from penstock_storage_node.groups.holdings import Owner, owner_of
 
 ROUTING_ERRORS = SENT_AGAIN | REFRESH_METADATA
 """Errors that concern whoever routed the request: to look at its metadata again, or to route no later
@@ -56,6 +57,11 @@ class RequestContext:
         self.api = "other"
         """Its name among those that are timed apart."""
         self._denied: set[tuple[int, int, str]] | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the groups and members are that it makes."""
+        return owner_of(self.identity)
 
     @property
     def host(self) -> str:

@@ -8,12 +8,13 @@ Source of the rules: ClassicGroup and ClassicGroupMember of Apache Kafka 4.3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups.holdings import NOBODYS, Holdings, Owner, protocols_bytes
 from penstock_storage_node.groups.records import GroupValue, MemberValue, subscribed_topics
 from penstock_storage_node.groups.store import must
 from penstock_storage_node.groups.timers import Timer
@@ -80,6 +81,13 @@ class Member:
     awaiting_join: JoinReply | None = None
     awaiting_sync: SyncReply | None = None
     is_new: bool = False
+    owner: Owner = NOBODYS
+    """Whose it is, see `holdings`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it said of itself and is assigned."""
+        return protocols_bytes(self.protocols) + len(self.assignment)
 
     def metadata(self, protocol: str | None) -> bytes:
         """Its metadata for one protocol."""
@@ -118,6 +126,10 @@ class ClassicGroup:
     """How much longer the first rebalance may be put off."""
     stored: bool = False
     """The log has a record of it."""
+    holdings: Holdings = field(default_factory=Holdings)
+    """Where its members are counted."""
+    held_bytes: int = 0
+    """What they hold, all together."""
 
     # -- state ------------------------------------------------------------------------
 
@@ -216,8 +228,8 @@ class ClassicGroup:
 
     def bury(self) -> None:
         """It was removed: nothing of it rings any more."""
-        for timer in self.pending.values():
-            timer.cancel()
+        for member_id in list(self.pending):
+            self._no_longer_expect(member_id)
         self.state = GroupState.DEAD
 
     # -- members ------------------------------------------------------------------------
@@ -244,17 +256,59 @@ class ClassicGroup:
             self.static[member.instance_id] = member.member_id
         if self.leader is None:
             self.leader = member.member_id
-        timer = self.pending.pop(member.member_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._no_longer_expect(member.member_id)
+        self._weigh(member, 1)
 
-    def remove(self, member_id: str) -> None:
-        """Forget a member, or one that was to join."""
+    def expect(self, member_id: str, owner: Owner) -> Timer:
+        """A member id was given out; the deadline by which it has to be used, to be set."""
+        timer = self.pending[member_id] = Timer("member", (self.group_id, member_id, owner))
+        self.holdings.take(owner, 0)
+        return timer
+
+    def _no_longer_expect(self, member_id: str) -> None:
         timer = self.pending.pop(member_id, None)
         if timer is not None:
             timer.cancel()
+            self.holdings.give(timer.owner[2], 0)
+
+    def change(self, member: Member, protocols: Protocols, owner: Owner) -> None:
+        """A member says something else of itself."""
+        self._weigh(member, -1)
+        member.protocols, member.owner = protocols, owner
+        self._weigh(member, 1)
+
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        """What each member has from now on, by member id."""
+        for member in self.members.values():
+            growth = len(given := assignments.get(member.member_id, b"")) - len(member.assignment)
+            member.assignment = given
+            if growth:
+                self.holdings.resize(member.owner, growth)
+                self.held_bytes += growth
+
+    def _weigh(self, member: Member, sign: int) -> None:
+        size = member.size_bytes
+        self.held_bytes += sign * size
+        (self.holdings.take if sign > 0 else self.holdings.give)(member.owner, size)
+
+    def let_go(self) -> None:
+        """Its members are counted elsewhere, or nowhere, from now on."""
+        for member_id in list(self.pending):
+            self._no_longer_expect(member_id)
+        for member in self.members.values():
+            self._weigh(member, -1)
+
+    def take_up(self) -> None:
+        """Count its members: it was read from the log."""
+        for member in self.members.values():
+            self._weigh(member, 1)
+
+    def remove(self, member_id: str) -> None:
+        """Forget a member, or one that was to join."""
+        self._no_longer_expect(member_id)
         member = self.members.pop(member_id, None)
         if member is not None:
+            self._weigh(member, -1)
             member.session.cancel()
             if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
                 del self.static[member.instance_id]
@@ -438,9 +492,10 @@ class ClassicGroup:
         )
 
     @classmethod
-    def from_value(cls, group_id: str, value: GroupValue) -> ClassicGroup:
-        """The group as it was stored: stable, or empty."""
+    def from_value(cls, group_id: str, value: GroupValue, holdings: Holdings | None = None) -> ClassicGroup:
+        """The group as it was stored: stable, or empty. Its members are not counted yet (`take_up`)."""
         group = cls(group_id, Timer("join", (group_id,)), Timer("sync", (group_id,)))
+        group.holdings = holdings or group.holdings
         group.protocol_type = value.protocol_type or None
         group.generation, group.protocol = value.generation, value.protocol
         group.state_ms, group.stored = value.state_ms, True

@@ -32,6 +32,7 @@ from penstock_storage_node.groups.classic.group import (
     answer_join,
     answer_sync,
 )
+from penstock_storage_node.groups.holdings import NOBODYS, Owner, protocols_bytes
 from penstock_storage_node.groups.records import Key, Record, group_key, put_group, read_group
 from penstock_storage_node.groups.store import Done, GroupStore, group_write_error
 from penstock_storage_node.groups.timers import Timer
@@ -52,6 +53,8 @@ class JoinRequest:
     client_host: str
     member_id_required: bool = True
     can_skip_assignment: bool = True
+    owner: Owner = NOBODYS
+    """Whose the member is, see `holdings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,12 @@ class ClassicProtocol:
         self._clock_ms = store.clock_ms
         self._wall_ms = store.wall_ms
 
-    def make_group(self, group_id: str) -> ClassicGroup:
-        """A new, empty group."""
+    def make_group(self, group_id: str, owner: Owner = NOBODYS) -> ClassicGroup:
+        """A new, empty group, that `owner` has made."""
         group = ClassicGroup(group_id, Timer("join", (group_id,)), Timer("sync", (group_id,)))
+        group.holdings = self.store.holdings
         self.store.groups[group_id] = group
+        self.store.holdings.make(group_id, owner)
         return group
 
     # -- JoinGroup --------------------------------------------------------------------------
@@ -91,12 +96,17 @@ class ClassicProtocol:
             if request.member_id:
                 reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return
-            group = self.make_group(request.group_id)
+            if not self.store.node.may_make(request.owner):
+                reply(JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED))
+                return
+            group = self.make_group(request.group_id, request.owner)
         if not self._accepts(group, request.member_id):
             group.remove(request.member_id)
             reply(JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif not group.supports(request.protocol_type, request.protocols):
             reply(JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        elif not self._has_room(group, request):
+            reply(JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, request.member_id))
         elif not request.member_id:
             self._join_new(group, request, reply)
         else:
@@ -113,6 +123,20 @@ class ClassicProtocol:
             return True
         return member_id in group.members or len(group.members) < size_max
 
+    def _has_room(self, group: ClassicGroup, request: JoinRequest) -> bool:
+        """Whether the group, and whoever sends the request, may hold what that takes."""
+        member_id = request.member_id
+        if not member_id and request.instance_id is not None:
+            member_id = group.static.get(request.instance_id, "")
+        member = group.members.get(member_id)
+        is_new = member is None and member_id not in group.pending
+        growth = protocols_bytes(request.protocols)
+        if member is not None:
+            growth -= protocols_bytes(member.protocols)
+        elif is_new and member_id:
+            return True  # it will be told that nobody knows it
+        return self.store.node.has_room(request.owner, int(is_new), growth, group.held_bytes + growth)
+
     def _join_new(self, group: ClassicGroup, request: JoinRequest, reply: JoinReply) -> None:
         member_id = f"{request.instance_id or request.client_id}-{self.store.new_id()}"
         if request.instance_id is not None:
@@ -122,8 +146,7 @@ class ClassicProtocol:
             else:
                 self._add_member(group, request, member_id, reply)
         elif request.member_id_required:
-            timer = Timer("member", (group.group_id, member_id))
-            group.pending[member_id] = timer
+            timer = group.expect(member_id, request.owner)
             self._timers.set(timer, self._clock_ms() + request.session_timeout_ms)
             reply(JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
@@ -154,11 +177,13 @@ class ClassicProtocol:
             result.members = ()
             reply(result)
         else:
-            self._update_member(member, request, reply)
+            self._update_member(group, member, request, reply)
             self._rebalance_or_complete(group)
 
-    def _update_member(self, member: Member, request: JoinRequest, reply: JoinReply) -> None:
-        member.protocols = request.protocols
+    def _update_member(
+        self, group: ClassicGroup, member: Member, request: JoinRequest, reply: JoinReply
+    ) -> None:
+        group.change(member, request.protocols, request.owner)
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.session_timeout_ms = request.session_timeout_ms
         if member.awaiting_join is not None:
@@ -180,6 +205,7 @@ class ClassicProtocol:
             Timer("member", (group.group_id, member_id)),
             awaiting_join=reply,
             is_new=True,
+            owner=request.owner,
         )
         if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
             group.new_member_added = True
@@ -195,7 +221,7 @@ class ClassicProtocol:
         member = group.rename(old_id, new_id)
         self._heard(member)
         before = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
-        self._update_member(member, request, reply)
+        self._update_member(group, member, request, reply)
         if group.state is GroupState.STABLE:
             if group.select_protocol() != group.protocol:
                 self._rebalance_or_complete(group)
@@ -204,7 +230,8 @@ class ClassicProtocol:
             def stored(error: ErrorCode) -> None:
                 if error:
                     if group.members.get(new_id) is member and not self.store.closed:
-                        member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms = before
+                        group.change(member, before[0], member.owner)
+                        _, member.rebalance_timeout_ms, member.session_timeout_ms = before
                         result = JoinResult(group_write_error(error), "", group.generation)
                         result.leader = leader_before or ""
                         answer_join(member, result)
@@ -237,8 +264,7 @@ class ClassicProtocol:
 
     def _prepare_rebalance(self, group: ClassicGroup) -> None:
         if group.state is GroupState.COMPLETING:
-            for member in group.members.values():
-                member.assignment = b""
+            group.assign({})
             self._propagate(group, ErrorCode.REBALANCE_IN_PROGRESS)
         group.pending_sync.clear()
         group.sync_timer.cancel()
@@ -332,6 +358,9 @@ class ClassicProtocol:
             self._heard(member)
             reply(SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment))
             return
+        if group.leader == member.member_id and not self._may_assign(group, request):
+            reply(SyncResult(ErrorCode.INVALID_REQUEST))
+            return
         if member.awaiting_sync is not None:
             answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = reply
@@ -349,8 +378,7 @@ class ClassicProtocol:
                 or group.generation != generation
             ):
                 return
-            for each in group.members.values():
-                each.assignment = b"" if error else assignments.get(each.member_id, b"")
+            group.assign({} if error else assignments)
             if error:
                 self._propagate(group, group_write_error(error))
                 self._rebalance_or_complete(group)
@@ -359,6 +387,16 @@ class ClassicProtocol:
                 group.become(GroupState.STABLE, self._wall_ms())
 
         self._store(group, assignments, stored)
+
+    def _may_assign(self, group: ClassicGroup, request: SyncRequest) -> bool:
+        """Whether the group may hold what its leader assigns."""
+        node, owner = self.store.node, group.members[request.member_id].owner
+        sizes = [len(data) for _, data in request.assignments]
+        had = sum(len(member.assignment) for member in group.members.values())
+        growth = sum(sizes) - had
+        return node.takes(owner, max(sizes, default=0)) and node.has_room(
+            owner, 0, growth, group.held_bytes + growth
+        )
 
     def _check_sync(self, group: ClassicGroup, request: SyncRequest) -> ErrorCode:
         error = group.check_member(request.member_id, request.instance_id)
@@ -467,12 +505,13 @@ class ClassicProtocol:
         """Take in the record of a group. Raises Malformed for damage."""
         name = about.group_id
         if value is not None:
-            self.store.groups[name] = ClassicGroup.from_value(name, read_group(value))
+            self.store.groups[name] = ClassicGroup.from_value(name, read_group(value), self.store.holdings)
         elif isinstance(self.store.groups.get(name), ClassicGroup):
             del self.store.groups[name]
 
     def resume(self, group: ClassicGroup) -> None:
         """The group was read from the log: its members' sessions begin anew."""
+        group.take_up()
         for member in group.members.values():
             self._heard(member)
 

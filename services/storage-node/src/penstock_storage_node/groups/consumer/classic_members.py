@@ -58,7 +58,7 @@ class ClassicMembers:
             if error:
                 reply(JoinResult(error, request.member_id))
             else:
-                self._classic.join(self._classic.make_group(group.group_id), request, reply)
+                self._classic.join(self._classic.make_group(group.group_id, request.owner), request, reply)
             return
         subscription = read_subscription(request.protocols[0][1]) if request.protocols else None
         if request.protocol_type != CONSUMER_PROTOCOL or subscription is None or not subscription.topics:
@@ -86,6 +86,7 @@ class ClassicMembers:
             client_id=request.client_id,
             client_host=request.client_host,
             classic=(request.session_timeout_ms, request.protocols),
+            owner=request.owner,
         )
 
         def joined(result: ConsumerHeartbeatResult) -> None:

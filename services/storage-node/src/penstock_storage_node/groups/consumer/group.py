@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
+from penstock_storage_node.groups.holdings import NOBODYS, Owner, protocols_bytes
 from penstock_storage_node.groups.records import Assignment, ConsumerMemberValue, CurrentValue
 from penstock_storage_node.groups.store import must
 
@@ -56,6 +57,14 @@ class ConsumerMember:
     state: int = STABLE
     assigned: Parts = NOTHING
     revoking: Parts = NOTHING
+    owner: Owner = NOBODYS
+    """Whose it is, see `holdings`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it said of itself."""
+        own = protocols_bytes(self.classic[1]) if self.classic is not None else 0
+        return own + sum(map(len, self.topics)) + len(self.regex or "")
 
     @property
     def client(self) -> tuple[str | None, str, str]:
@@ -132,6 +141,8 @@ class ConsumerGroup:
     """Metadata that `topics` was last compared with."""
     resolved: dict[str, Resolved] = field(default_factory=dict)
     """By regular expression, where rights are looked at; never changed in place."""
+    held_bytes: int = 0
+    """What its members said of themselves, all together."""
 
     def draft(self) -> ConsumerGroup:
         """A copy to change."""
@@ -146,6 +157,7 @@ class ConsumerGroup:
             self.topics,
             self.seen,
             self.resolved,
+            self.held_bytes,
         )
 
     @property
@@ -245,7 +257,9 @@ class ConsumerGroup:
         old = self.members.get(member.member_id)
         if old is not None:
             self._disown(old)
+            self.held_bytes -= old.size_bytes
         self.members[member.member_id] = member
+        self.held_bytes += member.size_bytes
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
         for part in member.assigned | member.revoking:
@@ -257,6 +271,7 @@ class ConsumerGroup:
         self.targets.pop(member_id, None)
         if member is not None:
             self._disown(member)
+            self.held_bytes -= member.size_bytes
             if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
                 del self.static[member.instance_id]
 

@@ -36,6 +36,7 @@ from penstock_storage_node.groups.consumer.group import (
 from penstock_storage_node.groups.consumer.regex import BadRegex
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights, SubscribedRegexes
 from penstock_storage_node.groups.consumer.subscription import read_assignment, read_subscription
+from penstock_storage_node.groups.holdings import NOBODYS, Owner
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error, must
 from penstock_storage_node.groups.timers import Timer
@@ -65,6 +66,8 @@ class ConsumerHeartbeat:
     """Of a member that speaks the classic protocol: session timeout in ms, protocols."""
     rights: RegexRights | None = None
     """What its sender may describe; None where nobody's rights are looked at."""
+    owner: Owner = NOBODYS
+    """Whose the member is, see `holdings`."""
 
     @property
     def is_full(self) -> bool:
@@ -138,6 +141,7 @@ class ConsumerProtocol:
         self._regexes.narrows |= request.rights is not None
         try:
             self._check(request)
+            self._check_size(request)
             records: list[Record] = []
             was = self._groups.get(request.group_id)
             group = self._group_to_beat(request, records)
@@ -147,6 +151,8 @@ class ConsumerProtocol:
                 self.beat(group, request, records, reply)
             if isinstance(was, ClassicGroup):
                 self._after_upgrade(was)
+            elif was is None and request.group_id in self._groups:
+                self.store.holdings.make(request.group_id, request.owner)
         except Refused as refusal:
             reply(ConsumerHeartbeatResult(refusal.code, refusal.message))
 
@@ -187,6 +193,15 @@ class ConsumerProtocol:
                     ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex {request.regex!r}: {e}"
                 ) from None
 
+    def _check_size(self, request: ConsumerHeartbeat) -> None:
+        said = sum(map(len, request.topics or ())) + len(request.regex or "")
+        if not self.store.node.takes(request.owner, said):
+            most = self.store.settings.member_bytes_max
+            raise Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"A member says {said} bytes of itself, group_member_max_bytes is {most}.",
+            )
+
     def _group_to_beat(self, request: ConsumerHeartbeat, records: list[Record]) -> ConsumerGroup:
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
@@ -197,6 +212,8 @@ class ConsumerProtocol:
             if group.state is not GroupState.EMPTY or group.members or group.pending:
                 return self._upgraded(group, records)
             records.append(Record(rec.group_key(group.group_id), None))
+        elif not self.store.node.may_make(request.owner):
+            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "There are as many groups as may be.")
         return ConsumerGroup(request.group_id)
 
     def _upgraded(self, group: ClassicGroup, records: list[Record]) -> ConsumerGroup:
@@ -228,6 +245,7 @@ class ConsumerProtocol:
                 epoch=group.generation,
                 previous_epoch=group.generation,
                 assigned=assigned,
+                owner=m.owner,
             )
             upgraded.put(member)
             upgraded.targets[m.member_id] = assigned
@@ -245,8 +263,9 @@ class ConsumerProtocol:
         if not isinstance(group, ConsumerGroup):
             return
         was.state = GroupState.DEAD
-        for timer in (was.join_timer, was.sync_timer, *was.pending.values()):
-            timer.cancel()
+        was.let_go()
+        was.join_timer.cancel()
+        was.sync_timer.cancel()
         for m in list(was.members.values()):
             m.session.cancel()
             if m.member_id in group.members:
@@ -274,6 +293,7 @@ class ConsumerProtocol:
         draft = group.draft()
         before = self._member_to_beat(draft, request, records)
         member = self._updated(before, request)
+        self._check_room(draft, before, member, request)
         told = before.assigned if before.member_id in group.members else NOTHING
         if member.to_value() != before.to_value() or member.member_id not in group.members:
             value = rec.put_consumer_member(member.to_value())
@@ -305,6 +325,38 @@ class ConsumerProtocol:
         if isinstance(current, ConsumerGroup) and after.member_id in current.members:
             self.watch(current, current.members[after.member_id])
 
+    def _check_room(
+        self,
+        draft: ConsumerGroup,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        request: ConsumerHeartbeat,
+    ) -> None:
+        """Whether the group, and whoever sends the request, may hold what that takes."""
+        is_new = before.member_id not in draft.members
+        growth = member.size_bytes - (0 if is_new else before.size_bytes)
+        if (is_new or growth > 0) and not self.store.node.has_room(
+            request.owner, int(is_new), growth, draft.held_bytes + growth
+        ):
+            raise Refused(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                "Groups of this sender, or all of them, hold as much as they may.",
+            )
+
+    def _count(self, group: ConsumerGroup, draft: ConsumerGroup) -> None:
+        """The draft takes the group's place: so do its members where they are counted."""
+        holdings = self.store.holdings
+        counted = group.members if self._groups.get(draft.group_id) is group else {}
+        for member_id, member in draft.members.items():
+            old = counted.get(member_id)
+            if old is member:
+                continue
+            if old is not None:
+                holdings.give(old.owner, old.size_bytes)
+            holdings.take(member.owner, member.size_bytes)
+        for member_id in counted.keys() - draft.members.keys():
+            holdings.give(counted[member_id].owner, counted[member_id].size_bytes)
+
     def _finish(
         self,
         group: ConsumerGroup,
@@ -328,6 +380,7 @@ class ConsumerProtocol:
             self.store.when_settled(written)
             return
         if self.store.write(records, written):
+            self._count(group, draft)
             self._groups[draft.group_id] = draft
             for member_id in group.members.keys() - draft.members.keys():
                 self._unwatch(draft.group_id, member_id)
@@ -416,6 +469,7 @@ class ConsumerProtocol:
             client_id=request.client_id,
             client_host=request.client_host,
             classic=request.classic,
+            owner=request.owner,
         )
 
     # -- targets ----------------------------------------------------------------------------
@@ -637,6 +691,7 @@ class ConsumerProtocol:
         if targeted != there and group.epoch == group.assignment_epoch:
             group.topics = group.topics | _OTHER_TOPICS
         for member in group.members.values():
+            self.store.holdings.take(member.owner, member.size_bytes)
             self.watch(group, member)
 
     def close(self, group: ConsumerGroup, error: ErrorCode) -> None:

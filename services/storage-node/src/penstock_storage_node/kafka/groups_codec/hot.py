@@ -170,6 +170,7 @@ def read_consumer_heartbeat(
         caller.client_id or "",
         f"/{caller.host}",
         header.api_version,
+        owner=caller.owner,
     )
 
 
