@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from penstock_core.metadata.image import Endpoint
-from penstock_core.security.principal import Principal
+from penstock_core.security.principal import Identity, Principal
 from penstock_frontend.listener.listener import (
     Connection,
     FrameHandler,
@@ -65,6 +65,7 @@ async def listening(
     certified: Callable[[bytes | None, Connection], Principal] | None = None,
     quotas: QuotaGate | None = None,
     wall_s: Callable[[], float] = time.time,
+    may_write: Callable[[Identity], bool] | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[KafkaListener, Handler, Endpoint, Lifecycle]]:
     lifecycle = Lifecycle("test")
@@ -81,6 +82,7 @@ async def listening(
         tls=tls,
         certified=certified,
         quotas=quotas,
+        may_write=may_write,
         wall_s=wall_s,
     )
     endpoint = await listener.start()

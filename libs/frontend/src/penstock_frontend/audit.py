@@ -42,6 +42,13 @@ class Visitor(Protocol):
     def mechanism(self) -> str: ...
 
 
+class AskingVisitor(Visitor, Protocol):
+    """One whose requests ask for rights."""
+
+    def was_denied(self) -> None:
+        """Something was denied that its request asked for."""
+
+
 class Asking(NamedTuple):
     """In which request something is asked for."""
 
@@ -52,7 +59,7 @@ class Asking(NamedTuple):
     api: str = ""
 
 
-ASKING: Final[ContextVar[Asking | tuple[Visitor, int] | None]] = ContextVar("asking", default=None)
+ASKING: Final[ContextVar[Asking | tuple[AskingVisitor, int] | None]] = ContextVar("asking", default=None)
 """The request that is handled now: by a connection and the key of its API, or by what is known of it."""
 
 
@@ -79,6 +86,13 @@ def _asking(who: Identity) -> dict[str, object]:
         "client_id": found.client_id,
         "api": found.api,
     }
+
+
+def tell_connection_of_denial(who: Identity) -> None:
+    """Tell the connection whose request it is, if it is one of ours."""
+    found = ASKING.get()
+    if found is not None and not isinstance(found, Asking) and found[0].identity == who:
+        found[0].was_denied()
 
 
 class RightsAudit:

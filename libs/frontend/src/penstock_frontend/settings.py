@@ -12,7 +12,7 @@ from penstock_core.security.acl import AclOperation, ResourceType
 from penstock_core.security.principal import Identity, parse_principal
 from penstock_core.security.sasl import OAUTHBEARER
 from penstock_frontend.acl_authorizer import AclAuthorizer
-from penstock_frontend.audit import RightsAudit
+from penstock_frontend.audit import RightsAudit, tell_connection_of_denial
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.limits import ListenerLimits
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
@@ -154,6 +154,7 @@ class KafkaServerSettings(RoleSettings):
 
         def denied(who: Identity, operation: AclOperation, kind: ResourceType, name: str) -> None:
             told.denied(who, operation, kind, name, lambda: made.why(who, operation, kind, name))
+            tell_connection_of_denial(who)
 
         made.on_denied = denied
         return made

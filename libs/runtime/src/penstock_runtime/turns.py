@@ -59,20 +59,24 @@ class Rests:
 class _LongLine:
     """Long work, one slice in each turn of the loop."""
 
-    def __init__(self, clock_s: Callable[[], float]) -> None:
+    def __init__(self, clock_s: Callable[[], float], cpu_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._cpu_s = cpu_s
+        self._line: deque[asyncio.Future[None] | Callable[[], None]] = deque()
         self._rests = Rests()
         self._running = False
         self._rest_s = self._late_s = self._due_s = 0.0
 
     async def turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self.add(turn)
+        await turn
+
+    def add(self, one: asyncio.Future[None] | Callable[[], None]) -> None:
+        self._line.append(one)
         if not self._running:
             self._running = True
             asyncio.get_running_loop().call_soon(self._next)
-        await turn
 
     def worked(self, wall_s: float, cpu_s: float) -> None:
         """What the slice took that was begun last."""
@@ -83,10 +87,16 @@ class _LongLine:
         self._due_s = self._rest_s = 0.0
         while self._line:
             first = self._line.popleft()
-            if not first.done():  # else given up
+            if not isinstance(first, asyncio.Future):
+                began_s, cpu_s = self._clock_s(), self._cpu_s()
+                first()
+                self.worked(self._clock_s() - began_s, self._cpu_s() - cpu_s)
+            elif first.done():  # given up
+                continue
+            else:
                 first.set_result(None)
-                asyncio.get_running_loop().call_soon(self._rest)
-                return
+            asyncio.get_running_loop().call_soon(self._rest)
+            return
         self._running = False
 
     def _rest(self) -> None:
@@ -108,7 +118,7 @@ class LoopTurns:
         """`cpu_s`: what this thread has used of the processor."""
         self.clock_s = clock_s
         self.cpu_s = cpu_s
-        self._long = _LongLine(clock_s)
+        self._long = _LongLine(clock_s, cpu_s)
         self._line: deque[Callable[[], None] | asyncio.Future[None]] = deque()
         self._running = False
         self._turned_s = 0.0
@@ -125,6 +135,10 @@ class LoopTurns:
         """Call `work`, which takes a slice at most, when its turn comes."""
         self._line.append(work)
         self._go()
+
+    def when_not_wanted(self, work: Callable[[], None]) -> None:
+        """Call `work`, which takes a slice at most, in the line of long work: it rests as others want the processor."""
+        self._long.add(work)
 
     async def next(self) -> None:
         """Wait for a turn, then go on for a slice."""

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.security.principal import Identity
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.listener import (
     CLOSE,
@@ -19,6 +20,8 @@ from penstock_frontend.listener.listener import (
     ListenerLimits,
     Response,
 )
+from penstock_kafka.wire.frames import parse_request_header
+from penstock_kafka.wire.produce import ProducePartition, ProduceSkim, encode_produce_request, skim_produce
 from penstock_runtime.addresses import StartupError
 from support.listening import (
     PASSER_BY,
@@ -473,5 +476,116 @@ def test_a_taken_port_and_an_open_one_are_named(run: Run) -> None:
         with pytest.raises(StartupError, match="allow_insecure_bind"):
             async with listening(echo, bind="0.0.0.0:0"):
                 pass
+
+    run(main())
+
+
+def large_produce(record_bytes: int, partitions: int = 2) -> bytes:
+    """A Produce request with its length."""
+    records = memoryview(bytes(record_bytes))
+    items = [ProducePartition("t", None, index, records) for index in range(partitions)]
+    parts = encode_produce_request(9, 7, "bad", ProduceSkim(None, -1, 30_000, items))
+    frame = b"".join(bytes(part) for part in parts)
+    return struct.pack(">i", len(frame)) + frame
+
+
+def test_a_large_produce_of_who_may_write_nowhere_is_not_held(run: Run) -> None:
+    async def main() -> None:
+        asked: list[str] = []
+
+        def may_write(who: Identity) -> bool:
+            asked.append(who.host)
+            return False
+
+        most = 0
+
+        def answer(connection: Connection, frame: bytearray) -> Response:
+            nonlocal most
+            if frame[1]:
+                return [frame[4:8]]
+            most = max(most, len(frame))
+            found = skim_produce(frame, parse_request_header(frame))
+            return [frame[4:8], b"".join(bytes([p.partition, len(p.records)]) for p in found.partitions)]
+
+        async with listening(answer, may_write=may_write) as (listener, _, endpoint, _):
+            for first in (3, 4, 5, 6, 100_000):
+                async with connected(endpoint) as (reader, writer):
+                    data = large_produce(4_000_000)
+                    writer.write(data[:first])
+                    await writer.drain()
+                    await passed_by(endpoint)
+                    writer.write(data[first:] + large_produce(10))
+                    await writer.drain()
+                    assert await read_response(reader) == (7, b"\x00\x00\x01\x00")
+                    # A small one is not asked about: its handler decides, with its records.
+                    assert await read_response(reader) == (7, b"\x00\x0a\x01\x0a")
+                    assert listener.memory.held_bytes == 0
+            assert most < 200
+            assert asked == ["127.0.0.1"] * 5
+
+    run(main())
+
+
+def test_a_denied_frame_that_is_no_produce_closes_and_one_of_who_may_write_is_held(run: Run) -> None:
+    async def main() -> None:
+        async with listening(echo, may_write=lambda _: False) as (_, _, endpoint, lifecycle):
+            async with connected(endpoint) as (reader, writer):
+                writer.write(struct.pack(">ihhih", 1_000_000, 0, 9, 1, -1) + b"\xff" * 100_000)
+                assert await closed_by_peer(reader)
+            assert metric(lifecycle, "penstock_kafka_bad_frames_total") == 1
+        async with (
+            listening(echo, may_write=lambda _: True) as (_, _, endpoint, _),
+            connected(endpoint) as (reader, writer),
+        ):
+            body = bytes(1_000_000)
+            writer.write(request(7, body, api_key=0))
+            assert await read_response(reader) == (7, body)
+
+    run(main())
+
+
+def test_who_is_denied_gets_all_answers_in_order_while_others_are_served(run: Run) -> None:
+    async def main() -> None:
+        def answer(connection: Connection, frame: bytearray) -> Response:
+            if frame[1] == 11:
+                connection.was_denied()
+            return [bytes(frame[4:8])]
+
+        async with (
+            listening(answer) as (_, _, endpoint, _),
+            connected(endpoint) as (reader, writer),
+            connected(endpoint) as (other, to_other),
+        ):
+            writer.write(b"".join(request(n, api_key=11) for n in range(300)))
+            assert (await read_response(reader))[0] == 0
+            to_other.write(request(1))
+            assert (await read_response(other))[0] == 1
+            for n in range(1, 300):
+                assert (await read_response(reader))[0] == n
+
+    run(main())
+
+
+def test_join_groups_of_a_connection_wait_a_few_at_a_time(run: Run) -> None:
+    async def main() -> None:
+        waiting: list[asyncio.Future[Response]] = []
+
+        def answer(connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+            if frame[1] != 11:
+                return [bytes(frame[4:8])]
+            waiting.append(asyncio.get_running_loop().create_future())
+            return waiting[-1]
+
+        async with listening(answer) as (_, handler, endpoint, _), connected(endpoint) as (reader, writer):
+            writer.write(b"".join(request(n, api_key=11) for n in range(20)) + request(20))
+            await eventually(lambda: len(waiting) == 5, "five of them are handed over")
+            await passed_by(endpoint)
+            assert len(handler.frames) == 5 + 3  # and the passer-by's
+            for n in range(20):
+                await eventually(lambda n=n: len(waiting) > n, "the next one is")  # type: ignore[misc]
+                assert len(waiting) <= n + 5
+                waiting[n].set_result([struct.pack(">i", n)])
+                assert (await read_response(reader))[0] == n
+            assert (await read_response(reader))[0] == 20
 
     run(main())

@@ -3,7 +3,8 @@
 Theory. Reads go into one buffer that all connections of a listener share, since the
 loop reads and hands over in one step; whole small frames are copied out of it. A frame
 that did not come whole gets a bytearray of its own and the rest is received straight
-into it (`PartialFrame`): a large Produce is copied only for the part that came with its head.
+into it (`PartialFrame`): a large Produce is copied only for the part that came with its head. One of a client
+that may write nowhere is not kept at all (`DeniedFrame`): the handler gets it without its records.
 
 A handler's answer that is there at once is written at once; a Future gets a callback;
 only a coroutine costs a task. Coroutines start in arrival order but after `handle` has
@@ -19,6 +20,9 @@ gets in line for the loop (see `LoopTurns`): what is quick to send may be slow t
 Stages. Where a listener has a doorkeeper, it gets all frames of a connection until it has
 called `admit`; the handler never sees one before that. Till then they are small, and come one at a
 time: the next one is not looked at before the one before is answered.
+
+Denials. Who was denied something gets in line with long work, a request at a time: it is served when nobody else
+wants the processor. JoinGroups, which wait for others, are few at a time.
 
 Quotas. Where anybody has one (`QuotaGate.is_active`) each request carries a charge; its answer says for how long the
 client is throttled, and for that time nothing more is read.
@@ -42,9 +46,10 @@ from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Respo
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.limits import ListenerLimits
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
-from penstock_frontend.listener.partial_frame import PartialFrame, first_room_bytes
+from penstock_frontend.listener.partial_frame import DeniedFrame, PartialFrame, first_room_bytes
 from penstock_frontend.listener.proxy_protocol import ProxyHeader
 from penstock_frontend.listener.quota_gate import Charge, QuotaGate, Timed
+from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.logs import Log
 from penstock_runtime.settings import ListenerSettings
@@ -97,6 +102,12 @@ class ConnectionOwner(Protocol):
     def release(self, connection: Connection, size: int) -> None:
         """Give memory back, and let go on who waits for it."""
 
+    asks_rights: bool
+    """Whether clients may be denied anything."""
+
+    def may_write(self, connection: Connection) -> bool:
+        """Whether the client may write to anything."""
+
     def starve(self, connection: Connection) -> None:
         """Call `connection.fed` when memory for frames comes free."""
 
@@ -108,6 +119,12 @@ _FRAME_BYTES_MIN = 8
 _TOKEN_BYTES_MIN = 2
 """What may come as it is after SaslHandshake 0: no mechanism has a shorter message."""
 _FLUSH_BYTES = 256 * 1024
+_PRODUCE = b"\x00\x00"
+"""Its api key, the first two bytes of a frame."""
+_TOLD_BYTES = 6
+"""Length and api key: what has to be there of a large frame to say how it is received."""
+_ASKED_BYTES_MIN = 256 * 1024
+"""Of a Produce that is larger it is asked before it is held whether its sender may write at all."""
 
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]
 
@@ -122,12 +139,14 @@ class Connection(asyncio.BufferedProtocol):
         "_charged",
         "_close_when_empty",
         "_deferred",
+        "_denied",
         "_frame_bytes_max",
         "_frame_bytes_min",
         "_handler",
         "_head",
         "_inflight_bytes",
         "_inflight_requests_max",
+        "_joins",
         "_memory",
         "_metrics",
         "_muted_until_s",
@@ -177,7 +196,8 @@ class Connection(asyncio.BufferedProtocol):
         self.client_id: str | None = None
         self.mechanism = ""
         """By which the client has signed in; SSL: by its certificate."""
-        self._audited = owner.audit.writes
+        self._audited = owner.audit.writes or owner.asks_rights
+        self._denied = False
         self.state: dict[str, Any] = {}
         """The handler's own."""
         self.closed = False
@@ -214,6 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         self._starved = False
         self._pending: deque[_Pending] = deque()
         self._inflight_bytes = 0
+        self._joins = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._read_paused = False
@@ -276,6 +297,10 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_bytes_min = _TOKEN_BYTES_MIN
         self._frame_bytes_max = min(limits.unauthenticated_frame_bytes_max, limits.frame_bytes_max)
         self._inflight_requests_max = 1
+
+    def was_denied(self) -> None:
+        """For the authorizer: something was denied that its client asked for."""
+        self._denied = True
 
     def pass_on(self, frame: bytearray) -> Response | Awaitable[Response]:
         """For the doorkeeper: what the handler answers to a frame of a client that has signed in."""
@@ -357,11 +382,15 @@ class Connection(asyncio.BufferedProtocol):
         if partial is None:
             self._parse(self._owner.scratch[:nbytes], nbytes)
             return
-        partial.filled += nbytes
+        try:
+            partial.received(nbytes)
+        except Malformed as e:
+            self._bad_frame("body", e.message)
+            return
         if partial.is_whole:
             self._partial = None
             self._memory.ended(self.address, self)
-            self._dispatch(partial.take(), charged=True)
+            self._dispatch(partial.take(), charged=partial.is_held)
             self._flush()
             self._check_blocked()
         elif partial.is_full:
@@ -401,15 +430,24 @@ class Connection(asyncio.BufferedProtocol):
                 self._refuse_length(length, self._frame_bytes_max)
                 return
             if size - pos - 4 < length:
-                self._begin_frame(length, data, pos, size)
+                if size - pos < _TOLD_BYTES and length >= _ASKED_BYTES_MIN:
+                    self._head = bytes(data[pos:size])
+                else:
+                    self._begin_frame(length, data, pos, size)
                 break
             began_s = self._dispatch(bytearray(data[pos + 4 : pos + 4 + length]), charged=False)
             pos += 4 + length
+            if self._denied:
+                # Who is denied one thing after the other has to wait for all others.
+                self._denied = False
+                self._backlog = bytes(data[pos:size])
+                self._defer(self._owner.turns.when_not_wanted)
+                break
             if began_s >= until_s:
                 # By the clock as of its beginning: it costs nothing more, and one request is one too many.
                 if until_s and pos < size:
                     self._backlog = bytes(data[pos:size])
-                    self._defer()
+                    self._defer(self._owner.turns.later)
                     break
                 until_s = began_s + SLICE_S
         self._flush()
@@ -417,6 +455,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_frame(self, length: int, data: memoryview | bytes, pos: int, size: int) -> None:
         """Give a frame that is still coming a buffer of its own."""
+        if length >= _ASKED_BYTES_MIN and data[pos + 4 : pos + 6] == _PRODUCE and self._is_denied():
+            try:
+                self._partial = DeniedFrame(length, data[pos + 4 : size], self._owner.scratch)
+            except Malformed as e:
+                self._bad_frame("body", e.message)
+            return
         have = size - pos - 4
         room = first_room_bytes(length, have, easy=self._memory.is_easy(self.address))
         if not self._memory.charge(self.address, room):
@@ -427,11 +471,15 @@ class Connection(asyncio.BufferedProtocol):
         self._charged += room
         self._partial = PartialFrame(length, data[pos + 4 : size], room)
 
-    def _defer(self) -> None:
-        """Go on when the loop has turned for others."""
+    def _is_denied(self) -> bool:
+        """Whether whatever it writes will be denied."""
+        return self.admitted and not self._owner.may_write(self)
+
+    def _defer(self, line: Callable[[Callable[[], None]], None]) -> None:
+        """Go on when the loop has turned for others, and it is our turn in that line."""
         self._deferred = True
         self._pause_reading()
-        self._owner.turns.later(self._resume)
+        line(self._resume)
 
     def _resume(self) -> None:
         self._deferred = False
@@ -515,6 +563,8 @@ class Connection(asyncio.BufferedProtocol):
             self._memory.charge(self.address, size, force=True)
             self._charged += size
         self._inflight_bytes += size
+        if api_key == ApiKey.JOIN_GROUP:
+            self._joins += 1
         self._pending.append((future, response, size, stats, started_s, charge))
         if future is not None:
             future.add_done_callback(self._on_done)
@@ -546,6 +596,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._handler_failed(e)
                     break
             pending.popleft()
+            if self._joins and stats is self._metrics.apis.get(ApiKey.JOIN_GROUP):
+                self._joins -= 1
             self._inflight_bytes -= size
             self._release(size)
             stats.observe(perf_counter() - started_s)
@@ -606,6 +658,7 @@ class Connection(asyncio.BufferedProtocol):
             or self._muting is not None
             or self._close_when_empty
             or len(self._pending) >= self._inflight_requests_max
+            or self._joins >= limits.inflight_joins_max
             or self._inflight_bytes >= limits.inflight_bytes_max
         )
 

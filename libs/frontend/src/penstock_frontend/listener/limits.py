@@ -17,6 +17,8 @@ class ListenerLimits:
     frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX
     inflight_requests_max: int = 256
     """Unanswered requests of one connection; then its reading stops."""
+    inflight_joins_max: int = 5
+    """Of them JoinGroups, which wait for others; a client sends one and waits for its answer."""
     inflight_bytes_max: int = 32 * 1024 * 1024
     """Bytes of unanswered requests of one connection; one request may exceed it."""
     frames_bytes_max: int = 512 * 1024 * 1024

@@ -67,12 +67,14 @@ class KafkaListener:
         certified: Callable[[bytes | None, Connection], Principal] | None = None,
         quotas: QuotaGate | None = None,
         keeps_out: Callable[[], str] | None = None,
+        may_write: Callable[[Identity], bool] | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         """`doorkeeper` gets the frames of a connection until it admits it; `tls` gives the context for the
         next connection; `certified` says whom a client's certificate (DER, None without one) makes, and raises
         NotCertified; `quotas` limits clients;
-        `keeps_out` says why nobody may come now, and "" when they may."""
+        `keeps_out` says why nobody may come now, and "" when they may; `may_write` whether somebody may write to
+        anything (without it everybody may)."""
         self.settings = settings
         self.name = settings.name
         self.handler = handler
@@ -95,6 +97,8 @@ class KafkaListener:
         self._doorway = Doorway(self, tls)
         self._certified = certified
         self._keeps_out = keeps_out
+        self._may_write = may_write
+        self.asks_rights = may_write is not None
         self._wall_s = wall_s
         self._quiet_since: dict[Connection, float] = {}
         self._starved: deque[Connection] = deque()
@@ -206,6 +210,10 @@ class KafkaListener:
         for connection in waiting:
             if not connection.closed:
                 connection.fed()
+
+    def may_write(self, connection: Connection) -> bool:
+        """Whether the client may write to anything."""
+        return self._may_write is None or self._may_write(connection.identity)
 
     def starve(self, connection: Connection) -> None:
         """Wake `connection` when memory for frames comes free."""

@@ -6,6 +6,8 @@ what was received and not what was announced. Who owns it asks for memory before
 
 from __future__ import annotations
 
+from penstock_kafka.wire.produce_outline import ProduceOutline
+
 FRAME_BYTES_PER_S = 64 * 1024
 """What a client sends at least while a request of its comes in pieces."""
 
@@ -27,6 +29,8 @@ class PartialFrame:
     """The buffer, and how far behind its client is. One that is full and not whole wants `growth_bytes` more."""
 
     __slots__ = ("_buffer", "_shortfall_bytes", "_swept_bytes", "_view", "filled", "length")
+    is_held = True
+    """What it holds was asked for of `FrameMemory`."""
 
     def __init__(self, length: int, head: memoryview | bytes, room: int) -> None:
         """`head` is what came of it; `room` as of `first_room_bytes`."""
@@ -38,11 +42,16 @@ class PartialFrame:
         self._view = memoryview(self._buffer)
 
     def room(self) -> memoryview:
-        """Where the next bytes go; `filled` is to be raised by as many."""
+        """Where the next bytes go; `received` is to be told how many."""
         return self._view[self.filled :]
+
+    def received(self, size: int) -> None:
+        """So many bytes were written into the room."""
+        self.filled += size
 
     @property
     def is_whole(self) -> bool:
+        """All of it came."""
         return self.filled == self.length
 
     @property
@@ -82,3 +91,39 @@ class PartialFrame:
         shortfall = self._shortfall_bytes + FRAME_BYTES_PER_S * elapsed_s - received
         self._shortfall_bytes = max(0.0, shortfall)
         return self._shortfall_bytes / FRAME_BYTES_PER_S
+
+
+class DeniedFrame(PartialFrame):
+    """A Produce request whose sender may write nowhere: its records are let go as they come, `take` gives the outline.
+
+    Its bytes go through a buffer that is others' too, so it holds no memory to speak of.
+    """
+
+    __slots__ = ("_outline", "_scratch")
+    is_held = False
+
+    def __init__(self, length: int, head: memoryview | bytes, scratch: memoryview) -> None:
+        """Raises Malformed, as `received` does, when it is no Produce request."""
+        super().__init__(length, b"", 0)
+        self._scratch = scratch
+        self._outline = ProduceOutline(length)
+        self._outline.feed(head)
+        self.filled = self._swept_bytes = len(head)
+
+    def room(self) -> memoryview:
+        """As much of the common buffer as there is still to come."""
+        return self._scratch[: self.length - self.filled]
+
+    def received(self, size: int) -> None:
+        """So many bytes were written into the room."""
+        self.filled += size
+        self._outline.feed(self._scratch[:size])
+
+    @property
+    def is_full(self) -> bool:
+        """Never: nothing is kept."""
+        return False
+
+    def take(self) -> bytearray:
+        """A request of the same kind, without records."""
+        return self._outline.take()

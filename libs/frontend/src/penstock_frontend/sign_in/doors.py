@@ -7,7 +7,8 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypedDict
 
-from penstock_core.security.principal import Principal
+from penstock_core.security.acl import AclOperation, ResourceType
+from penstock_core.security.principal import Identity, Principal
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN
 from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.listener.connection import Connection, FrameHandler
@@ -42,12 +43,13 @@ _WARN_EVERY_S: Final = 24 * 3600
 
 
 class Door(TypedDict, total=False):
-    """What a listener needs beside its settings; empty for PLAINTEXT."""
+    """What a listener needs beside its settings; empty for PLAINTEXT without rights."""
 
     doorkeeper: FrameHandler
     tls: Callable[[], ssl.SSLContext]
     certified: Callable[[bytes | None, Connection], Principal]
     keeps_out: Callable[[], str]
+    may_write: Callable[[Identity], bool]
 
 
 class Doors:
@@ -141,6 +143,11 @@ class Doors:
             door["certified"] = self._certified[settings.name]
         if self._news is not None and self._is_bound(settings):
             door["keeps_out"] = self._news.keeps_out if self._has_users(settings) else self._news.ends
+        by_acl = self._authorizer
+        if by_acl is not None:
+            door["may_write"] = lambda who: by_acl.authorize_by_resource_type(
+                who, AclOperation.WRITE, ResourceType.TOPIC
+            )
         return door
 
     def grpc_door(self) -> CallerDoor:

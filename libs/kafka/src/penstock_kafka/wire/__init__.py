@@ -9,6 +9,7 @@
 `metadata`      Metadata requests and responses, by hand
 `primitives`    reading and writing Kafka's primitive types by hand
 `produce`       Produce requests and responses, by hand
+`produce_outline`  a Produce request without its records, made while it comes
 `sanitize`      a walk over a request before kio reads it, driven by kio's own schema classes
 `throttle`      the throttle time of finished responses
 
