@@ -269,3 +269,41 @@ def test_announced_frames_take_no_memory_and_a_received_one_only_what_came(run: 
             assert handler.frames
 
     run(main())
+
+
+def test_of_those_that_signed_in_and_ask_for_nothing_the_oldest_of_a_user_go(run: Run) -> None:
+    def ask(connection: Connection, frame: bytearray) -> Response:
+        connection.admit(Principal("User", bytes(frame[8:]).decode()))
+        return [frame[4:8], b"door"]
+
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(signed_in_strangers_max=4))
+        async with contextlib.AsyncExitStack() as stack:
+            listener, _h, where, life = await stack.enter_async_context(
+                listening(echo, limits, doorkeeper=Handler(ask))
+            )
+
+            async def signed_in(user: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                r, w = await stack.enter_async_context(connected(where))
+                w.write(request(1, user.encode()))
+                assert await read_response(r) == (1, b"door")
+                return r, w
+
+            at_work = [await signed_in("mallory") for _ in range(3)]
+            for r, w in at_work:
+                w.write(request(2))
+                assert (await read_response(r))[0] == 2
+            alice = await signed_in("alice")
+            greedy = [await signed_in("mallory") for _ in range(6)]
+            for r, _ in greedy[:3]:
+                assert await closed_by_peer(r)
+            for n, (r, w) in enumerate([*at_work, alice, *greedy[3:]]):
+                w.write(request(20 + n))
+                assert (await read_response(r))[0] == 20 + n
+            assert metric(life, "penstock_kafka_connections_refused_total") == 3
+            for connection in list(listener.connections):
+                connection.abort("the test is over")
+            await eventually(lambda: not listener.connections, "all are gone")
+            assert not len(listener._doorway._signed_in)
+
+    run(main())

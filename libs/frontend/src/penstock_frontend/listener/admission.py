@@ -29,6 +29,10 @@ class ConnectionCaps:
     connections_max: int = 10_000
     strangers_max: int = 2_500
     """Of those, such as made no request yet, or have to sign in and have not."""
+    tls_strangers_max: int = 1_100
+    """The same where TLS is spoken, for which each of them costs 17 KB."""
+    signed_in_strangers_max: int = 500
+    """Such as signed in and asked for nothing since."""
     per_address_max: int = 1_000
     new_per_address_per_s: int = 100
     new_per_address_burst: int = 1_000

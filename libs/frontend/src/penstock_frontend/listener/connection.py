@@ -102,6 +102,9 @@ class ConnectionOwner(Protocol):
     def release(self, connection: Connection, size: int) -> None:
         """Give memory back, and let go on who waits for it."""
 
+    def signed_in(self, connection: Connection) -> None:
+        """Its client has."""
+
     asks_rights: bool
     """Whether clients may be denied anything."""
 
@@ -140,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         "_close_when_empty",
         "_deferred",
         "_denied",
+        "_entry_count",
         "_frame_bytes_max",
         "_frame_bytes_min",
         "_handler",
@@ -205,6 +209,7 @@ class Connection(asyncio.BufferedProtocol):
         self.moved = True
         """Bytes came or went since the listener last looked."""
         self.request_count = 0
+        self._entry_count = 0
         self.opened_s = owner.loop.time()
         self._owner = owner
         self._metrics = owner.metrics
@@ -271,6 +276,11 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._pending)
 
     @property
+    def asked_for_nothing(self) -> bool:
+        """It made no request but those by which its client has signed in."""
+        return self.request_count <= self._entry_count
+
+    @property
     def is_stranger(self) -> bool:
         """It made no request yet, or was not admitted."""
         return not self.request_count or not self.admitted
@@ -282,6 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self.identity = Identity(principal, self.identity.host)
         self.mechanism = mechanism
+        first = not self.admitted
         self.admitted = True
         self.deadline_s = None
         limits = self._owner.limits
@@ -289,6 +300,9 @@ class Connection(asyncio.BufferedProtocol):
         self._inflight_requests_max = limits.inflight_requests_max
         if not watched:
             self._handler = self._owner.handler
+        if first:
+            self._entry_count = self.request_count
+            self._owner.signed_in(self)
 
     def detain(self, deadline_s: float) -> None:
         """For the doorkeeper: the client signs in, by then; its requests are small and come one at a time."""

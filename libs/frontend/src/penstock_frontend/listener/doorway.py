@@ -65,9 +65,13 @@ class Doorway:
         self._accepting: list[asyncio.Task[None]] = []
         self._entering: dict[asyncio.Task[None], socket.socket | None] = {}
         """None once the task takes care of the socket itself."""
+        caps = owner.limits.caps
+        self._strangers_max = caps.strangers_max if tls is None else caps.tls_strangers_max
         self._strangers: Strangers[asyncio.Task[None] | Connection] = Strangers(
-            owner.limits.caps.strangers_max, _is_stranger
+            self._strangers_max, _is_stranger
         )
+        self._signed_in: Strangers[Connection] = Strangers(caps.signed_in_strangers_max, _asked_for_nothing)
+        """By principal, in place of the address."""
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
         self._room_looked_for_s = -1e9
@@ -95,6 +99,15 @@ class Doorway:
         """A connection that was let in is gone."""
         self._admission.removed(connection.address)
         self._strangers.gone(connection.address, connection)
+        self._signed_in.gone(str(connection.principal), connection)
+
+    def signed_in(self, connection: Connection) -> None:
+        """A client has just signed in: another one that did and has asked for nothing may have to go for it."""
+        goes = self._signed_in.come(str(connection.principal), connection)
+        if goes is not None:
+            self._goes(
+                goes[1].address, goes[1], "too many signed in and ask for nothing, its user most of them"
+            )
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = self._owner.loop
@@ -108,6 +121,9 @@ class Doorway:
                     await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
                 continue
             self._greet(client, str(peer[0]) if isinstance(peer, tuple) else "")
+            if len(self._strangers) > self._strangers_max // 2:
+                # Somebody dials and says nothing: those who are here are served in between.
+                await self._owner.turns.next_slice()
 
     def _greet(self, client: socket.socket, host: str) -> None:
         owner = self._owner
@@ -271,8 +287,9 @@ class Doorway:
         goes = self._strangers.come(host, one)
         if goes is None:
             return
-        address, other = goes
-        reason = "too many wait that made no request yet, and its address has most of them"
+        self._goes(*goes, "too many wait that made no request yet, and its address has most of them")
+
+    def _goes(self, address: str, other: asyncio.Task[None] | Connection, reason: str) -> None:
         self._owner.metrics.refused[self._owner.name, "strangers"] += 1
         self._say_refused(address, reason)
         self._owner.audit.refused(address, reason)
@@ -320,6 +337,10 @@ class Doorway:
         self._say_refused(host, reason)
         owner.audit.refused(host, reason)
         _reset(client)
+
+
+def _asked_for_nothing(one: Connection) -> bool:
+    return one.asked_for_nothing and not one.closing
 
 
 def _is_stranger(one: asyncio.Task[None] | Connection) -> bool:

@@ -211,6 +211,10 @@ class KafkaListener:
             if not connection.closed:
                 connection.fed()
 
+    def signed_in(self, connection: Connection) -> None:
+        """A client has signed in."""
+        self._doorway.signed_in(connection)
+
     def may_write(self, connection: Connection) -> bool:
         """Whether the client may write to anything."""
         return self._may_write is None or self._may_write(connection.identity)
