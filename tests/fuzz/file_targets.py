@@ -21,10 +21,12 @@ from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata import MetadataImage
 from penstock_kafka.records.batch import read_header
 from penstock_kafka.records.crc import crc32c
+from penstock_kafka.records.markers import Marker, build_marker, read_marker
 from penstock_proto.v1 import metadata_pb2
-from penstock_storage_node.log import checkpoints, index
+from penstock_storage_node.log import aborted_index, checkpoints, index
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState
+from penstock_storage_node.log.transactions import AbortedTransaction
 
 # -- the log -------------------------------------------------------------------------------------
 
@@ -71,6 +73,38 @@ def _producer_seeds() -> Iterator[bytes]:
         if number < 3:
             yield b"\xff" + state.encode_snapshot()
     yield b"\x00" + state.encode_snapshot()
+
+
+def _aborted_index(data: bytes) -> None:
+    rows = aborted_index.decode_entries(data, 5, 1000)
+    expect(aborted_index.encode_entries(rows) == data, "whole entries are read back")
+    markers = [row.last_offset for row in rows]
+    expect(markers == sorted(set(markers)) and all(5 <= marker < 1000 for marker in markers), "markers rise")
+
+
+def _aborted_seeds() -> Iterator[bytes]:
+    yield b""
+    rows = (
+        AbortedTransaction(7, 3, 9, 4),
+        AbortedTransaction(8, 4, 12, 13),
+        AbortedTransaction(7, 10, 900, 20),
+    )
+    yield aborted_index.encode_entries(rows)
+
+
+def _marker(data: bytes) -> None:
+    info = read_header(data)
+    if info.size_bytes != len(data):
+        return
+    marker = read_marker(data, info)
+    if marker is not None:
+        again = build_marker(info.producer_id, info.producer_epoch, marker, 5)
+        expect(read_marker(again, read_header(again)) == marker, "a marker is read back")
+
+
+def _marker_seeds() -> Iterator[bytes]:
+    for commits in (True, False):
+        yield build_marker(7, 2, Marker(commits, 9), NOW_MS)
 
 
 def _epochs(data: bytes) -> None:
@@ -203,6 +237,8 @@ _NUMBERS: Final = (b"0\n", b"-1", b"9223372036854775807", b"1_0", b" ", b"\n", b
 
 TARGETS: Final = [
     Target("log.offset_index", _offset_index, (), _offset_index_seeds, share=15),
+    Target("log.aborted_index", _aborted_index, (aborted_index.DamagedIndex,), _aborted_seeds, share=15),
+    Target("log.marker", _marker, REFUSED, _marker_seeds, share=15, input_bytes_max=512),
     Target("log.producers", _producer_snapshot, (CorruptSnapshot,), _producer_seeds, share=20),
     Target(
         "log.epochs",

@@ -29,6 +29,7 @@ from penstock_storage_node.log.compaction.plan import CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CLEANED, CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import read_file
 from penstock_storage_node.log.log import PartitionLog
+from penstock_storage_node.log.producer_state import Origin
 from penstock_storage_node.log.segment import Segment
 from penstock_storage_node.log.state import Appended
 from penstock_storage_node.replication.replica import PartitionReplica
@@ -121,8 +122,10 @@ class CheckedLog(PartitionLog):
         """Whether its replica leads."""
         return self.replica is not None and self.replica.leadership is not None
 
-    def append_as_leader(self, batch: Buffer, info: BatchInfo, leader_epoch: int) -> Any:
-        result = super().append_as_leader(batch, info, leader_epoch)
+    def append_as_leader(
+        self, batch: Buffer, info: BatchInfo, leader_epoch: int, origin: Origin = Origin.CLIENT
+    ) -> Any:
+        result = super().append_as_leader(batch, info, leader_epoch, origin)
         if isinstance(result, Appended):
             entry = entry_of(info, result.base_offset, leader_epoch)
             if self.is_tracked:

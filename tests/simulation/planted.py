@@ -21,7 +21,6 @@ import penstock_controller.quorum.transport as transport_module
 import penstock_controller.state.elections as elections_module
 import penstock_controller.state.nodes as nodes_module
 import penstock_controller.state.partitions as partitions_module
-import penstock_storage_node.log.recovery as recovery_module
 from penstock_controller.quorum import journal_format
 from penstock_controller.quorum.append_filter import Filtered
 from penstock_controller.quorum.events import Outcome, Proposal
@@ -35,6 +34,7 @@ from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.jobs import WriteJob, WritePlan
 from penstock_storage_node.log.log import PartitionLog
+from penstock_storage_node.log.producer_replay import ProducerReplay
 from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
@@ -313,7 +313,7 @@ def _epoch_end_off_by_one() -> list[Patch]:
 
 
 def _producers_forgotten() -> list[Patch]:
-    return [(recovery_module, "rebuild_producers", lambda *_: None)]
+    return [(ProducerReplay, "run", lambda *_, **__: None)]
 
 
 def _flush_skipped() -> list[Patch]:

@@ -107,7 +107,7 @@ def _clean_part_kept() -> list[Patch]:
 def _cleaner_past_watermark() -> list[Patch]:
     plan = PartitionLog.plan_cleaning
 
-    def too_far(log: Any, cleaned_until: int, _high_watermark: int, *rest: Any) -> Any:
+    def too_far(log: Any, cleaned_until: int, _last_stable_offset: int, *rest: Any) -> Any:
         return plan(log, cleaned_until, log.log_end_offset, *rest)
 
     return [(PartitionLog, "plan_cleaning", too_far)]

@@ -14,6 +14,7 @@ import pytest
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_kafka.records.batch import BatchInfo, read_header
 from penstock_kafka.records.crc import crc32c
+from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log import checkpoints
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem, read_file, write_file_atomically, write_fully
@@ -121,7 +122,7 @@ def test_a_transaction_marker_ends_the_transaction() -> None:
     assert len(state) == 1
     marker = info(0, 1, epoch=1)
     marker.attributes |= 0x30
-    state.replay(marker, NOW_MS, 4)
+    state.replay(marker, NOW_MS, Marker(True, 4))
     assert (entry.transaction_first_offset, entry.coordinator_epoch, entry.epoch) == (-1, 4, 1)
     assert state.check(info(0, 1, epoch=1), "t-0") is None
 

@@ -1,27 +1,30 @@
 """Partition logs on a storage node's own disk, in Kafka's file form byte for byte.
 
-`checkpoints`     the small files: checkpoints, partition.metadata, meta.properties
-`compaction`      rewriting closed segments: what, by whom, and how files change places
-`directory`       a data directory: identity, lock, checkpoints, the partitions in it
-`epochs`          which leader epoch starts at which offset
-`fs`              every system call, so that tests can record and break them
-`index`           offset index and time index
-`jobs`            what runs in the disk pool: write, flush and read jobs
-`log`             one partition's log: the face of the four parts that follow
-`ports`           what a log asks of its surroundings, what they keep of it
-`producer_state`  idempotence: the last five batches of every producer, snapshots
-`reader`          reads on the loop and in the pool, offsets by timestamp
-`reading`         cutting whole batches out of files and staged memory
-`recovery`        what happens at open: scan, cut, rebuild
-`retention`       which old segments go
-`segment`         one log file with its two indexes
-`set_aside_ends`  what a log that was set aside holds, told without opening it
-`slots`           data directories that several processes share: live, retired, new
-`state`           what is known of a log, and steps that only change that: no system call
-`strays`          logs that were set aside
-`timestamps`      offsets by timestamp
-`truncation`      cutting a log
-`writer`          staged data to disk: write and flush jobs in order
+`aborted_index`    the aborted transactions of a segment
+`checkpoints`      the small files: checkpoints, partition.metadata, meta.properties
+`compaction`       rewriting closed segments: what, by whom, and how files change places
+`directory`        a data directory: identity, lock, checkpoints, the partitions in it
+`epochs`           which leader epoch starts at which offset
+`fs`               every system call, so that tests can record and break them
+`index`            offset index and time index
+`jobs`             what runs in the disk pool: write, flush and read jobs
+`log`              one partition's log: the face of the four parts that follow
+`ports`            what a log asks of its surroundings, what they keep of it
+`producer_replay`  producers and aborted transactions as the batches tell them
+`producer_state`   idempotence and transactions: the last batches of every producer, snapshots
+`reader`           reads on the loop and in the pool, offsets by timestamp
+`reading`          cutting whole batches out of files and staged memory
+`recovery`         what happens at open: scan, cut, rebuild
+`retention`        which old segments go
+`segment`          one log file with its indexes
+`set_aside_ends`   what a log that was set aside holds, told without opening it
+`slots`            data directories that several processes share: live, retired, new
+`state`            what is known of a log, and steps that only change that: no system call
+`strays`           logs that were set aside
+`timestamps`       offsets by timestamp
+`transactions`     where transactions begin and end: the last stable offset
+`truncation`       cutting a log
+`writer`           staged data to disk: write and flush jobs in order
 """
 
 from penstock_storage_node.log.directory import DirectoryPorts, LogDirectory, PartitionDirectory

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from penstock_core.failpoints import hit
 from penstock_kafka.records.batch import Buffer
+from penstock_storage_node.log.aborted_index import AbortedRows
 from penstock_storage_node.log.index import IndexHeads
 
 IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -147,6 +148,7 @@ class FileSystem:
     def __init__(self, *, open_files_max: int = OPEN_FILES_MAX) -> None:
         self.files = OpenFiles(self, open_files_max)
         self.index_heads = IndexHeads()
+        self.aborted_rows = AbortedRows()
 
     # --- files
 

@@ -3,8 +3,8 @@
 A job holds everything it needs, so that the loop may go on appending and reading while
 a pool thread runs it; what it found out is applied on the loop by `PartitionLog.complete`.
 
-Order inside a write job: leader epochs, then segment by segment the bytes (closing one:
-its indexes; opening one: producer snapshot and empty files), then, when durable, every
+Order inside a write job: leader epochs, then segment by segment the bytes, with them the aborted index's entries
+(closing one: its other indexes; opening one: producer snapshot and empty files), then, when durable, every
 flush: data, indexes of closed segments, the directory. `run` returns only after the last
 of them, so what it promises is on disk.
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from penstock_core.failpoints import hit, torn
 from penstock_kafka.records.batch import Buffer
+from penstock_storage_node.log.aborted_index import ENTRY_BYTES
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE
 from penstock_storage_node.log.fs import (
     FileSystem,
@@ -76,6 +77,8 @@ class WriteStep:
     """What a write job does to one segment."""
 
     __slots__ = (
+        "aborted",
+        "aborted_position",
         "buffers",
         "closes",
         "is_new",
@@ -93,6 +96,9 @@ class WriteStep:
         self.size = 0
         self.buffers: list[Buffer] = []
         self.is_new = not segment.is_on_disk
+        self.aborted = segment.aborted.unsaved()
+        """What the .txnindex lacks: markers that are staged, or were when an earlier job failed."""
+        self.aborted_position = segment.aborted.saved_count * ENTRY_BYTES
         self.snapshot: bytes | None = None
         self.closes = False
         self.offset_entries = 0
@@ -259,12 +265,22 @@ class WriteJob:
                 write_fully(fs, file.fd, [b"".join(step.buffers)[: step.size // 2]], step.position)
                 hit("log.append.torn_write")
             write_fully(fs, file.fd, step.buffers, step.position)
+            if step.aborted:
+                self._write_aborted(step)
             if step.offset_entries or step.closes:
                 save_indexes(fs, segment, step.offset_entries, step.time_entries)
         except BaseException:
             fs.files.unpin(file)
             raise
         return file
+
+    def _write_aborted(self, step: WriteStep) -> None:
+        """With the data of their markers; the first entries make the file."""
+        path = step.segment.aborted.path
+        if step.aborted_position:
+            _write_at(self._fs, path, step.aborted, step.aborted_position, sync=False)
+        else:
+            create_with(self._fs, path, step.aborted, sync=False)
 
     def _sync(self) -> None:
         steps = self.plan.steps
@@ -277,6 +293,10 @@ class WriteJob:
         for segment in self._sync_segments:
             sync_segment(self._fs, segment, indexes=id(segment) in closed or segment is not last)
             is_name_new = is_name_new or not segment.is_directory_synced
+        for step in steps:
+            if step.aborted:
+                sync_file(self._fs, step.segment.aborted.path)
+                is_name_new = is_name_new or not step.aborted_position
         if is_name_new:
             self._fs.sync_directory(self.plan.directory)
         hit("log.flush.after_sync")
@@ -290,12 +310,12 @@ class WriteJob:
                     fs.files.forget(path)
                     unlink_if_exists(fs, path)
                 continue
-            file = fs.files.pin(segment.path)
-            try:
-                if fs.size(file.fd) > step.position:
-                    fs.ftruncate(file.fd, step.position)
-            finally:
-                fs.files.unpin(file)
+            cut_file(fs, segment.path, step.position)
+            if step.aborted and step.aborted_position:
+                cut_file(fs, segment.aborted.path, step.aborted_position)
+            elif step.aborted:
+                fs.files.forget(segment.aborted.path)
+                unlink_if_exists(fs, segment.aborted.path)
 
 
 class FlushJob:
@@ -330,7 +350,13 @@ def remove_marker(fs: FileSystem, directory: str) -> None:
 
 def segment_paths(segment: Segment) -> list[str]:
     """Every file that a segment may have, the log first."""
-    return [segment.path, segment.offset_index.path, segment.time_index.path, segment.snapshot_path]
+    return [
+        segment.path,
+        segment.offset_index.path,
+        segment.time_index.path,
+        segment.aborted.path,
+        segment.snapshot_path,
+    ]
 
 
 def create_with(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
@@ -369,6 +395,18 @@ def save_indexes(fs: FileSystem, segment: Segment, offset_entries: int, time_ent
         _write_at(fs, index.path, data, first * OFFSET_ENTRY_BYTES, sync=False)
 
 
+def cut_file(fs: FileSystem, path: str, size: int) -> bool:
+    """Shorten a file, if it is longer; not flushed."""
+    file = fs.files.pin(path)
+    try:
+        if fs.size(file.fd) <= size:
+            return False
+        fs.ftruncate(file.fd, size)
+        return True
+    finally:
+        fs.files.unpin(file)
+
+
 def _write_at(fs: FileSystem, path: str, data: bytes, position: int, *, sync: bool) -> None:
     file = fs.files.pin(path)
     try:
@@ -388,8 +426,10 @@ def sync_file(fs: FileSystem, path: str) -> None:
 
 
 def sync_segment(fs: FileSystem, segment: Segment, *, indexes: bool) -> None:
-    """Flush a segment's log, and its indexes when it is closed."""
+    """Flush a segment's log and what it has of an aborted index, and the other indexes when it is closed."""
     sync_file(fs, segment.path)
+    if segment.aborted.saved_count:
+        sync_file(fs, segment.aborted.path)
     if indexes:
         sync_file(fs, segment.offset_index.path)
         sync_file(fs, segment.time_index.path)

@@ -19,16 +19,18 @@ from pathlib import Path
 
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import BatchInfo, Buffer
+from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log import recovery, retention, timestamps
+from penstock_storage_node.log.aborted_index import Rows
 from penstock_storage_node.log.compaction import plan as cleaning_plan
 from penstock_storage_node.log.compaction import swap
 from penstock_storage_node.log.compaction.plan import CleaningBounds, CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob, segment_paths
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
-from penstock_storage_node.log.producer_state import ProducerEntry
-from penstock_storage_node.log.reader import LogReader
-from penstock_storage_node.log.segment import Segment
+from penstock_storage_node.log.producer_state import Origin, ProducerEntry
+from penstock_storage_node.log.reader import AbortedJob, LogReader
+from penstock_storage_node.log.segment import Segment, forget_indexes
 from penstock_storage_node.log.state import Appended, Duplicate, LogData, LogIdentity, LogState, Recovered
 from penstock_storage_node.log.truncation import LogTruncation
 from penstock_storage_node.log.writer import LogWriter
@@ -130,7 +132,7 @@ class PartitionLog:
             for segment in data.segments:
                 for path in segment_paths(segment):
                     self._fs.files.forget(path)
-                self._fs.index_heads.forget(segment.offset_index.path)
+                forget_indexes(self._fs, segment)
 
     # ------------------------------------------------------------------ what is known
 
@@ -246,6 +248,11 @@ class PartitionLog:
         """Offset of the first record of the oldest open transaction (loop)."""
         return self._data.producers.first_open_transaction
 
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """End of what readers of decided records may see (loop); see `transactions`."""
+        data = self._data
+        return data.producers.transactions.last_stable_offset(high_watermark, data.start)
+
     def is_next_of_producer(self, info: BatchInfo) -> bool:
         """Whether a batch with a producer id is the one that must come next (`ProducerState.is_next`)."""
         return self._data.producers.is_next(info)
@@ -287,13 +294,24 @@ class PartitionLog:
 
     # ------------------------------------------------------------------ appending (loop)
 
-    def append_as_leader(self, batch: Buffer, info: BatchInfo, leader_epoch: int) -> Appended | Duplicate:
+    def append_as_leader(
+        self, batch: Buffer, info: BatchInfo, leader_epoch: int, origin: Origin = Origin.CLIENT
+    ) -> Appended | Duplicate:
         """Stage one batch that `accept_produced` has passed; its memory must stay as it is until written.
 
-        Raises KAFKA_STORAGE_ERROR (full or failed disk), INVALID_PRODUCER_EPOCH,
+        Raises KAFKA_STORAGE_ERROR (full or failed disk), INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE,
         OUT_OF_ORDER_SEQUENCE_NUMBER, RECORD_LIST_TOO_LARGE, FENCED_LEADER_EPOCH.
         """
-        return self._data.append_as_leader(batch, info, leader_epoch)
+        return self._data.append_as_leader(batch, info, leader_epoch, origin)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: Marker, leader_epoch: int
+    ) -> Appended:
+        """Stage the marker that ends a producer's transaction here, or that none was open; its fences are the caller's.
+
+        Raises KAFKA_STORAGE_ERROR (full or failed disk), FENCED_LEADER_EPOCH.
+        """
+        return self._data.append_marker(producer_id, producer_epoch, marker, leader_epoch)
 
     def append_as_follower(
         self,
@@ -364,6 +382,14 @@ class PartitionLog:
         """
         return self._reader.read(offset, max_bytes, upper_offset, min_one)
 
+    def aborted_between(self, offset: int, end_offset: int) -> Rows | AbortedJob:
+        """Aborted transactions with records or a marker in offset <= it < end_offset, by rising markers (loop).
+
+        `end_offset`: where a read ended (`ReadData.next_offset`), at most the last stable offset. A job for the pool
+        when an index is not at hand.
+        """
+        return self._reader.aborted_between(offset, end_offset)
+
     def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with that timestamp or later, below `upper_offset` (pool)."""
         return self._reader.offset_for_timestamp(timestamp_ms, upper_offset)
@@ -420,20 +446,21 @@ class PartitionLog:
         """Below it no record is there for which a later tombstone was written below it."""
         return max(self._checkpoints.cleaned_until, self._checkpoints.tombstones_gone_below)
 
-    def plan_cleaning(
-        self, cleaned_until: int, high_watermark: int, now_ms: int, first_open_transaction: int | None
-    ) -> CleaningPlan | None:
-        """What could be compacted now, None for nothing (pool: it may read timestamps).
+    def plan_cleaning(self, cleaned_until: int, last_stable_offset: int, now_ms: int) -> CleaningPlan | None:
+        """What could be compacted now, None for nothing (pool: it may read timestamps and aborted indexes).
 
-        `first_open_transaction` is for the caller to read on the loop, together with the high watermark.
+        `last_stable_offset` is for the caller to read on the loop.
         """
         data = self._data
         cut_count = data.cut_count
         for _ in range(PLAN_TRIES_MAX):
             segments = data.segments
-            bounds = CleaningBounds(cleaned_until, data.start, high_watermark, first_open_transaction)
+            bounds = CleaningBounds(cleaned_until, data.start, last_stable_offset)
             found = cleaning_plan.plan(segments, data.settings, bounds, now_ms=now_ms, cut_count=cut_count)
             if not isinstance(found, cleaning_plan.Unknown):
+                if found is not None and found.is_due:
+                    first = found.sources[0].base_offset
+                    found.aborted = self._reader.aborted_between_in_pool(first, found.end)
                 return found
             timestamps.load_timestamps(self._fs, found.segments)
         return None

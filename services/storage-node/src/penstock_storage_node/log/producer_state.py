@@ -1,4 +1,4 @@
-"""Idempotence: what each producer wrote last, and the files that keep it.
+"""Idempotence and transactions: what each producer wrote last, and the files that keep it.
 
 Rules (Kafka: ProducerAppendInfo, ProducerStateEntry, ProducerStateManager)
   * The last five batches per producer are remembered; a batch with the same epoch and
@@ -7,6 +7,9 @@ Rules (Kafka: ProducerAppendInfo, ProducerStateEntry, ProducerStateManager)
   * Otherwise its first sequence must be the last one plus 1 (2^31-1 wraps to 0), or 0 in
     a new epoch; an unknown producer may begin anywhere. Lower epochs are fenced.
   * Followers keep the same state but don't check: the leader did.
+  * What a coordinator writes for a producer (offsets in a transaction) has its epoch and no sequence.
+  * The first batch with records of a transaction opens it, its marker closes it; a marker's higher epoch begins
+    with sequence 0. A batch without records, which compaction leaves, opens nothing.
   * A snapshot `<offset>.snapshot` holds the state just before that offset.
 
 Departures from Kafka, both on the safe side
@@ -16,19 +19,22 @@ Departures from Kafka, both on the safe side
     four before it back from the log, so that a restart doesn't turn a retry of an older
     batch in flight into OUT_OF_ORDER_SEQUENCE_NUMBER.
 
-Transactions come later; here only the state that must not be wrong then is kept: the
-first offset of an open transaction and the coordinator's epoch, as in Kafka's snapshots.
+What is open, and what ended where, is in `transactions`; what aborted is told to whoever replays a marker, for
+the aborted index of the segment that has it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from enum import Enum
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import PRODUCER_BATCHES_KEPT_MAX
-from penstock_kafka.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchInfo, Buffer
+from penstock_kafka.records.batch import NO_SEQUENCE, BatchInfo
 from penstock_kafka.records.crc import crc32c
+from penstock_kafka.records.markers import Marker
+from penstock_storage_node.log.transactions import AbortedTransaction, TransactionOffsets
 
 PRODUCER_IDLE_MAX_MS = 86_400_000
 """A producer that wrote nothing for a day is forgotten (Kafka: producer.id.expiration.ms)."""
@@ -42,16 +48,13 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _SNAPSHOT_VERSION = 1
 
 
-def coordinator_epoch(buffer: Buffer, position: int, info: BatchInfo) -> int:
-    """Coordinator's epoch in a transaction's end marker that stands at `position`, -1 in any other batch.
+class Origin(Enum):
+    """Who wants a batch appended at a leader, and so what is checked (Kafka: AppendOrigin)."""
 
-    A marker is one uncompressed record whose value is (version int16, epoch int32) and
-    which has no headers, so the epoch stands right before the batch's last byte.
-    """
-    if not info.attributes & CONTROL_BIT or info.record_count < 1:
-        return -1
-    end = position + info.size_bytes
-    return int.from_bytes(buffer[end - 5 : end - 1], "big", signed=True)
+    CLIENT = "client"
+    """Epoch and sequence."""
+    COORDINATOR = "coordinator"
+    """A group coordinator on behalf of a producer: the epoch alone."""
 
 
 class CorruptSnapshot(Exception):
@@ -84,10 +87,11 @@ class ProducerEntry:
 class ProducerState:
     """All producers of one partition."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "transactions")
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
+        self.transactions = TransactionOffsets()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,18 +114,23 @@ class ProducerState:
         place = (info.base_sequence, info.last_sequence)
         return any(row[:2] == place for row in entry.batches)
 
-    def check(self, info: BatchInfo, where: object) -> tuple[int, int] | None:
+    def check(self, info: BatchInfo, where: object, origin: Origin = Origin.CLIENT) -> tuple[int, int] | None:
         """Whether the batch may be appended: None, or (first, last offset) of what it duplicates.
 
-        Raises INVALID_PRODUCER_EPOCH and OUT_OF_ORDER_SEQUENCE_NUMBER. `where` names the
-        partition in the message.
+        Raises INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER and, for a batch outside of the transaction that
+        its producer has open, INVALID_TXN_STATE. `where` names the partition in the message.
         """
         entry = self._entries.get(info.producer_id)
         if entry is None:
             return None
+        if origin is Origin.COORDINATOR:
+            if info.producer_epoch < entry.epoch:
+                raise _fenced(info, entry, where)
+            return None
         first = info.base_sequence
         if info.producer_epoch == entry.epoch:
             if first == (entry.last_sequence + 1) & SEQUENCE_MASK:
+                self._check_transaction(info, entry, where)
                 return None
             last = info.last_sequence
             for known_first, known_last, first_offset, last_offset in entry.batches:
@@ -133,18 +142,23 @@ class ProducerState:
                 f"expected {(entry.last_sequence + 1) & SEQUENCE_MASK}",
             )
         if info.producer_epoch < entry.epoch:
-            raise PenstockError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {info.producer_id} has epoch {info.producer_epoch} in {where}, "
-                f"epoch {entry.epoch} took its place",
-            )
+            raise _fenced(info, entry, where)
         if first != 0:
             raise PenstockError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {info.producer_id} begins epoch {info.producer_epoch} in {where} "
                 f"with sequence {first}, expected 0",
             )
+        self._check_transaction(info, entry, where)
         return None
+
+    def _check_transaction(self, info: BatchInfo, entry: ProducerEntry, where: object) -> None:
+        if entry.transaction_first_offset >= 0 and not info.is_transactional:
+            raise PenstockError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {info.producer_id} sent a batch outside of its transaction, which has been open in {where} "
+                f"since offset {entry.transaction_first_offset}",
+            )
 
     def update(self, info: BatchInfo, base_offset: int, now_ms: int) -> None:
         """Note a data batch with a producer id that was appended at `base_offset`."""
@@ -154,8 +168,9 @@ class ProducerState:
         elif entry.epoch != info.producer_epoch:
             entry.epoch = info.producer_epoch
             entry.batches.clear()
-        first = info.base_sequence
-        last = (first + info.last_offset_delta) & SEQUENCE_MASK
+        first = last = info.base_sequence
+        if first != NO_SEQUENCE:
+            last = (first + info.last_offset_delta) & SEQUENCE_MASK
         entry.last_sequence = last
         entry.last_timestamp = info.max_timestamp
         entry.last_seen_ms = now_ms
@@ -163,18 +178,22 @@ class ProducerState:
         if len(batches) >= PRODUCER_BATCHES_KEPT_MAX:
             del batches[0]
         batches.append((first, last, base_offset, base_offset + info.last_offset_delta))
-        if info.attributes & TRANSACTIONAL_BIT and entry.transaction_first_offset < 0:
+        if info.is_transactional and info.record_count and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = base_offset
+            self.transactions.begin(info.producer_id, base_offset)
 
-    def replay(self, info: BatchInfo, now_ms: int, coordinator_epoch: int = -1) -> None:
-        """Note a batch as it stands in the log (followers, recovery)."""
+    def replay(self, info: BatchInfo, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
+        """Note a batch as it stands in the log (followers, recovery), or a marker that a leader appends.
+
+        `marker`: what the batch says as a transaction's end. Returns what belongs into the aborted index.
+        """
         if info.producer_id < 0:
-            return
-        if not info.attributes & CONTROL_BIT:
-            if info.base_sequence >= 0:
-                self.update(info, info.base_offset, now_ms)
-            return
-        # A transaction's end marker: it closes the transaction and may raise the epoch.
+            return None
+        if not info.is_control:
+            self.update(info, info.base_offset, now_ms)
+            return None
+        # A transaction's end marker: it closes the transaction and may raise the epoch. Without its record, which
+        # goes after all batches of the transaction, only the epoch is left of it.
         entry = self._entries.get(info.producer_id)
         if entry is None:
             entry = self._entries[info.producer_id] = ProducerEntry(info.producer_epoch)
@@ -182,17 +201,25 @@ class ProducerState:
             entry.epoch = info.producer_epoch
             entry.last_sequence = -1
             entry.batches.clear()
-        entry.transaction_first_offset = -1
-        entry.coordinator_epoch = max(entry.coordinator_epoch, coordinator_epoch)
         entry.last_timestamp = info.max_timestamp
         entry.last_seen_ms = now_ms
+        if marker is None:
+            return None
+        entry.transaction_first_offset = -1
+        entry.coordinator_epoch = max(entry.coordinator_epoch, marker.coordinator_epoch)
+        first_offset = self.transactions.end(info.producer_id, info.last_offset)
+        if first_offset is None or marker.commits:
+            return None
+        first_open = self.transactions.first_open
+        stable = info.next_offset if first_open is None else first_open
+        return AbortedTransaction(info.producer_id, first_offset, info.last_offset, stable)
 
     def restore_window(self, batches: Iterable[BatchInfo]) -> None:
         """Put back the batches before each producer's last one, from the log's tail in order."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
         for info in batches:
             entry = self._entries.get(info.producer_id)
-            if entry is None or info.producer_epoch != entry.epoch or info.attributes & CONTROL_BIT:
+            if entry is None or info.producer_epoch != entry.epoch or info.is_control:
                 continue
             row = (info.base_sequence, info.last_sequence, info.base_offset, info.last_offset)
             found.setdefault(info.producer_id, []).append(row)
@@ -204,10 +231,14 @@ class ProducerState:
     @property
     def first_open_transaction(self) -> int | None:
         """Offset of the first record of the oldest open transaction."""
-        starts = [
-            e.transaction_first_offset for e in self._entries.values() if e.transaction_first_offset >= 0
-        ]
-        return min(starts, default=None)
+        return self.transactions.first_open
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether any producer that is remembered has one, or had one that ended here."""
+        return any(
+            e.coordinator_epoch >= 0 or e.transaction_first_offset >= 0 for e in self._entries.values()
+        )
 
     def last_data_offsets(self) -> dict[int, tuple[int, int]]:
         """By producer: offset of its last data record (-1 if none is known) and its epoch."""
@@ -229,6 +260,7 @@ class ProducerState:
 
     def clear(self) -> None:
         self._entries.clear()
+        self.transactions.clear()
 
     def encode_snapshot(self) -> bytes:
         """Kafka's ProducerSnapshot version 1: version, CRC-32C of what follows, entries."""
@@ -252,7 +284,7 @@ class ProducerState:
 
     def load_snapshot(self, data: bytes, now_ms: int) -> None:
         """Replace the state by a snapshot's; raises CorruptSnapshot and then leaves it empty."""
-        self._entries.clear()
+        self.clear()
         try:
             version, crc = _SNAPSHOT_HEAD.unpack_from(data)
             (count,) = _SNAPSHOT_COUNT.unpack_from(data, _SNAPSHOT_HEAD.size)
@@ -274,6 +306,22 @@ class ProducerState:
             entry.transaction_first_offset = first
             if last_offset >= 0:
                 entry.last_sequence = last_sequence
-                first_sequence = (last_sequence - delta) & SEQUENCE_MASK
+                first_sequence = last_sequence
+                if last_sequence != NO_SEQUENCE:
+                    first_sequence = (last_sequence - delta) & SEQUENCE_MASK
                 entry.batches.append((first_sequence, last_sequence, last_offset - delta, last_offset))
             self._entries[producer_id] = entry
+        rows = self._entries.items()
+        self.transactions.replace_open(
+            (producer_id, entry.transaction_first_offset)
+            for producer_id, entry in rows
+            if entry.transaction_first_offset >= 0
+        )
+
+
+def _fenced(info: BatchInfo, entry: ProducerEntry, where: object) -> PenstockError:
+    return PenstockError(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"producer {info.producer_id} has epoch {info.producer_epoch} in {where}, "
+        f"epoch {entry.epoch} took its place",
+    )

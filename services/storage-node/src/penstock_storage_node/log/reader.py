@@ -8,21 +8,36 @@ segments as one tuple, and whatever retention takes away meanwhile shows as a fi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_storage_node.log import reading, timestamps
+from penstock_storage_node.log.aborted_index import DamagedIndex, Rows
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.jobs import ReadData, ReadJob
+from penstock_storage_node.log.producer_replay import aborted_in
 from penstock_storage_node.log.reading import BlockingFiles, CachedFiles, Files, Found, Need, Stuck, Wanted
-from penstock_storage_node.log.segment import Segment, load_head
+from penstock_storage_node.log.segment import Segment, load_aborted, load_head
 from penstock_storage_node.log.state import Appended, LogData, LogState
+from penstock_storage_node.log.transactions import AbortedTransaction
 
 READ_TRIES_MAX = 6
 """Of a read in the pool: index head to load, damaged, a gap, and all again for the next segment."""
 
 READ_SEGMENTS_MAX = 1000
 """Empty segments that one read passes over before it gives up."""
+
+
+class AbortedJob:
+    """A look-up of aborted transactions that would have blocked the loop. Raises PenstockError."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[], Rows]) -> None:
+        self._find = find
+
+    def run(self) -> Rows:
+        return self._find()
 
 
 class LogReader:
@@ -61,6 +76,70 @@ class LogReader:
             if isinstance(found, ReadData):
                 return found
         return ReadJob(lambda: self._read_in_pool(wanted))
+
+    # ------------------------------------------------------------------ aborted transactions
+
+    def aborted_between(self, offset: int, end_offset: int) -> Rows | AbortedJob:
+        """See `PartitionLog.aborted_between` (loop)."""
+        data, get = self._data, self._fs.aborted_rows.get
+
+        def at_hand(segment: Segment) -> Iterable[AbortedTransaction] | None:
+            index = segment.aborted
+            return index.rows if index.rows is not None else get(index.path)
+
+        if not data.is_swapping:
+            found = self._find_aborted(offset, end_offset, at_hand)
+            if found is not None:
+                return found
+        return AbortedJob(lambda: self.aborted_between_in_pool(offset, end_offset))
+
+    def aborted_between_in_pool(self, offset: int, end_offset: int) -> Rows:
+        """As `aborted_between`, from the disk where need be (pool). Raises PenstockError."""
+        for _ in range(READ_TRIES_MAX):
+            segments = self._data.segments
+            try:
+                return self._find_aborted(offset, end_offset, self._load_aborted) or ()
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or self._data.segments is segments:
+                    raise self._unreadable(error) from error
+        raise self._out_of_range(offset)
+
+    def _find_aborted(
+        self,
+        offset: int,
+        end_offset: int,
+        rows_of: Callable[[Segment], Iterable[AbortedTransaction] | None],
+    ) -> Rows | None:
+        """None when `rows_of` has None for a segment. (Kafka: LogSegment.collectAbortedTxns.)"""
+        segments = self._data.segments
+        first = max(bisect_right(segments, offset, key=_segment_base) - 1, 0)
+        found: list[AbortedTransaction] = []
+        for index in range(first, len(segments)):
+            segment = segments[index]
+            if not segment.aborted.count:
+                continue
+            rows = rows_of(segment)
+            if rows is None:
+                return None
+            for row in rows:
+                if row.last_offset >= offset and row.first_offset < end_offset:
+                    found.append(row)
+                if row.last_stable_offset >= end_offset:  # whatever began before it has ended by then
+                    return tuple(found)
+        return tuple(found)
+
+    def _load_aborted(self, segment: Segment) -> Rows:
+        data, fs = self._data, self._fs
+        end_offset = data.end_of(segment)
+        try:
+            return load_aborted(fs, segment, end_offset)
+        except DamagedIndex:
+            # Damage costs time: the batches know. The next start makes the file anew.
+            now_ms = data.clock_ms()
+            rows = aborted_in(fs, data.directory, data.segments, segment, end_offset, now_ms)
+            fs.aborted_rows.put(segment.aborted.path, rows)
+            self.index_fault_count += 1
+            return rows
 
     def _out_of_range(self, offset: int) -> PenstockError:
         data = self._data

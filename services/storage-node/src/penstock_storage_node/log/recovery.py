@@ -27,6 +27,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.failpoints import hit
 from penstock_kafka.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
+from penstock_storage_node.log.aborted_index import ENTRY_BYTES, AbortedIndex
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
 from penstock_storage_node.log.compaction.swap import complete_swaps
 from penstock_storage_node.log.epochs import LeaderEpochs
@@ -43,17 +44,27 @@ from penstock_storage_node.log.jobs import (
     FULL_ERRORS,
     UNFLUSHED_MARKER,
     create_segment_files,
+    cut_file,
     save_indexes,
     segment_paths,
     sync_file,
     sync_segment,
 )
 from penstock_storage_node.log.ports import Checkpointed
-from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState, coordinator_epoch
+from penstock_storage_node.log.producer_replay import (
+    NOWHERE,
+    ProducerReplay,
+    batches_from,
+    find_position,
+    first_damaged,
+    save_aborted,
+)
+from penstock_storage_node.log.producer_state import ProducerState
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
     Segment,
-    file_stem,
+    forget_indexes,
+    load_aborted,
     load_head,
     load_times,
     walk_file,
@@ -66,9 +77,6 @@ LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 DAMAGED_MARKER = "damaged"
 """Beside the segments: base offset of the first one that gave back what was not written."""
 
-RESTORE_WINDOW_BYTES = 128 * 1024
-"""Log before a producer snapshot that is walked for the batches which the snapshot leaves out."""
-
 
 def recover(
     fs: FileSystem,
@@ -80,7 +88,7 @@ def recover(
 ) -> Recovered:
     """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
     log_start_offset = checkpointed.log_start_offset or 0
-    segments = _find_segments(fs, directory, settings, now_ms)
+    segments, made_anew = _find_segments(fs, directory, settings, now_ms)
     epochs = _load_epochs(fs, directory)
     flush_point = checkpointed.recovery_point or 0
     scan_from = min(flush_point, _damaged_from(fs, directory))
@@ -96,6 +104,7 @@ def recover(
         may_have_gaps = checkpointed.may_have_gaps
         scan = _Scan(fs, directory, settings, epochs, flush_point, scan_from, may_have_gaps=may_have_gaps)
         segments, end_offset = scan.run(segments)
+        made_anew = min(made_anew, scan.first_base)
         unlink_if_exists(fs, f"{directory}/{DAMAGED_MARKER}")
         hit("log.recovery.after_scan")
     if epochs is None:
@@ -110,7 +119,12 @@ def recover(
     for segment in segments:
         segment.found_bytes = segment.written
     producers = ProducerState()
-    rebuild_producers(fs, directory, segments, producers, end_offset, now_ms)
+    made_anew = min(made_anew, first_damaged(fs, segments, end_offset))
+    replay = ProducerReplay(fs, directory, segments, end_offset, now_ms)
+    replay.run(producers, high_watermark=checkpointed.high_watermark, from_segment=made_anew)
+    if save_aborted(fs, [s for s in segments if s.base_offset >= made_anew], replay.aborted):
+        fs.sync_directory(directory)
+    segments[-1].aborted.adopt(load_aborted(fs, segments[-1], end_offset))
     is_marked = fs.exists(f"{directory}/{UNFLUSHED_MARKER}")
     return Recovered(
         tuple(segments),
@@ -148,11 +162,14 @@ def _damaged_from(fs: FileSystem, directory: str) -> int:
     try:
         text = read_file(fs, f"{directory}/{DAMAGED_MARKER}").strip()
     except FileNotFoundError:
-        return 1 << 63
+        return NOWHERE
     return int(text) if text.isdigit() else 0
 
 
-def _find_segments(fs: FileSystem, directory: str, settings: TopicConfig, now_ms: int) -> list[Segment]:
+def _find_segments(
+    fs: FileSystem, directory: str, settings: TopicConfig, now_ms: int
+) -> tuple[list[Segment], int]:
+    """All segments, and the base offset of the first whose indexes had to be made anew."""
     complete_swaps(fs, directory)
     names = fs.list_directory(directory)
     stems = {name[:-4] for name in names if name.endswith(".log") and len(name) == 24 and name[:-4].isdigit()}
@@ -164,6 +181,7 @@ def _find_segments(fs: FileSystem, directory: str, settings: TopicConfig, now_ms
     present = set(names)
     last_stem = max(stems, default="")
     segments: list[Segment] = []
+    made_anew = NOWHERE
     for stem in sorted(stems):
         segment = Segment(directory, int(stem), fs.index_heads, now_ms)
         segment.size = segment.written = fs.path_size(segment.path)
@@ -176,8 +194,20 @@ def _find_segments(fs: FileSystem, directory: str, settings: TopicConfig, now_ms
             for path in (segment.offset_index.path, segment.time_index.path):
                 fs.close(fs.create(path))
             rebuild_indexes(fs, segment, settings)
+            made_anew = min(made_anew, segment.base_offset)
+        if f"{stem}.txnindex" in present:
+            _find_aborted(fs, segment)
         segments.append(segment)
-    return segments
+    return segments, made_anew
+
+
+def _find_aborted(fs: FileSystem, segment: Segment) -> None:
+    path = segment.aborted.path
+    size_bytes = fs.path_size(path)
+    if size_bytes:
+        segment.aborted = AbortedIndex(path, max(size_bytes // ENTRY_BYTES, 1))
+    else:
+        unlink_if_exists(fs, path)  # of a crash before its first entry was in it, or of compaction
 
 
 def rebuild_indexes(fs: FileSystem, segment: Segment, settings: TopicConfig) -> None:
@@ -265,7 +295,7 @@ def adopt_entries(fs: FileSystem, segment: Segment, entry: IndexEntry, count: in
 
 
 def cut_segment(fs: FileSystem, segment: Segment, offset: int, settings: TopicConfig) -> int:
-    """Cut off a segment's batches that have `offset` in them or lie behind it; durable on return.
+    """Cut off a segment's batches that have `offset` in them or lie behind it; durable on return, aborted index aside.
 
     Returns where it ends now: after its last batch, which is below `offset` where compaction left a
     gap. Brings indexes in line, and what is in memory of the segment.
@@ -304,18 +334,6 @@ def end_if_cut(fs: FileSystem, segment: Segment, offset: int) -> int:
             break
         end_offset = info.next_offset
     return end_offset
-
-
-def cut_file(fs: FileSystem, path: str, size: int) -> bool:
-    """Shorten a file, if it is longer; not flushed."""
-    file = fs.files.pin(path)
-    try:
-        if fs.size(file.fd) <= size:
-            return False
-        fs.ftruncate(file.fd, size)
-        return True
-    finally:
-        fs.files.unpin(file)
 
 
 def _trust_last(fs: FileSystem, segment: Segment, settings: TopicConfig) -> int:
@@ -377,6 +395,8 @@ class _Scan:
         self._recovery_point = recovery_point
         self._scan_from = scan_from
         self._may_have_gaps = may_have_gaps or settings.is_compacted
+        self.first_base = NOWHERE
+        """Of the first segment that was read."""
         self._next_base: int | None = None
         self._expected = 0
         self._epoch = -1
@@ -388,7 +408,7 @@ class _Scan:
         for index, segment in enumerate(segments):
             if segment.base_offset <= self._scan_from:
                 first = index
-        self._expected = segments[first].base_offset
+        self._expected = self.first_base = segments[first].base_offset
         keep = len(segments)
         for index in range(first, len(segments)):
             segment = segments[index]
@@ -491,98 +511,7 @@ def _with_next(
 def remove_segments(fs: FileSystem, segments: list[Segment]) -> None:
     """Delete files of segments, the newest first; the directory is not synced."""
     for segment in reversed(segments):
-        fs.index_heads.forget(segment.offset_index.path)
+        forget_indexes(fs, segment)
         for path in segment_paths(segment):
             fs.files.forget(path)
             unlink_if_exists(fs, path)
-
-
-# ---------------------------------------------------------------------- walking and producers
-
-
-def find_position(fs: FileSystem, segment: Segment, offset: int) -> int:
-    """Where to begin walking for `offset`, by the index if it is right (disk pool)."""
-    entry = segment.offset_index.floor_offset(offset)
-    if entry is None:
-        entry = segment.offset_index.floor_offset(offset, load_head(fs, segment))
-    if entry is not None and entry.last_offset >= 0:
-        for info, _ in walk_file(fs, segment.path, entry.position, segment.written):
-            if info.last_offset == entry.last_offset:
-                return entry.position
-            break
-    return 0
-
-
-def batches_from(
-    fs: FileSystem, segments: list[Segment] | tuple[Segment, ...], offset: int
-) -> Iterator[tuple[BatchInfo, memoryview]]:
-    """Batches in the files from the one that holds `offset` on (disk pool)."""
-    for index, segment in enumerate(segments):
-        if index + 1 < len(segments) and segments[index + 1].base_offset <= offset:
-            continue
-        start = find_position(fs, segment, offset) if offset > segment.base_offset else 0
-        for info, view in walk_file(fs, segment.path, start, segment.written):
-            if info.last_offset >= offset:
-                yield info, view
-
-
-def rebuild_producers(
-    fs: FileSystem,
-    directory: str,
-    segments: list[Segment] | tuple[Segment, ...],
-    producers: ProducerState,
-    end_offset: int,
-    now_ms: int,
-) -> None:
-    """Producer state at `end_offset`: newest usable snapshot, then the batches after it.
-
-    Snapshots past the end, damaged ones, and those of segments that are gone are deleted.
-    """
-    producers.clear()
-    names = [name for name in fs.list_directory(directory) if name.endswith(".snapshot")]
-    offsets = sorted((int(name[:-9]) for name in names if name[:-9].isdigit()), reverse=True)
-    bases = {segment.base_offset for segment in segments}
-    from_offset = segments[0].base_offset
-    is_loaded = False
-    for offset in offsets:
-        path = f"{directory}/{file_stem(offset)}.snapshot"
-        usable = segments[0].base_offset < offset <= end_offset
-        if usable and not is_loaded:
-            try:
-                producers.load_snapshot(read_file(fs, path), now_ms)
-            except CorruptSnapshot:
-                usable = False
-            else:
-                is_loaded, from_offset = True, offset
-                continue
-        if not usable or offset not in bases:
-            unlink_if_exists(fs, path)
-    if is_loaded and len(producers):
-        _restore_window(fs, segments, producers, from_offset)
-    for info, view in batches_from(fs, segments, from_offset):
-        if info.producer_id >= 0 and is_crc_valid(view):  # a damaged one will be seen when it is read
-            producers.replay(info, now_ms, coordinator_epoch(view, 0, info))
-
-
-def remove_snapshots(fs: FileSystem, directory: str) -> None:
-    """Delete every producer snapshot."""
-    for name in fs.list_directory(directory):
-        if name.endswith(".snapshot"):
-            unlink_if_exists(fs, f"{directory}/{name}")
-
-
-def _restore_window(
-    fs: FileSystem, segments: list[Segment] | tuple[Segment, ...], producers: ProducerState, offset: int
-) -> None:
-    """Walk the log right before a snapshot for the batches that it leaves out."""
-    window: list[BatchInfo] = []
-    left = RESTORE_WINDOW_BYTES
-    for segment in reversed([segment for segment in segments if segment.base_offset < offset]):
-        end = find_position(fs, segment, offset)
-        start = segment.offset_index.below(max(end - left, 0), offset).position if end > left else 0
-        part = walk_file(fs, segment.path, start, segment.written)
-        window = [info for info, _ in part if info.last_offset < offset] + window
-        left -= end - start
-        if left <= 0:
-            break
-    producers.restore_window(window)

@@ -18,7 +18,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.failpoints import hit
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists
 from penstock_storage_node.log.jobs import segment_paths
-from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
+from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment, forget_indexes
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def remove(fs: FileSystem, directory: str, segments: Sequence[Segment]) -> None:
     """
     hit("log.retention.before_rename")
     for segment in segments:
-        fs.index_heads.forget(segment.offset_index.path)
+        forget_indexes(fs, segment)
         for path in segment_paths(segment):
             fs.files.forget(path)
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""One log file with its two indexes: what is known of it in memory.
+"""One log file with its indexes: what is known of it in memory.
 
 A segment's `size` counts everything staged for it; `written` is what the file holds.
 Nothing here makes a system call except the functions at the end, which take the
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from penstock_core.config.topic import TopicConfig
 from penstock_core.limits import BATCH_BYTES_MAX
 from penstock_kafka.records.batch import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, BatchInfo, Buffer
-from penstock_storage_node.log.fs import FileSystem, read_fully
+from penstock_storage_node.log import aborted_index
+from penstock_storage_node.log.aborted_index import AbortedIndex, Rows
+from penstock_storage_node.log.fs import FileSystem, read_file, read_fully
 from penstock_storage_node.log.index import (
     RELATIVE_OFFSET_MAX,
     TIME_ENTRY_BYTES,
@@ -51,6 +53,7 @@ class Segment:
     """A segment as the loop knows it."""
 
     __slots__ = (
+        "aborted",
         "base_offset",
         "bytes_since_index",
         "closed_ms",
@@ -77,6 +80,7 @@ class Segment:
         self.path = stem + ".log"
         self.offset_index = OffsetIndex(stem + ".index", base_offset, heads)
         self.time_index = TimeIndex(stem + ".timeindex", base_offset)
+        self.aborted = AbortedIndex(stem + aborted_index.SUFFIX)
         self.size = 0
         self.written = 0
         self.found_bytes = 0
@@ -166,6 +170,31 @@ def load_head(fs: FileSystem, segment: Segment) -> Head:
         head = decode_offset_entries(b"")
     fs.index_heads.put(index.path, head)
     return head
+
+
+def forget_indexes(fs: FileSystem, segment: Segment) -> None:
+    """What the caches have of a segment's files is of other files from now on."""
+    fs.index_heads.forget(segment.offset_index.path)
+    fs.aborted_rows.forget(segment.aborted.path)
+
+
+def load_aborted(fs: FileSystem, segment: Segment, end_offset: int) -> Rows:
+    """All entries of the aborted index, which goes on in memory; `end_offset`: where the segment ends (disk pool).
+
+    Raises DamagedIndex, OSError.
+    """
+    index = segment.aborted
+    if (rows := index.rows) is not None:
+        return tuple(rows)
+    found = fs.aborted_rows.get(index.path)
+    if found is None:
+        try:
+            data = read_file(fs, index.path)
+        except FileNotFoundError as error:
+            raise aborted_index.DamagedIndex("the file is gone") from error
+        found = aborted_index.decode_entries(data, segment.base_offset, end_offset)
+        fs.aborted_rows.put(index.path, found)
+    return found
 
 
 def load_times(fs: FileSystem, segment: Segment) -> list[tuple[int, int]]:

@@ -40,12 +40,14 @@ from penstock_kafka.records.batch import (
     BatchInfo,
     Buffer,
     iter_batches,
+    read_header,
     stamp,
 )
 from penstock_kafka.records.crc import crc32c
+from penstock_kafka.records.markers import Marker, build_marker, read_marker
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.index import IndexHeads
-from penstock_storage_node.log.producer_state import ProducerState, coordinator_epoch
+from penstock_storage_node.log.producer_state import Origin, ProducerState
 from penstock_storage_node.log.segment import Segment
 
 
@@ -116,8 +118,8 @@ class LogData:
     """The state of one log. Its methods are for the loop; those that the pool may call say so."""
 
     __slots__ = (
-        "_clock_ms",
         "_heads",
+        "clock_ms",
         "cut_count",
         "directory",
         "end",
@@ -186,7 +188,7 @@ class LogData:
         self.hints: dict[int, tuple[Segment, int]] = {}
         """Where reads ended: segment and position by the offset that comes next."""
         self._heads = heads
-        self._clock_ms = clock_ms
+        self.clock_ms = clock_ms
 
     def __str__(self) -> str:
         return str(self.identity)
@@ -258,15 +260,29 @@ class LogData:
 
     # ------------------------------------------------------------------ appending
 
-    def append_as_leader(self, batch: Buffer, info: BatchInfo, leader_epoch: int) -> Appended | Duplicate:
+    def append_as_leader(
+        self, batch: Buffer, info: BatchInfo, leader_epoch: int, origin: Origin = Origin.CLIENT
+    ) -> Appended | Duplicate:
         """See `PartitionLog.append_as_leader`."""
         if self.state is not LogState.OK:
             raise self.refusal()
         if info.producer_id >= 0:
-            known = self.producers.check(info, self)
+            known = self.producers.check(info, self, origin)
             if known is not None:
                 timestamp = info.max_timestamp if info.attributes & LOG_APPEND_TIME_BIT else -1
                 return Duplicate(known[0], known[1], timestamp)
+        return self._stage(batch, info, leader_epoch, None)
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: Marker, leader_epoch: int
+    ) -> Appended:
+        """See `PartitionLog.append_marker`."""
+        if self.state is not LogState.OK:
+            raise self.refusal()
+        batch = build_marker(producer_id, producer_epoch, marker, self.clock_ms(), base_offset=self.end)
+        return self._stage(batch, read_header(batch), leader_epoch, marker)
+
+    def _stage(self, batch: Buffer, info: BatchInfo, leader_epoch: int, marker: Marker | None) -> Appended:
         base_offset = self.end
         if leader_epoch != self.epochs.latest:
             self._assign_epoch(leader_epoch, base_offset)
@@ -277,9 +293,11 @@ class LogData:
                 ErrorCode.RECORD_LIST_TOO_LARGE,
                 f"batch of {size} bytes is above segment.bytes={self.settings.segment_bytes} of {self}",
             )
-        now_ms = self._clock_ms()
+        now_ms = self.clock_ms()
         segment = self._segment_for(size, last_offset, info.max_timestamp, now_ms)
-        if info.producer_id >= 0:
+        if marker is not None:
+            self._replay_marker(segment, info, now_ms, marker)
+        elif info.producer_id >= 0:
             self.producers.update(info, base_offset, now_ms)
         segment.note(last_offset, size, info.max_timestamp, self.settings.index_interval_bytes)
         staged = Appended(
@@ -295,6 +313,11 @@ class LogData:
         self.end = last_offset + 1
         return staged
 
+    def _replay_marker(self, segment: Segment, info: BatchInfo, now_ms: int, marker: Marker | None) -> None:
+        aborted = self.producers.replay(info, now_ms, marker)
+        if aborted is not None:
+            segment.aborted.append(aborted)
+
     def append_as_follower(
         self,
         records: Buffer,
@@ -307,7 +330,7 @@ class LogData:
             raise self.refusal()
         view = memoryview(records)
         infos = self._check_replicated(view, leader_epoch, base_offset)
-        now_ms = self._clock_ms()
+        now_ms = self.clock_ms()
         interval = self.settings.index_interval_bytes
         run: Appended | None = None
         for info in infos:
@@ -325,7 +348,8 @@ class LogData:
                     self.epochs.truncate_from_end(self.end)
                 self.epochs.assign_batch(info.leader_epoch, info.base_offset, self.end, epoch_starts)
             if info.producer_id >= 0:
-                self.producers.replay(info, now_ms, coordinator_epoch(view, info.position, info))
+                marker = read_marker(view, info, info.position) if info.is_control else None
+                self._replay_marker(segment, info, now_ms, marker)
             segment.note(last_offset, size, info.max_timestamp, interval)
             run.size_bytes += size
             run.last_offset = last_offset
@@ -371,6 +395,8 @@ class LogData:
                 raise PenstockError(
                     ErrorCode.CORRUPT_MESSAGE, f"batch at {info.base_offset} of {self} has a wrong CRC"
                 )
+            if info.is_control:
+                read_marker(view, info, info.position)  # raises before anything is changed
             self.has_new_gaps = self.has_new_gaps or info.base_offset > expected
             expected, epoch = info.next_offset, info.leader_epoch
             infos.append(info)

@@ -11,6 +11,7 @@ from penstock_core.failpoints import hit
 from penstock_storage_node.log import recovery
 from penstock_storage_node.log.jobs import FULL_ERRORS, save_indexes
 from penstock_storage_node.log.ports import LogPorts
+from penstock_storage_node.log.producer_replay import ProducerReplay, remove_snapshots, save_aborted
 from penstock_storage_node.log.state import LogData, LogState
 from penstock_storage_node.log.writer import LogWriter
 
@@ -93,7 +94,12 @@ class LogTruncation:
         data.shorten(kept, end_offset)
         recovery.save_epochs(fs, data.directory, data.epochs)
         now_ms = self._ports.clock_ms()
-        recovery.rebuild_producers(fs, data.directory, kept, data.producers, end_offset, now_ms)
+        ended = data.producers.transactions.ended_below(end_offset)
+        replay = ProducerReplay(fs, data.directory, kept, end_offset, now_ms)
+        # Those that the replay does not come by are remembered, whatever the high watermark is.
+        replay.run(data.producers, high_watermark=end_offset, from_segment=kept[-1].base_offset)
+        data.producers.transactions.put_back(ended)
+        save_aborted(fs, kept[-1:], replay.aborted)
         fs.sync_directory(data.directory)
         data.cut_count += 1
         data.state = LogState.OK
@@ -121,7 +127,7 @@ class LogTruncation:
             data.epochs.clear()
             recovery.save_epochs(fs, data.directory, data.epochs)
             data.producers.clear()
-            recovery.remove_snapshots(fs, data.directory)
+            remove_snapshots(fs, data.directory)
             fs.sync_directory(data.directory)
             segment = recovery.first_segment(fs, data.directory, offset, self._ports.clock_ms())
         except OSError:

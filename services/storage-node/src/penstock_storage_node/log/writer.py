@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_storage_node.log import recovery
+from penstock_storage_node.log.aborted_index import ENTRY_BYTES
 from penstock_storage_node.log.checkpoints import encode_epochs
 from penstock_storage_node.log.jobs import (
     FULL_ERRORS,
@@ -120,11 +121,14 @@ class LogWriter:
             segment.is_on_disk = True
             segment.is_directory_synced = segment.is_directory_synced or plan.fsync
             data.snapshots.pop(segment.base_offset, None)
+            segment.aborted.mark_saved(len(step.aborted) // ENTRY_BYTES)
             if step.offset_entries or step.closes:
                 segment.offset_index.mark_saved(step.offset_entries)
                 segment.time_index.mark_saved(step.time_entries)
             if step.closes:
                 segment.offset_index.release()
+                self._fs.aborted_rows.forget(segment.aborted.path)  # of a start, when it had fewer
+                segment.aborted.release()
                 segment.is_closed_on_disk = True
                 segment.is_sealed = plan.fsync
             if not plan.fsync and (step.size or step.closes) and segment not in data.unflushed:

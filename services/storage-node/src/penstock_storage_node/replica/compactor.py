@@ -269,11 +269,10 @@ class Compactor:
         if partition.closed or partition.busy or log.state is not LogState.OK:
             return None
         done, cut_count = self._directory.cleaned_until(log), log.cut_count
-        mark, now_ms = partition.replica.high_watermark, self._wall_ms()
-        transaction = log.first_open_transaction
+        stable, now_ms = log.last_stable_offset(partition.replica.high_watermark), self._wall_ms()
         plan: CleaningPlan | None
         try:
-            plan = await partition.look_up(lambda: log.plan_cleaning(done, mark, now_ms, transaction))
+            plan = await partition.look_up(lambda: log.plan_cleaning(done, stable, now_ms))
         except (OSError, PenstockError):
             return None
         return plan if plan is not None and plan.cut_count == cut_count else None

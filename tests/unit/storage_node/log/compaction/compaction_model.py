@@ -48,9 +48,8 @@ def compact(
     """One run, swapped in as a node does it."""
     plan = log.plan_cleaning(
         cleaned_until,
-        log.log_end_offset if high_watermark is None else high_watermark,
+        log.last_stable_offset(log.log_end_offset if high_watermark is None else high_watermark),
         now_ms,
-        log.first_open_transaction,
     )
     if plan is None or not plan.is_due:
         return None

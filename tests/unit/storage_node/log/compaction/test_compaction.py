@@ -242,11 +242,11 @@ def test_nothing_past_the_high_watermark_nor_the_lag_nor_in_the_active_segment()
     assert offsets[-(30 - stats.cleaned_until) :] == list(range(stats.cleaned_until, 30))
     assert offsets[0] == stats.cleaned_until - 1 or len(offsets) == 30 - stats.cleaned_until + 1
     log.update_settings(replace(COMPACT, min_compaction_lag_ms=1000))
-    assert log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500, None) is None
+    assert log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500) is None
     log.update_settings(replace(COMPACT, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=1000))
-    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500, None)
+    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 500)
     assert plan is not None and plan.is_due is False
-    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 1500, None)
+    plan = log.plan_cleaning(stats.cleaned_until, 30, NOW_MS + 1500)
     assert plan is not None and plan.is_due and plan.must
 
 
@@ -300,7 +300,7 @@ def test_a_log_that_changed_meanwhile_keeps_its_segments() -> None:
     for _ in range(20):
         append(log, batch_of((b"k", bytes(300))))
     run_job(log)
-    plan = log.plan_cleaning(0, 20, NOW_MS, None)
+    plan = log.plan_cleaning(0, 20, NOW_MS)
     assert plan is not None
     groups = Cleaner(fs, log.cleaning_request(plan, NOW_MS, 4096)).run()
     group = next(groups)

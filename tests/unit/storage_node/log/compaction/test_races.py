@@ -53,7 +53,7 @@ def values(log: PartitionLog) -> list[tuple[int, bytes]]:
 
 
 def plan_of(log: PartitionLog, *, cleaned_until: int = 0, now_ms: int = NOW_MS) -> CleaningPlan:
-    plan = log.plan_cleaning(cleaned_until, log.log_end_offset, now_ms, log.first_open_transaction)
+    plan = log.plan_cleaning(cleaned_until, log.last_stable_offset(log.log_end_offset), now_ms)
     assert plan is not None
     return plan
 
@@ -88,9 +88,9 @@ def test_a_plan_reads_no_producers_in_the_pool() -> None:
     put(log, 60, b"a")
     log._data.producers._entries = _Growing({0: ProducerEntry(0)})
     with pytest.raises(RuntimeError):
-        assert log.first_open_transaction is None  # for the loop, where nothing grows meanwhile
-    assert log.plan_cleaning(0, 60, NOW_MS, None) is not None
-    plan = log.plan_cleaning(0, 60, NOW_MS, log.segments[2].base_offset)
+        assert not log._data.producers.has_transactions  # for the loop, where nothing grows meanwhile
+    assert log.plan_cleaning(0, 60, NOW_MS) is not None
+    plan = log.plan_cleaning(0, log.segments[2].base_offset, NOW_MS)
     assert plan is not None and plan.end == log.segments[2].base_offset
 
 
@@ -444,8 +444,8 @@ def test_the_lag_counts_from_the_closing_of_a_segment_without_timestamps() -> No
     for timestamp_ms in (NOW_MS, -1):
         _, log = new_log(new_disk(), settings)
         put(log, 60, b"a", timestamp_ms=timestamp_ms)
-        assert log.plan_cleaning(0, 60, NOW_MS + 3_599_999, None) is None
-        assert log.plan_cleaning(0, 60, NOW_MS + 3_600_001, None) is not None
+        assert log.plan_cleaning(0, 60, NOW_MS + 3_599_999) is None
+        assert log.plan_cleaning(0, 60, NOW_MS + 3_600_001) is not None
 
 
 @pytest.mark.parametrize("suffix", [".timeindex", ".log"])
@@ -461,9 +461,7 @@ def test_a_plan_comes_to_an_end_when_a_file_is_missing(suffix: str) -> None:
     fs.unlink(path)
     fs.files.forget(path)
     plans: list[CleaningPlan | None] = []
-    thread = threading.Thread(
-        target=lambda: plans.append(log.plan_cleaning(0, 60, NOW_MS, None)), daemon=True
-    )
+    thread = threading.Thread(target=lambda: plans.append(log.plan_cleaning(0, 60, NOW_MS)), daemon=True)
     thread.start()
     thread.join(30)
     assert not thread.is_alive()

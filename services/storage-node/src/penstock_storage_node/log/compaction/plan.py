@@ -4,9 +4,9 @@ Rules (Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog; KIP
   * The clean part ends at the cleaner's checkpoint; it begins anew where that one lies
     outside the log.
   * What may be compacted ends before the active segment, before the first segment that isn't
-    wholly below the high watermark, before the first record of an open transaction, and before
-    the first segment with a record younger than min.compaction.lag.ms. (Kafka compacts parts of
-    segments up to the high watermark; whole ones are simpler and lose nothing for long.)
+    wholly below the last stable offset, and before the first segment with a record younger than
+    min.compaction.lag.ms. (Kafka compacts parts of segments; whole ones are simpler and lose nothing
+    for long.)
   * A log is worth a run when dirty / (clean + dirty) is above min.cleanable.dirty.ratio, or when
     a dirty record is older than max.compaction.lag.ms.
   * Segments that a flush has not covered yet wait.
@@ -23,6 +23,7 @@ from penstock_core.config.topic import LONG_MAX, TopicConfig
 from penstock_storage_node.log.compaction.rewrite import CleanRequest
 from penstock_storage_node.log.index import TIME_ENTRY_BYTES
 from penstock_storage_node.log.segment import TIMESTAMP_UNKNOWN, Segment
+from penstock_storage_node.log.transactions import AbortedTransaction
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class CleaningPlan:
     """The log's when the plan was begun: after a cut it counts no more."""
     sizes: tuple[int, ...]
     """Bytes of the sources."""
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """Those with records among the sources, by rising markers."""
 
     @property
     def ratio(self) -> float:
@@ -56,9 +59,8 @@ class CleaningBounds:
     cleaned_until: int
     """The cleaner's checkpoint."""
     log_start_offset: int
-    high_watermark: int
-    first_open_transaction: int | None
-    """Offset of the first record of the oldest open transaction."""
+    last_stable_offset: int
+    """Below it all is committed and, where it is of a transaction, decided."""
 
 
 @dataclass(slots=True)
@@ -82,15 +84,12 @@ def plan(
     active = segments[-1]
     start = max(bounds.log_start_offset, segments[0].base_offset)
     first_dirty = bounds.cleaned_until if start <= bounds.cleaned_until <= active.base_offset else start
-    limit = bounds.high_watermark
-    if bounds.first_open_transaction is not None:
-        limit = min(limit, bounds.first_open_transaction)
     sources: list[Segment] = []
     lag_from_ms = now_ms - settings.min_compaction_lag_ms
     unknown: list[Segment] = []
     for segment, after in pairwise(segments):
         newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else segment.closed_ms
-        if after.base_offset > limit or not segment.is_sealed:
+        if after.base_offset > bounds.last_stable_offset or not segment.is_sealed:
             break
         is_dirty = after.base_offset > first_dirty
         if is_dirty and segment.max_timestamp == TIMESTAMP_UNKNOWN:
@@ -145,6 +144,7 @@ def request(
         index_entries_max=settings.segment_index_bytes // TIME_ENTRY_BYTES,
         producers=producers,
         map_bytes=map_bytes,
+        aborted=plan.aborted,
     )
 
 

@@ -2,12 +2,14 @@
 
 Rules (Kafka: Cleaner, LogCleaner; KIP-58, KIP-534)
   * First the keys of the dirty part, in order, into a map of fixed size (`OffsetMap`): what
-    doesn't fit is left for the next run. Aborted data are left out.
+    doesn't fit is left for the next run. Aborted data are left out: which they are says the aborted
+    index, for a marker may stand far behind the last segment that is compacted.
   * Then every segment from the log's first on up to where the map ends: a record stays when no
     later one has its key. A tombstone that stays gives its batch a delete horizon, and goes
     once that time has come. Records without a key go.
-  * A transaction's marker stays while data of its producer before it do, then goes by a delete
-    horizon as well. Aborted data go.
+  * A transaction's marker stays while any batch of it does, an empty one too: whoever replays the log would find
+    a transaction open for ever. Then it goes by a delete horizon as well. Aborted data go. An entry of the aborted
+    index goes with its marker's record.
   * The batch with a producer's last sequence stays, empty if need be: idempotence survives.
   * Segments are put together while they fit segment.bytes, the index sizes and an offset range
     of 2^31. A record is never moved to another offset.
@@ -22,12 +24,15 @@ Files are written as `.cleaned` and flushed; nothing of the log itself is change
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock_core.config.topic import LONG_MAX
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT, BatchInfo, is_crc_valid
+from penstock_kafka.records.markers import read_marker
+from penstock_storage_node.log.aborted_index import encode_entries
 from penstock_storage_node.log.compaction.offset_map import OffsetMap
 from penstock_storage_node.log.compaction.record_filter import (
     Filtered,
@@ -41,10 +46,10 @@ from penstock_storage_node.log.fs import FileSystem, unlink_if_exists, write_ful
 from penstock_storage_node.log.index import RELATIVE_OFFSET_MAX, TIME_ENTRY_BYTES, IndexHeads
 from penstock_storage_node.log.jobs import create_with
 from penstock_storage_node.log.segment import Segment, file_stem, walk_file
+from penstock_storage_node.log.transactions import AbortedTransaction
 
 CLEANED: Final = ".cleaned"
 WRITE_BYTES: Final = 1024 * 1024
-_ABORT: Final = 0
 
 
 class DamagedSource(Exception):
@@ -74,6 +79,8 @@ class CleanRequest:
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Active producers: (offset of the last data record, -1 if none; epoch)."""
     map_bytes: int = 32 * 1024 * 1024
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """Those with records among the sources, by rising markers; these may lie behind the sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class CleanedGroup:
     first_timestamp: int
     max_timestamp: int
     max_timestamp_offset: int
+    aborted_entries: int = 0
     tombstones_gone_below: int = 0
     """Past the last tombstone (or marker) whose time was over; 0 when there was none."""
 
@@ -124,10 +132,14 @@ class Cleaner:
         self._pause = pause
         self._map = OffsetMap(request.map_bytes)
         self._map_end = request.first_dirty
-        self._markers: dict[int, list[tuple[int, bool]]] = {}
-        """By producer: (offset, aborts) of transaction markers, rising."""
-        self._has_data: dict[int, bool] = {}
-        """By producer: transactional data seen that stay, since its last marker."""
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        """By producer, rising."""
+        for row in request.aborted:
+            self._aborted.setdefault(row.producer_id, []).append(row)
+        self._has_records: set[int] = set()
+        """Producers with records of a transaction among what was read, since their last marker."""
+        self._has_batches: set[int] = set()
+        """Producers with a transactional batch that stays, since their last marker."""
         self._tombstones_gone_below = 0
         """In the group that is being cleaned."""
 
@@ -136,8 +148,8 @@ class Cleaner:
 
         Raises DamagedSource, BatchTooLarge, OSError, PenstockError.
         """
-        self._read_markers()
         self._fill_map()
+        self._has_records.clear()
         for group in self._groups():
             cleaned = self._clean(group)
             if cleaned is not None:
@@ -159,23 +171,15 @@ class Cleaner:
         if position != size:
             raise DamagedSource(base_offset, f"{path}: no batch at byte {position} of {size}")
 
-    def _read_markers(self) -> None:
-        """Which transactions were aborted. (There is no transaction index yet: headers are read.)"""
-        for base_offset, size in self._request.sources:
-            path = f"{self._request.directory}/{file_stem(base_offset)}.log"
-            for info, view in walk_file(self._fs, path, 0, size):
-                if info.is_control and info.record_count:
-                    if not is_crc_valid(view):
-                        raise DamagedSource(base_offset, f"{path}: wrong CRC at byte {info.position}")
-                    (record,) = records_of(open_batch(view, info), info)
-                    aborts = int.from_bytes(record.key[2:4], "big") == _ABORT
-                    self._markers.setdefault(info.producer_id, []).append((info.base_offset, aborts))
-
-    def _is_aborted(self, info: BatchInfo) -> bool:
-        markers = self._markers.get(info.producer_id)
-        if not markers or not info.is_transactional:
-            return False
-        return next((aborts for offset, aborts in markers if offset > info.last_offset), False)
+    def _aborted_with(self, info: BatchInfo) -> AbortedTransaction | None:
+        """The aborted transaction that a batch of data or a marker is of."""
+        rows = self._aborted.get(info.producer_id)
+        if not rows or not info.is_transactional:
+            return None
+        at = bisect_left(rows, info.last_offset, key=_marker_offset)
+        if at < len(rows) and rows[at].first_offset <= info.base_offset:
+            return rows[at]
+        return None
 
     def _fill_map(self) -> None:
         request, put = self._request, self._map.put
@@ -186,7 +190,8 @@ class Cleaner:
             for info, view in self._batches(base_offset, size):
                 if info.last_offset < request.first_dirty:
                     continue
-                if info.record_count and not info.is_control and not self._is_aborted(info):
+                self._check_marker(base_offset, info, view)
+                if info.record_count and not info.is_control and self._aborted_with(info) is None:
                     for record in records_of(open_batch(view, info), info):
                         if record.offset < request.first_dirty or record.key is None:
                             continue
@@ -195,6 +200,21 @@ class Cleaner:
                             return
                 self._map_end = info.next_offset
         self._map_end = request.end
+
+    def _check_marker(self, base_offset: int, info: BatchInfo, view: memoryview) -> None:
+        """An abort marker behind records must stand in the aborted index, or these would be taken for committed."""
+        if not info.is_transactional or not info.record_count:
+            return
+        if not info.is_control:
+            self._has_records.add(info.producer_id)
+            return
+        marker = read_marker(view, info)
+        if marker is None:
+            return
+        has_records = info.producer_id in self._has_records
+        self._has_records.discard(info.producer_id)
+        if has_records and not marker.commits and self._aborted_with(info) is None:
+            raise DamagedSource(base_offset, f"no aborted index has the marker at offset {info.base_offset}")
 
     # ------------------------------------------------------------------ grouping
 
@@ -238,12 +258,15 @@ class Cleaner:
                 for info, view in self._batches(base_offset, size):
                     stats.bytes_in += info.size_bytes
                     stats.records_in += info.record_count
+                    self._check_marker(base_offset, info, view)
                     is_last = base_offset == last_source and info.position + info.size_bytes == size
                     left = self._filter(info, view, is_last=is_last)
                     is_changed = is_changed or left.is_changed
                     stats.records_out += left.kept_count
                     if left.data is not None:
                         out.add(info, left)
+                    if info.is_control and left.kept_count and (row := self._aborted_with(info)) is not None:
+                        out.aborted.append(row)
             stats.bytes_out += out.segment.size
             if is_changed:
                 return out.finish(tuple(base for base, _ in group), self._tombstones_gone_below)
@@ -259,24 +282,26 @@ class Cleaner:
         keep_empty = is_last or self._ends_producer(info)
         is_due = bool(info.attributes & DELETE_HORIZON_BIT) and info.base_timestamp <= request.now_ms
         if info.is_control:
-            if self._has_data.pop(info.producer_id, False) or info.base_offset >= self._map_end:
+            has_batches = info.producer_id in self._has_batches
+            self._has_batches.discard(info.producer_id)
+            if has_batches or info.base_offset >= self._map_end:
                 return keep_marker(view, info, new_horizon_ms=None)
             if is_due:
                 if info.record_count:
                     self._tombstones_gone_below = info.next_offset
                 return drop_records(view, info, keep_empty=keep_empty)
             return keep_marker(view, info, new_horizon_ms=horizon_ms)
-        if self._is_aborted(info) and info.last_offset < self._map_end:
-            return drop_records(view, info, keep_empty=keep_empty)
-        if info.base_offset >= self._map_end:
+        if info.last_offset < self._map_end and self._aborted_with(info) is not None:
+            left = drop_records(view, info, keep_empty=keep_empty)
+        elif info.base_offset >= self._map_end:
             left = Filtered(bytes(view), info.record_count, False, info.max_timestamp)
         elif not info.record_count:
             left = drop_records(view, info, keep_empty=keep_empty)
         else:
             keep = self._keeper(keeps_tombstones=not is_due)
             left = filter_batch(view, info, keep, new_horizon_ms=horizon_ms, keep_empty=keep_empty)
-        if info.is_transactional and left.kept_count:
-            self._has_data[info.producer_id] = True
+        if info.is_transactional and left.data is not None:
+            self._has_batches.add(info.producer_id)
         return left
 
     def _keeper(self, *, keeps_tombstones: bool) -> Callable[[Any], bool]:
@@ -308,10 +333,12 @@ class Cleaner:
 
 
 class _Writer:
-    """The three files of a new segment."""
+    """The files of a new segment."""
 
     def __init__(self, fs: FileSystem, request: CleanRequest, base_offset: int, pause: Pause) -> None:
         self.segment = Segment(request.directory, base_offset, IndexHeads(), request.now_ms)
+        self.aborted: list[AbortedTransaction] = []
+        """Those whose markers stay, with their records."""
         self._fs = fs
         self._interval_bytes = request.index_interval_bytes
         self._pause = pause
@@ -346,6 +373,8 @@ class _Writer:
         create_with(fs, segment.offset_index.path + CLEANED, offsets, sync=True)
         _, times = segment.time_index.unsaved(segment.time_index.count)
         create_with(fs, segment.time_index.path + CLEANED, times, sync=True)
+        if self.aborted or fs.exists(segment.aborted.path):
+            create_with(fs, segment.aborted.path + CLEANED, encode_entries(self.aborted), sync=True)
         return CleanedGroup(
             segment.base_offset,
             sources,
@@ -355,6 +384,7 @@ class _Writer:
             segment.first_timestamp,
             segment.max_timestamp,
             segment.max_timestamp_offset,
+            len(self.aborted),
             tombstones_gone_below,
         )
 
@@ -371,5 +401,14 @@ class _Writer:
 
 def discard_cleaned(fs: FileSystem, segment: Segment) -> None:
     """Remove a new segment's files that nobody will swap in."""
-    for path in (segment.path, segment.offset_index.path, segment.time_index.path):
+    for path in (
+        segment.path,
+        segment.offset_index.path,
+        segment.time_index.path,
+        segment.aborted.path,
+    ):
         unlink_if_exists(fs, path + CLEANED)
+
+
+def _marker_offset(row: AbortedTransaction) -> int:
+    return row.last_offset

@@ -19,16 +19,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock_core.failpoints import hit
+from penstock_storage_node.log import aborted_index
+from penstock_storage_node.log.aborted_index import AbortedIndex
 from penstock_storage_node.log.compaction.rewrite import CLEANED, CleanedGroup, discard_cleaned
 from penstock_storage_node.log.fs import FileSystem, unlink_if_exists
 from penstock_storage_node.log.index import OffsetIndex, TimeIndex
 from penstock_storage_node.log.jobs import segment_paths
-from penstock_storage_node.log.segment import Segment, walk_file
+from penstock_storage_node.log.segment import Segment, forget_indexes, walk_file
 
 SWAP = ".swap"
 DELETED = ".deleted"
-_SUFFIXES = (".index", ".timeindex", ".log")
-"""The log last: its name decides."""
+_SUFFIXES = (".index", ".timeindex", aborted_index.SUFFIX, ".log")
+"""The log last: its name decides. The aborted index is there when the new segment or one of the old ones has entries:
+without any it is empty, for the first old one's must not stay under its name."""
 
 
 def new_segment(directory: str, group: CleanedGroup, fs: FileSystem, newest: Segment) -> Segment:
@@ -42,6 +45,7 @@ def new_segment(directory: str, group: CleanedGroup, fs: FileSystem, newest: Seg
     index, times = segment.offset_index, segment.time_index
     segment.offset_index = OffsetIndex(index.path, group.base_offset, fs.index_heads, group.offset_entries)
     segment.time_index = TimeIndex(times.path, group.base_offset, group.time_entries, group.max_timestamp)
+    segment.aborted = AbortedIndex(segment.aborted.path, group.aborted_entries)
     segment.is_on_disk = segment.is_directory_synced = True
     segment.is_closed_on_disk = segment.is_sealed = True
     return segment
@@ -55,22 +59,24 @@ def swap_in(fs: FileSystem, directory: str, group: CleanedGroup, sources: Sequen
     """
     stem = sources[0].path[:-4]
     hit("log.compact.before_swap")
-    for suffix in _SUFFIXES:
+    suffixes = [suffix for suffix in _SUFFIXES if fs.exists(stem + suffix + CLEANED)]
+    for suffix in suffixes:
         fs.rename(stem + suffix + CLEANED, stem + suffix + SWAP)
     fs.sync_directory(directory)
     hit("log.compact.after_decision")
     for source in reversed(sources):
-        fs.index_heads.forget(source.offset_index.path)
+        forget_indexes(fs, source)
         # State of producers before the first segment is still true.
-        paths = segment_paths(source)[:3] if source is sources[0] else segment_paths(source)
-        for path in paths:
+        for path in segment_paths(source):
+            if source is sources[0] and path == source.snapshot_path:
+                continue
             fs.files.forget(path)
             with suppress(FileNotFoundError):
                 fs.rename(path, path + DELETED)
             # A reader may have opened it meanwhile, or read its index: it is another file now.
             fs.files.forget(path)
-        fs.index_heads.forget(source.offset_index.path)
-    for suffix in _SUFFIXES:
+        forget_indexes(fs, source)
+    for suffix in suffixes:
         fs.rename(stem + suffix + SWAP, stem + suffix)
     hit("log.compact.after_swap")
     # Now, not in `sweep`: a later cut of the new file must not meet the old names after a crash.
@@ -114,6 +120,6 @@ def _complete(fs: FileSystem, directory: str, stem: str) -> None:
             continue
         if base_offset < int(other) < end_offset:
             unlink_if_exists(fs, f"{directory}/{name}")
-    for suffix in (*_SUFFIXES[:2], ".txnindex", _SUFFIXES[2]):
+    for suffix in _SUFFIXES:
         with suppress(FileNotFoundError):
             fs.rename(f"{directory}/{stem}{suffix}{SWAP}", f"{directory}/{stem}{suffix}")

@@ -32,6 +32,7 @@ from penstock_core.errors import PenstockError
 from penstock_storage_node.log.compaction.record_filter import BatchTooLarge
 from penstock_storage_node.log.compaction.rewrite import Cleaner, CleanRequest, DamagedSource
 from penstock_storage_node.log.fs import FileSystem
+from penstock_storage_node.log.transactions import AbortedTransaction
 
 NICENESS: Final = 10
 PR_SET_PDEATHSIG: Final = 1
@@ -67,7 +68,8 @@ def request_from(values: dict[str, Any]) -> CleanRequest:
     """A CleanRequest out of JSON."""
     producers = {int(producer): (row[0], row[1]) for producer, row in values.pop("producers").items()}
     sources = tuple((row[0], row[1]) for row in values.pop("sources"))
-    return CleanRequest(sources=sources, producers=producers, **values)
+    aborted = tuple(AbortedTransaction(*row) for row in values.pop("aborted"))
+    return CleanRequest(sources=sources, producers=producers, aborted=aborted, **values)
 
 
 def serve(requests: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
