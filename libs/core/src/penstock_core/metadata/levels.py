@@ -6,8 +6,8 @@ cluster has that level, and the level rises only when no process is below it (Up
 cluster upgrade`): so during a rolling upgrade no older process meets what it cannot read, and none that
 rewrites a record drops a field that it does not know.
 
-A cluster is founded at the lowest level of the controllers that are linked then. A level never falls: what it brought is
-in the log.
+A cluster is founded at the lowest level of the controllers that are linked then. A level never falls: what it
+brought is in the log.
 
 Level 1: everything up to the record of a controller's directory.
 Level 2: users, ACLs, quotas, secrets and refused certificates; `max.message.bytes` above 8 MiB.
