@@ -194,7 +194,7 @@ async def _settle_modern(crowd: Sequence[ModernMember], rest_s: float) -> None:
     while rest_since_s is None or time.monotonic() - rest_since_s < rest_s:
         if time.monotonic() > deadline:
             raise members.Refused(f"{crowd[0].group} does not come to rest")
-        await asyncio.gather(*(member.beat() for member in crowd))
+        await asyncio.gather(*(member.heartbeat() for member in crowd))
         if not members.settled(crowd, MEMBERS_PER_GROUP):
             rest_since_s = None
         elif rest_since_s is None:
@@ -206,7 +206,7 @@ async def settle_classic(joined: Sequence[ClassicMember]) -> None:
     """Join, and join again as long as anybody is told to."""
     await asyncio.gather(*(member.join_and_sync() for member in joined))
     while True:
-        codes = await asyncio.gather(*(member.beat() for member in joined))
+        codes = await asyncio.gather(*(member.heartbeat() for member in joined))
         late = [m for m, code in zip(joined, codes, strict=True) if code == ErrorCode.REBALANCE_IN_PROGRESS]
         if not late:
             break

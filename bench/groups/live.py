@@ -122,5 +122,5 @@ async def _live(member: ClassicMember, plan: LivePlan, stop: asyncio.Event, foun
             commit_at += plan.commit_s
         else:
             found.heartbeats += 1
-            found.errors += await member.beat() != 0
+            found.errors += await member.heartbeat() != 0
             beat_at += plan.heartbeat_s

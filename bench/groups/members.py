@@ -160,7 +160,7 @@ class ClassicMember:
         self.assignment = synced.assignment
         return True
 
-    async def beat(self) -> int:
+    async def heartbeat(self) -> int:
         """A heartbeat; its error code."""
         assert self.beat_frame is not None
         response = await self.connection.ask(self.beat_frame)
@@ -195,7 +195,7 @@ class ModernMember:
         self.epoch, self.owned = 0, frozenset()
         await self._exchange(wire.consumer_beat(self.group, self.member_id, 0, self.topic, {}))
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """A heartbeat; after one that changed what it has, another at once, as clients do."""
         before = self.owned
         await self._exchange(self.frame())

@@ -111,7 +111,7 @@ def _note(
 async def _rejoin(member: ClassicMember, heartbeat_ms: int) -> None:
     """Heartbeat until there is a rebalance, then go through it."""
     deadline = time.monotonic() + members.REST_TIMEOUT_S
-    while (code := await member.beat()) != ErrorCode.REBALANCE_IN_PROGRESS:
+    while (code := await member.heartbeat()) != ErrorCode.REBALANCE_IN_PROGRESS:
         members.check("Heartbeat", code)
         if time.monotonic() > deadline:
             raise members.Refused(f"no rebalance within {members.REST_TIMEOUT_S:.0f} s")
@@ -203,5 +203,5 @@ async def _beat(member: ModernMember, interval_s: float, phase: float, stop: asy
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
             return
-        await member.beat()
+        await member.heartbeat()
         wait_s = interval_s

@@ -37,15 +37,15 @@ def find_gateway(
     """
     named = gateways or ("" if connector.file is None else connector.file.gateway)
     if named:
-        mend = "is the cluster up, and is --gateway right?"
-        return _first(reach.addresses_of(named, "--gateway"), mend, connector=connector)
+        hint = "is the cluster up, and is --gateway right?"
+        return _first(reach.addresses_of(named, "--gateway"), hint, connector=connector)
     if bootstrap:
         return _of_cluster(bootstrap, directory, connector)
     local = local_gateways(directory, "grpc")
     if local.addresses:
-        return _first(local.addresses, local.mend, connector=connector)
+        return _first(local.addresses, local.hint, connector=connector)
     return _first(
-        [GATEWAY_DEFAULT], f"{local.mend}, --gateway HOST:PORT names another gateway", connector=connector
+        [GATEWAY_DEFAULT], f"{local.hint}, --gateway HOST:PORT names another gateway", connector=connector
     )
 
 
@@ -70,7 +70,7 @@ def _of_cluster(bootstrap: str, directory: Path, connector: Connector) -> str:
 
 def _first(
     addresses: Sequence[str],
-    mend: str,
+    hint: str,
     trouble: str = "no gateway answers",
     cluster_id: str | None = None,
     connector: Connector = PLAINTEXT,
@@ -85,7 +85,7 @@ def _first(
             problems.append(f"{address}: a gateway of another cluster")
         else:
             return address
-    raise CommandError(f"{trouble} ({'; '.join(problems)}); {mend}", ExitCode.UNREACHABLE)
+    raise CommandError(f"{trouble} ({'; '.join(problems)}); {hint}", ExitCode.UNREACHABLE)
 
 
 def cluster_id_at(address: str, connector: Connector = PLAINTEXT) -> str | reach.Problem:

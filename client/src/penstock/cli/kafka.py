@@ -45,15 +45,15 @@ _OF_CONNECTIONS: Final = (
 class Bootstrap(str):
     """Kafka addresses, and how to come in there.
 
-    `mend` says what to do if nobody answers at addresses that nobody named; it is empty for those of a user.
+    `hint` says what to do if nobody answers at addresses that nobody named; it is empty for those of a user.
     """
 
-    mend: str
+    hint: str
     connector: Connector
 
-    def __new__(cls, addresses: str, mend: str = "", connector: Connector = PLAINTEXT) -> Bootstrap:
+    def __new__(cls, addresses: str, hint: str = "", connector: Connector = PLAINTEXT) -> Bootstrap:
         found = super().__new__(cls, addresses)
-        found.mend = mend
+        found.hint = hint
         found.connector = connector
         return found
 
@@ -90,9 +90,9 @@ def find_bootstrap(
     local = local_gateways(directory, "kafka")
     if local.addresses:
         found = ",".join(local.addresses)
-        return Bootstrap(found, local.mend, connector or own_connector(directory, found) or PLAINTEXT)
-    mend = f"{local.mend}, --bootstrap HOST:PORT names another"
-    return Bootstrap(BOOTSTRAP_DEFAULT, mend, connector or PLAINTEXT)
+        return Bootstrap(found, local.hint, connector or own_connector(directory, found) or PLAINTEXT)
+    hint = f"{local.hint}, --bootstrap HOST:PORT names another"
+    return Bootstrap(BOOTSTRAP_DEFAULT, hint, connector or PLAINTEXT)
 
 
 _bootstrap_alone = click.option(
@@ -145,18 +145,18 @@ def kafka_connection(bootstrap: str) -> socket.socket:
     if refused:
         raise _signed_out(connector, refused)
     if any(problem.speaks is reach.Speaks.TLS for problem in problems) and connector.file is None:
-        mend = "give --client-config FILE, which says how to come in (see `penstock --help`)"
-    elif isinstance(bootstrap, Bootstrap) and bootstrap.mend:
-        mend = bootstrap.mend
+        hint = "give --client-config FILE, which says how to come in (see `penstock --help`)"
+    elif isinstance(bootstrap, Bootstrap) and bootstrap.hint:
+        hint = bootstrap.hint
     elif any(problem.is_another_port for problem in problems):
-        mend = "give --bootstrap the cluster's Kafka address; `penstock local status` shows a local cluster's"
+        hint = "give --bootstrap the cluster's Kafka address; `penstock local status` shows a local cluster's"
     else:
         # A port that wants TLS says nothing to who speaks none.
         silent = connector.file is None and any(p.speaks is reach.Speaks.NOTHING for p in problems)
-        mend = "does it want TLS (--client-config FILE)? " if silent else ""
-        mend += "is the cluster up (`penstock local status`), and is --bootstrap right?"
+        hint = "does it want TLS (--client-config FILE)? " if silent else ""
+        hint += "is the cluster up (`penstock local status`), and is --bootstrap right?"
     raise CommandError(
-        f"no broker can be reached ({'; '.join(map(str, problems))}); {mend}", ExitCode.UNREACHABLE
+        f"no broker can be reached ({'; '.join(map(str, problems))}); {hint}", ExitCode.UNREACHABLE
     )
 
 
@@ -205,7 +205,7 @@ def topic_metadata(client: Any, bootstrap: str, topic: str) -> Any:
 
 
 def failure(error: KafkaError, thing: str) -> CommandError:
-    """An error of the client library or the broker, in one line that names `thing` and the mend."""
+    """An error of the client library or the broker, in one line that names `thing` and the hint."""
     from confluent_kafka import KafkaError
 
     code = error.code()

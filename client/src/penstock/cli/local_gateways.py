@@ -46,7 +46,7 @@ class LocalGateways:
     """Addresses of the gateways that run, and what to do if none is there or none of them answers."""
 
     addresses: list[str]
-    mend: str
+    hint: str
 
 
 def local_gateways(directory: Path, use: str) -> LocalGateways:

@@ -368,13 +368,13 @@ class LocalCluster:
                 if ports.is_free(port):
                     continue
                 if member.role == GATEWAY:
-                    mend = (
+                    hint = (
                         f"choose another --port than {state.port} (with another --dir), or stop that program"
                     )
                 else:
-                    mend = "stop that program, then try again"
+                    hint = "stop that program, then try again"
                 raise CommandError(
-                    f"port {port} is taken {ports.holder(port)}; {member.name} needs it for {use}: {mend}"
+                    f"port {port} is taken {ports.holder(port)}; {member.name} needs it for {use}: {hint}"
                 )
 
     def _prepare(self, state: ClusterState) -> None:

@@ -339,11 +339,11 @@ class StorageNode:
             tick_ms=ports.group_tick_ms,
         )
         manager.roles.watchers.append(self._groups)
-        self._positions = LogEndsService(manager.registry)
+        self._log_ends = LogEndsService(manager.registry)
         self._lag = LagExporter(
             manager.registry,
             self._groups,
-            LogEnds(manager.registry, self._positions, self._channels),
+            LogEnds(manager.registry, self._log_ends, self._channels),
             settings.lag_interval_ms,
             self._clocks.ms,
             self._clocks.wall_ms,
@@ -465,7 +465,7 @@ class StorageNode:
                 self._streams,
                 forward,
                 FetchRangeService(self._manager, self._authorizer),
-                self._positions,
+                self._log_ends,
                 StraysService(self._manager.registry, self._background.strays),
             ),
             allow_insecure_bind=settings.plaintext,

@@ -249,11 +249,11 @@ def _up_words(service: str, count: int) -> list[str]:
     return ["up", "-d", "--no-recreate", "--no-deps", "--scale", f"{service}={count}", service]
 
 
-def _call(command: Sequence[str], mend: str) -> str:
+def _call(command: Sequence[str], hint: str) -> str:
     done = _execute(command)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()[-_LINES_SHOWN:]
-        raise CommandError(f"`{' '.join(command)}` failed: {harmless(' | '.join(said))}; {mend}")
+        raise CommandError(f"`{' '.join(command)}` failed: {harmless(' | '.join(said))}; {hint}")
     return done.stdout
 
 
