@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,44 @@ from security.measure import Cost
 from simulation.report import Totals
 from simulation.world import Result as Seed
 from unit.docs.repository import DOCS, ROOT
+
+_HASH = re.compile(r"(?<![\w`#/.-])`?([0-9a-f]{7,12})`?(?![\w-])")
+GONE = "since rebased"
+"""What a page says in the same paragraph of a commit that no history has any more."""
+
+
+def commits_named() -> list[tuple[str, str]]:
+    """Every commit that a page of results names, with the page."""
+    found: dict[tuple[str, str], None] = {}
+    for page in sorted((DOCS / "results").glob("*.md")):
+        for paragraph in page.read_text().split("\n\n"):
+            if GONE in paragraph:
+                continue
+            for match in _HASH.finditer(paragraph):
+                text = match[1]
+                if not text.isdecimal() and not text.isalpha():
+                    found[page.name, text] = None
+    return list(found)
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(("git", "-C", str(ROOT), *arguments), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false",
+    reason="a shallow clone, or no clone at all, has no history to look for commits in",
+)
+@pytest.mark.parametrize(("page", "commit"), commits_named())
+def test_a_commit_that_results_are_of_is_in_the_history(page: str, commit: str) -> None:
+    found = git("merge-base", "--is-ancestor", commit, "HEAD")
+    assert found.returncode == 0, (
+        f"docs/results/{page}: {commit} is no ancestor of HEAD: name one, or say {GONE!r}"
+    )
+
+
+def test_pages_of_results_name_commits() -> None:
+    assert ("security.md", "217c0a0") in commits_named()
 
 
 def load_tool() -> ModuleType:

@@ -1,0 +1,60 @@
+"""`make security` fails on a bound that is missed, and what is excepted stands with its reason on the results page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.judge import BOUNDS, EXCEPTIONS, judge
+from security.measure import Cost, names
+from unit.docs.repository import DOCS
+
+GOOD = Cost("idle_sockets", "many", True, "shut", 100.0, 20.0, 0, 2.0, 180.0, 0)
+
+
+def test_what_is_within_the_bounds_is_well() -> None:
+    verdict = judge([GOOD])
+    assert verdict.missed == verdict.excepted == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"refused": False}, "was not refused: shut"),
+        ({"lost": 1}, "1 processes lost"),
+        ({"lag_ms": 101.0}, "101.0 ms of loop lag, the bound is 100"),
+        ({"memory_mb": 20.5}, "20.5 MB of memory, the bound is 20"),
+        ({"p99_ratio": 2.1}, "2.1 times the p99"),
+    ],
+)
+def test_each_bound_that_is_missed_is_told(change: dict[str, float], words: str) -> None:
+    (line,) = judge([replace(GOOD, **change)]).missed  # type: ignore[arg-type]
+    assert line.startswith("idle_sockets (plain, a stranger): ") and words in line
+
+
+def test_an_exception_holds_up_to_its_own_most_and_on_its_cluster_alone() -> None:
+    for known in EXCEPTIONS:
+        row = replace(GOOD, attack=known.attack, cluster=known.cluster)
+        verdict = judge([replace(row, **{known.measure: known.most})])  # type: ignore[arg-type]
+        assert not verdict.missed and known.why in verdict.excepted[0]
+        assert judge([replace(row, **{known.measure: known.most + 1})]).missed  # type: ignore[arg-type]
+        elsewhere = {"plain": "secure", "secure": "plain"}[known.cluster]
+        also = {(one.attack, one.measure, one.cluster) for one in EXCEPTIONS}
+        if (known.attack, known.measure, elsewhere) not in also:
+            moved = replace(row, cluster=elsewhere, **{known.measure: known.most})  # type: ignore[arg-type]
+            assert judge([moved]).missed
+
+
+def test_what_only_stands_for_comparison_has_no_bounds() -> None:
+    row = replace(GOOD, attack="ordinary_large_write", memory_mb=79.0)
+    assert not judge([row], frozenset({"ordinary_large_write"})).missed
+
+
+def test_exceptions_are_of_attacks_that_there_are_and_have_their_reason_on_the_page() -> None:
+    page = (DOCS / "results" / "security.md").read_text()
+    reasons = page[page.index("Beyond the bounds") :]
+    for known in EXCEPTIONS:
+        assert known.attack in names(secure=True)
+        assert known.most > next(bound.most for bound in BOUNDS if bound.measure == known.measure)
+        assert f"* *{known.why}*" in reasons
