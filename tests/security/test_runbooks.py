@@ -16,11 +16,10 @@ import pytest
 
 from penstock.cli.main import run
 from penstock.connector import Connector, Refused
-from penstock.local import secure
+from penstock.local import ports, secure
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, GATEWAY, certificate_name
 from penstock_core.security.client_file import ClientFile
-from penstock.local import ports
 from support.cluster import running_cluster, start_ready
 from support.stock_clients import lines_of
 from support.waiting import wait_for
