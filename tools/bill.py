@@ -5,6 +5,9 @@ the installed packages' metadata. Nothing in it says when it was made, so that t
 
     .venv/bin/python tools/bill.py            write both
     .venv/bin/python tools/bill.py --check    exit 1 when one of them is stale, or a package's licence is not known
+
+Either way exit 1 when a version is pinned that tools/known_bad.json has: advisories cannot be fetched where there is no
+network, so that list is kept by hand, and is no more than what whoever changed constraints.txt knew.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lock import DERIVED, ROOT, closure, pinned_blocks
+from packaging.specifiers import SpecifierSet
 
 BILL = ROOT / "bom.json"
 TABLE = ROOT / "docs" / "licences.md"
+KNOWN_BAD = ROOT / "tools" / "known_bad.json"
 NAMESPACE = uuid.UUID("7d2c6b0e-4f07-4d5e-9f0a-3f6c3d1c9a55")
 
 SPDX = {
@@ -154,6 +159,18 @@ def table(found: Iterable[Package]) -> str:
     return HEAD + "".join(rows)
 
 
+def bad_versions(found: Iterable[Package], known: Iterable[dict[str, str]]) -> list[str]:
+    """What is pinned that is known to be bad, a line each with the mend."""
+    pinned = {each.name: each.version for each in found}
+    return [
+        f"{one['package']} {pinned[one['package']]} ({one['affected']}): {one['id']}, {one['what']};"
+        " pin another version in constraints.txt"
+        for one in known
+        if one["package"] in pinned
+        and pinned[one["package"]] in SpecifierSet(one["affected"], prereleases=True)
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -164,6 +181,10 @@ def main() -> int:
     unknown = [each.name for each in found if not each.licence]
     if unknown:
         print("licence not known, read it and add it to CHOSEN of tools/bill.py:", ", ".join(unknown))
+        return 1
+    bad = bad_versions(found, json.loads(KNOWN_BAD.read_text()))
+    if bad:
+        print("known to be bad:", *bad, sep="\n")
         return 1
     stale = []
     for path, text in ((BILL, bill(found)), (TABLE, table(found))):
