@@ -1,7 +1,8 @@
 """From a build of before to this one and back, process by process, under load: nothing lost, doubled or failed.
 
-The short form runs with every other test: one order, one client. `make upgrade-test` runs the whole matrix with three
-clients; it prints the seed of the order that it drew.
+The short form runs with every other test: one walk over every mixture of roles of two builds, each role the first one
+at some time, each back again, with three clients. `make upgrade-test` runs the whole matrix, each order from one end to
+the other; it prints the seed of the order that it drew.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -141,16 +143,52 @@ def upgrade_all(fleet: Fleet, clients: Clients, names: list[str]) -> None:
     clients.go_on()
 
 
+FORWARD, BACK = True, False
+WALK = (
+    (NODE, FORWARD),
+    (GATEWAY, FORWARD),
+    (NODE, BACK),
+    (CONTROLLER, FORWARD),
+    (GATEWAY, BACK),
+    (NODE, FORWARD),
+    (CONTROLLER, BACK),
+    (GATEWAY, FORWARD),
+    (CONTROLLER, FORWARD),
+)
+"""Which role goes to the new build or back, in turn: 24 processes, where three orders there and back are 48."""
+
+
+def mixtures(walk: Sequence[tuple[str, bool]]) -> list[frozenset[str]]:
+    """Roles that are of the new build after each step."""
+    found: list[frozenset[str]] = []
+    new: frozenset[str] = frozenset()
+    for role, forward in walk:
+        assert (role in new) is not forward
+        new = new | {role} if forward else new - {role}
+        found.append(new)
+    return found
+
+
+def test_the_walk_has_every_mixture_and_every_way_back() -> None:
+    """What an order of roles is made of: which of them are new. So each is the first one, and each the last but one."""
+    seen = mixtures(WALK)
+    assert set(seen) == {frozenset(c) for n in (1, 2, 3) for c in combinations(ROLES, n)}
+    assert seen[-1] == set(ROLES)
+    assert {role for role, forward in WALK if not forward} == set(ROLES)
+
+
 def test_there_and_back_and_the_level_under_load(build: Build, tmp_path: Path) -> None:
     with old_cluster(tmp_path / "cluster", build) as fleet:
-        with Clients(fleet.new.bootstrap, SHORT_CLIENTS).at_work() as clients:
-            # A new one among old ones, killed half-way, and back.
-            for name, how in (("node-1", signal.SIGKILL), ("controller-1", signal.SIGTERM)):
-                fleet.to_new(name)
-                clients.go_on()
-                fleet.to_old(name, how)
-                clients.go_on()
-            upgrade_all(fleet, clients, fleet.names(NODE, GATEWAY, CONTROLLER))
+        *steps, (last, _) = WALK
+        with Clients(fleet.new.bootstrap, tuple(WRITERS)).at_work() as clients:
+            for role, forward in steps:
+                replace = fleet.to_new if forward else fleet.to_old
+                for name in fleet.names(role):
+                    # One of each role is killed, on its way back: among old ones and new ones.
+                    is_killed = not forward and name.endswith("-1")
+                    replace(name, signal.SIGKILL if is_killed else signal.SIGTERM)
+                    clients.go_on()
+            upgrade_all(fleet, clients, fleet.names(last))
             assert set(fleet.understood().values()) == {FEATURE_LEVEL}
             raise_level(fleet)
             clients.go_on()
