@@ -109,6 +109,7 @@ LINES: Final = (
         "controllers come back from a survivor, from a backup, from nothing but the nodes",
         ("cluster/test_disaster.py", "unit/client/test_cli_backup.py", "unit/controller/test_offline.py"),
     ),
+    Line("runbooks", "every runbook runs as written", ("cluster/test_runbooks.py",)),
     Line(
         "bad-input",
         "what cannot be is refused in one line, and changes nothing",
