@@ -108,7 +108,7 @@ def licence_of(name: str) -> str:
 def packages() -> list[Package]:
     """All that constraints.txt pins, in its order."""
     users: dict[str, list[str]] = {}
-    for needer, extra in (*DERIVED.values(), ("penstock", ""), ("penstock-spark", "")):
+    for needer, extra in (*DERIVED.values(), ("penstock", "")):
         for needed in closure(needer, extra):
             users.setdefault(needed, []).append(f"{needer}[{extra}]" if extra else needer)
     found = []

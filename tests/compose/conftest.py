@@ -32,7 +32,7 @@ from support.kafka import Door
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 PLAINTEXT_FILE = ROOT / "deploy" / "compose" / "compose.plaintext.yaml"
-BUILT = ("secrets", "cli", "controller-1", "controller-2", "controller-3", "storage-node", "gateway")
+BUILT = ("secrets", "cli", "controller-1", "controller-2", "controller-3", "storage-node", "gateway", "spark")
 READY_TIMEOUT_S = 300
 ENGINE_STOP_TIMEOUT_S = 180
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import json
 import os
 import re
 import shlex
@@ -10,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -60,6 +63,7 @@ def compose_environment(service: str, *, plaintext: bool = False) -> dict[str, s
     return {name: _VARIABLE.sub(lambda found: found[2] or "", str(value)) for name, value in given.items()}
 
 
+PROFILES = ("observability", "demo", "spark", "cli")
 COMPOSE_ROLES = ["controller-1", "controller-2", "controller-3", "storage-node", "gateway"]
 
 
@@ -93,6 +97,7 @@ def test_profiles_are_left_out_unless_named() -> None:
     assert by_profile[""] == {"secrets", *COMPOSE_ROLES, "edge"}
     assert by_profile["observability"] == {"prometheus", "grafana"}
     assert by_profile["demo"] == {"demo-producer", "demo-group"}
+    assert by_profile["spark"] == {"spark"}
 
 
 def test_ports_are_published_on_loopback_unless_it_is_said_otherwise() -> None:
@@ -137,7 +142,7 @@ def test_health_checks_start_no_python() -> None:
 @pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.plaintext.yaml"]])
 def test_docker_compose_1_29_takes_it(files: list[str]) -> None:
     named = [word for file in files for word in ("-f", file)]
-    profiles = ["--profile", "observability", "--profile", "demo"]
+    profiles = [word for profile in PROFILES for word in ("--profile", profile)]
     done = subprocess.run(
         ["docker-compose", *named, *profiles, "config", "--quiet"],
         cwd=COMPOSE,
@@ -147,6 +152,46 @@ def test_docker_compose_1_29_takes_it(files: list[str]) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def compose_spec() -> Any:
+    """The grammar of `docker compose` v2, as the specification has it."""
+    schemas = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    return jsonschema.validators.validator_for(schema)(schema)
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.plaintext.yaml"])
+def test_docker_compose_v2_takes_it(name: str, compose_spec: Any) -> None:
+    errors = [f"{error.json_path}: {error.message}" for error in compose_spec.iter_errors(compose(name))]
+    assert not errors, errors
+
+
+def test_the_grammar_of_v2_would_refuse_what_is_wrong(compose_spec: Any) -> None:
+    """What it takes is known because of what it does not take."""
+    wrong = compose()
+    wrong["services"]["gateway"]["scales"] = 2
+    wrong["services"]["edge"]["healthcheck"]["interval"] = []
+    paths = {error.json_path for error in compose_spec.iter_errors(wrong)}
+    assert {"$.services.gateway", "$.services.edge.healthcheck.interval"} <= paths
+
+
+def test_nothing_is_named_that_v2_reads_otherwise_than_1_29() -> None:
+    """Both take the file; these they take differently, or one of them not at all."""
+    document = compose()
+    assert "version" not in document, "v2 warns; 1.29 reads a file without one as the specification has it"
+    for name, service in document["services"].items():
+        assert "deploy" not in service, (
+            name,
+            "1.29 heeds it in swarms alone: `scale` and `pids_limit` say it",
+        )
+        assert "container_name" not in service, (name, "their separators differ, and --scale needs none")
+        assert not {"links", "volumes_from", "extends", "develop", "include"} & service.keys(), name
+        needed = service.get("depends_on", {})
+        for other, how in needed.items() if isinstance(needed, dict) else ():
+            assert set(how) == {"condition"}, (name, other, "`restart` and `required` are not in 1.29")
+    assert not {"include", "name", "models"} & document.keys(), "not in 1.29"
 
 
 # --- Kubernetes ------------------------------------------------------------------------
