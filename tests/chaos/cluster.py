@@ -62,10 +62,11 @@ class Needs:
     """Processes whose data lies on a small disk of their own."""
     settings: tuple[tuple[str, str, str], ...] = ()
     """(role, key, value)."""
+    nodes: int = 3
 
 
 class Cluster:
-    """3 controllers, 3 storage nodes, 2 gateways in `directory`. Use as a context manager."""
+    """3 controllers, 3 storage nodes (or as the needs say), 2 gateways in `directory`. Use as a context manager."""
 
     SMALL_DISK_MIB = 96
 
@@ -79,7 +80,12 @@ class Cluster:
             settings.setdefault(role, {})[key] = value
         base_port = choose_base()
         spec = ClusterSpec(
-            controllers=3, nodes=3, gateways=2, port=base_port, settings=settings, secure=is_secure
+            controllers=3,
+            nodes=needs.nodes,
+            gateways=2,
+            port=base_port,
+            settings=settings,
+            secure=is_secure,
         )
         avoid = plan.reserved_ports(base_port)
         self.state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))

@@ -7,6 +7,7 @@ that ends within one, counts as one UNREADABLE record at its base offset.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 from chaos.history import UNREADABLE, Polls
@@ -20,10 +21,10 @@ LENGTH_OVERHEAD_BYTES = 12
 CRC_START = 21
 
 
-def read_replica(data_dir: Path, process: int, topic: str, partitions: int) -> Polls:
-    """Every record of the topic on this disk, as polls of `process`."""
+def read_replica(data_dir: Path, process: int, topic: str, partitions: Iterable[int]) -> Polls:
+    """Every record of these partitions on this disk, as polls of `process`."""
     polls = Polls()
-    for partition in range(partitions):
+    for partition in partitions:
         for op, file in enumerate(sorted((data_dir / f"{topic}-{partition}").glob("*.log"))):
             _read_segment(file.read_bytes(), polls, process, op, partition)
     return polls

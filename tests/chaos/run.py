@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ from chaos.cluster import Cluster
 from chaos.history import History, Polls
 from chaos.load import Reader, Sender
 from chaos.replicas import read_replica
-from support.kafka import CALL_TIMEOUT_S, client_config
+from support.kafka import CALL_TIMEOUT_S, Ledger, client_config
 from support.waiting import wait_for
 
 TOPIC = "chaos"
@@ -94,6 +94,8 @@ class Run:
         self.acked_topics: list[str] = []
         self.others = History()
         """What clients did that a scenario brought along."""
+        self.ballast: Ledger | None = None
+        """What a scenario wrote to a topic of its own."""
         through, straight = cluster.clients("kafka"), cluster.clients("direct")
         self._admin = AdminClient(client_config(through["bootstrap.servers"], **through))
         self._create_topic()
@@ -143,6 +145,11 @@ class Run:
         """Whether every replica of every partition is in sync."""
         parts = self._partitions()
         return bool(parts) and all(sorted(p.isrs) == sorted(p.replicas) for p in parts)
+
+    def placed(self, topic: str = TOPIC) -> dict[int, list[int]]:
+        """The replicas of each partition."""
+        parts = wait_for(lambda: self._partitions(topic), "metadata")
+        return {part.id: list(part.replicas) for part in parts}
 
     def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
         wait_for(self.in_sync, "every replica in sync", timeout_s)
@@ -211,9 +218,9 @@ class Run:
         wait_for(created, f"topic {TOPIC}")
         self.wait_in_sync()
 
-    def _partitions(self) -> list[Any]:
+    def _partitions(self, topic: str = TOPIC) -> list[Any]:
         with suppress(KafkaException):
-            found = self._admin.list_topics(TOPIC, timeout=CALL_TIMEOUT_S).topics[TOPIC]
+            found = self._admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic]
             if found.error is None:
                 return list(found.partitions.values())
         return []
@@ -284,16 +291,19 @@ def judge(run: Run, result: Result) -> Verdict:
     assert not dead, f"{dead[0]} ended by itself: {cluster.last_words(dead[0])}"
     for name in cluster.traces():
         run.note(f"stack trace in the log of {name}")
+    placed = run.placed()
     cluster.down()
     replicas = {}
     for name in cluster.nodes:
-        process = REPLICA_PROCESS + cluster.state.member(name).id
-        replicas[name] = read_replica(cluster.data_dir(name), process, TOPIC, partitions)
+        node_id = cluster.state.member(name).id
+        # What was moved away may lie there for a while.
+        held = [partition for partition, nodes in placed.items() if node_id in nodes]
+        replicas[name] = read_replica(cluster.data_dir(name), REPLICA_PROCESS + node_id, TOPIC, held)
         history.polls.extend(replicas[name])
     verdict = check(history)
     result.lost, result.duplicated = verdict.lost, verdict.duplicated
     result.anomalies = {str(kind): found.count for kind, found in verdict.found.items()}
-    _compare_replicas(replicas)
+    _compare_replicas(placed, {cluster.state.member(name).id: polls for name, polls in replicas.items()})
     return verdict
 
 
@@ -311,13 +321,20 @@ def _wait_until_changed(run: Run, when: str) -> None:
     wait_for(run.change_metadata, f"a metadata change {when}", SERVED_TIMEOUT_S)
 
 
-def _compare_replicas(replicas: dict[str, Polls]) -> None:
-    """All in sync, the load ended, the nodes stopped cleanly: the same places are filled on each disk."""
-    places = {name: set(zip(polls.partition, polls.offset, strict=True)) for name, polls in replicas.items()}
-    fullest = max(places, key=lambda name: len(places[name]))
-    for name, filled in places.items():
-        missing = places[fullest] - filled
-        assert not missing, f"{name} was in sync and lacks {len(missing)} records, such as {min(missing)}"
+def _compare_replicas(placed: Mapping[int, Sequence[int]], replicas: Mapping[int, Polls]) -> None:
+    """All in sync, the load ended, the nodes stopped cleanly: the same places are filled on each partition's nodes."""
+    filled: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for node_id, polls in replicas.items():
+        for partition, offset in zip(polls.partition, polls.offset, strict=True):
+            filled[node_id, partition].add(offset)
+    for partition, nodes in placed.items():
+        fullest = max(nodes, key=lambda node_id: len(filled[node_id, partition]))
+        for node_id in nodes:
+            missing = filled[fullest, partition] - filled[node_id, partition]
+            assert not missing, (
+                f"node-{node_id} was in sync and lacks {len(missing)} records of partition {partition}, "
+                f"such as {min(missing)}"
+            )
 
 
 def signal_all(cluster: Cluster, names: Sequence[str], number: signal.Signals) -> None:

@@ -47,14 +47,19 @@ def prepare(directory: Path, state: ClusterState, hosts: dict[str, str]) -> None
         )
 
 
+def admin_file(directory: Path) -> Path:
+    """What a command of the admin's comes in with."""
+    return secure.admin_file(directory)
+
+
 def admin_connector(directory: Path) -> Connector:
     """For probes."""
-    return load(secure.admin_file(directory))
+    return load(admin_file(directory))
 
 
 def admin_settings(directory: Path) -> Settings:
     """The admin's, without addresses."""
-    settings = load_client_file(secure.admin_file(directory)).librdkafka()
+    settings = load_client_file(admin_file(directory)).librdkafka()
     del settings["bootstrap.servers"]
     return settings
 

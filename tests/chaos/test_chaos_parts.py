@@ -54,7 +54,7 @@ def segment(directory: Path, *offsets: int) -> Path:
 
 def test_replica_is_read_from_its_files(tmp_path: Path) -> None:
     segment(tmp_path, 0, 2, 10)
-    polls = read_replica(tmp_path, 101, "t", 2)
+    polls = read_replica(tmp_path, 101, "t", range(2))
     assert list(polls.offset) == list(polls.value) == [0, 1, 2, 3, 10, 11]
     assert set(polls.process) == {101}
 
@@ -68,7 +68,7 @@ def test_damage_on_a_replicas_disk_is_seen(tmp_path: Path, damage: str) -> None:
     else:
         del data[-5:]
     file.write_bytes(data)
-    polls = read_replica(tmp_path, 101, "t", 1)
+    polls = read_replica(tmp_path, 101, "t", range(1))
     assert list(polls.value) == [0, 1, UNREADABLE]
 
 

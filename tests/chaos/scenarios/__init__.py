@@ -5,5 +5,6 @@ from chaos.scenarios import processes
 from chaos.scenarios import networks
 from chaos.scenarios import disks
 from chaos.scenarios import clients
+from chaos.scenarios import operations
 
-__all__ = ["clients", "disks", "networks", "processes"]
+__all__ = ["clients", "disks", "networks", "operations", "processes"]
