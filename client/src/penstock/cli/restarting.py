@@ -149,14 +149,14 @@ class Restarts:
             return
         self._begun.add(key)
         process = ProcessName(step.role, step.name, http)
-        # Another run of the command may have begun the step, and may have been killed before the process was heard of.
         restarted_since = getattr(self._way, "restarted_since", None)
-        if restarted_since is not None and restarted_since(process, step.started_ms):
-            return
 
         def work() -> None:
             try:
-                self._way.restart(process)
+                # Another run of the command may have begun the step, and may have been killed before the process was
+                # heard of. Asked here too, for it can take longer than the lease.
+                if restarted_since is None or not restarted_since(process, step.started_ms):
+                    self._way.restart(process)
             except CommandError as error:
                 self._failures.append(CommandError(f"{process.name}: {error.message}", error.exit_code))
             except Exception as error:  # told by who waits for it
