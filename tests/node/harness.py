@@ -150,7 +150,7 @@ class MiniNode:
         streams = LeaderStreams(self.manager, self.lanes, self.throttle)
         self.manager.connect(streams, self.links, self._propose)
         self.data = DataApis(self.manager, AllowAll(), lambda: self.is_in_touch)
-        forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
+        self.forward = forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
         self.server, self.endpoint = await serve(
             "127.0.0.1:0",
             lambda s: add_storage_service(s, streams, forward, FetchRangeService(self.manager, AllowAll())),

@@ -239,6 +239,35 @@ async def test_streams_for_another_node_and_garbage_are_refused(cluster: MiniClu
     await huge.close()
 
 
+async def test_a_gateway_has_so_many_streams_and_another_one_has_its_own(cluster: MiniCluster) -> None:
+    service = cluster.nodes[1].forward
+    service._streams_max = 2
+    held = [Gateway(cluster) for _ in range(2)]
+    for gateway in held:
+        await gateway.send(1, produce_frame(b"x"))
+        await gateway.next()
+    third = Gateway(cluster)
+    await third.send(1, produce_frame(b"x"))
+    with pytest.raises(grpc.aio.AioRpcError, match="forward_streams_per_gateway_max") as refused:
+        await third.next()
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await third.close()
+    other = Gateway(cluster)
+    assert other.opened is not None
+    other.opened.gateway_id = "gateway-2"
+    await other.send(1, produce_frame(b"x"))
+    await other.next()
+    await other.close()
+    await held.pop().close()
+    await eventually(lambda: service._streams == {"": 1})
+    again = Gateway(cluster)
+    await again.send(1, produce_frame(b"x"))
+    await again.next()
+    for gateway in (*held, again):
+        await gateway.close()
+    await eventually(lambda: not service._streams)
+
+
 async def test_disconnect_ends_what_runs_for_it(cluster: MiniCluster) -> None:
     gateway = Gateway(cluster)
     await gateway.send(1, fetch_frame(0, max_wait_ms=60_000))

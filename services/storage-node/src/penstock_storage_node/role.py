@@ -457,6 +457,7 @@ class StorageNode:
             self._metadata,
             settings.socket_request_max_bytes,
             settings.request_items_max,
+            settings.forward_streams_per_gateway_max,
         )
         self._server, bound = await self._ports.serve(
             settings.grpc_bind,

@@ -175,6 +175,10 @@ class StorageNodeSettings(KafkaServerSettings):
         5_000, ge=1, description="heartbeat interval of members that use group.protocol=consumer, in ms"
     )
 
+    forward_streams_per_gateway_max: int = Field(
+        20_000, ge=1, description="most clients of one gateway whose requests this node serves at a time"
+    )
+
     lag_interval_ms: int = Field(
         15_000,
         ge=100,

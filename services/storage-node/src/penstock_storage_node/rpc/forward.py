@@ -9,7 +9,7 @@ A request that comes in parts takes the memory of the bytes that came, whatever 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
@@ -45,6 +45,8 @@ REQUESTS_MAX = 256
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """Response bytes of one stream that the gateway has not taken yet."""
 MESSAGE_BYTES = FORWARD_CHUNK_BYTES_MAX
+STREAMS_PER_GATEWAY_MAX = 20_000
+"""Twice the connections of a listener: a stream is one client's."""
 OPEN_TIMEOUT_MS = 5000
 
 
@@ -334,9 +336,12 @@ class ForwardService:
         metadata: MetadataClient,
         frame_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
         request_items_max: int = REQUEST_ITEMS_MAX,
+        streams_per_gateway_max: int = STREAMS_PER_GATEWAY_MAX,
     ) -> None:
         """`frame_bytes_max`: a larger request closes its client's connection, as at a listener; so does one
-        with more than `request_items_max` items."""
+        with more than `request_items_max` items. A gateway has `streams_per_gateway_max` streams at a time."""
+        self._streams_max = streams_per_gateway_max
+        self._streams: Counter[str] = Counter()
         self._frame_bytes_max = frame_bytes_max
         self._data = data
         self._manager = manager
@@ -361,6 +366,15 @@ class ForwardService:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this is node {self._manager.registry.node_id}, not {first.open.node_id}",
             )
+        gateway_id = first.open.gateway_id
+        if self._streams[gateway_id] >= self._streams_max:
+            await fail(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"gateway {gateway_id} has {self._streams_max} streams to this node:"
+                " forward_streams_per_gateway_max",
+            )
+        self._streams[gateway_id] += 1
         self._manager.metrics.forward_streams += 1
         stream = ForwardStream(
             context,
@@ -377,3 +391,6 @@ class ForwardService:
             await fail(context, grpc.StatusCode.INVALID_ARGUMENT, str(e))
         finally:
             stream.close()
+            self._streams[gateway_id] -= 1
+            if not self._streams[gateway_id]:
+                del self._streams[gateway_id]
