@@ -41,6 +41,8 @@ class Controllers:
         self.settings = settings
         self.settings_of: dict[int, dict[str, object]] = {}
         """What only some controllers are told, by id."""
+        self.environment_of: dict[int, dict[str, str]] = {}
+        """What only some have in their environment, by id: that of another build."""
         self.unheard: set[int] = set()
         """Controllers that cannot be asked with the certificate of this test."""
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -62,7 +64,7 @@ class Controllers:
             **{key.replace("_", "-"): value for key, value in self.settings.items()},
             **{k.replace("_", "-"): v for k, v in self.settings_of.get(controller_id, {}).items()},
         }
-        command = [sys.executable, "-m", "penstock_controller"]
+        command = [sys.executable, "-P", "-m", "penstock_controller"]
         if self.measure_stalls:
             command = [sys.executable, "-m", "support.stalls", str(self._stalls_path(controller_id))]
         for key, value in arguments.items():
@@ -72,7 +74,11 @@ class Controllers:
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    **self.environment_of.get(controller_id, {}),
+                },
             )
 
     def _stalls_path(self, controller_id: int) -> Path:
