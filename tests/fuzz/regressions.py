@@ -6,6 +6,7 @@ from typing import Final
 
 from fuzz.kafka_targets import chosen
 from fuzz.record_targets import batches, bombs
+from penstock_core.metadata import backup
 from penstock_kafka.wire.apis import ApiKey
 
 
@@ -22,6 +23,11 @@ def _with_high_bit() -> bytes:
 _HIGH_BIT: Final = _with_high_bit()
 
 REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
+    (
+        "metadata.backup",
+        "a head of nothing but brackets was a RecursionError",
+        b"\x01" + backup._START.pack(backup.MAGIC, backup.FORMAT_VERSION, 60_000) + b"[" * 60_000,
+    ),
     (
         "metadata.records",
         "of two topics with one name, the first to be removed left the other without it",

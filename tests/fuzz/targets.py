@@ -9,6 +9,7 @@ from fuzz import (
     file_targets,
     group_targets,
     kafka_targets,
+    operation_targets,
     peer_targets,
     quota_targets,
     record_targets,
@@ -31,6 +32,7 @@ TARGETS: Final[dict[str, Target]] = {
         door_targets,
         token_targets,
         quota_targets,
+        operation_targets,
     )
     for target in module.TARGETS
 }

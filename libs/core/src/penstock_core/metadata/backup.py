@@ -147,7 +147,7 @@ def _head(data: bytes, name: str) -> tuple[BackupHead, int]:
         is_good = len(bytes.fromhex(head.cluster_id)) == 16 and all(
             type(n) is int and n >= 0 for n in numbers
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_good = False
     if not is_good:
         raise BadBackup(f"{name}: the backup's head is damaged; take another copy of it")
