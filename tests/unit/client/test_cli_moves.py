@@ -35,6 +35,15 @@ def test_dead_nodes_go_first() -> None:
     assert planner({0: [1, 9, 3]}).with_factor([1, 9, 3], 1, 2) == [1, 3]
 
 
+def test_then_those_that_are_not_in_sync_and_those_that_share_a_rack() -> None:
+    racks = {1: "a", 2: "a", 3: "b", 4: "b"}
+    topic = {0: [1, 2, 3]}
+    plan = Planner(racks, Counter({1: 1, 2: 1, 3: 9}), topic)
+    assert plan.with_factor(topic[0], 1, 2, isr=[1, 2]) == [1, 2]
+    plan = Planner(racks, Counter({1: 1, 2: 1, 3: 9}), topic)
+    assert plan.with_factor(topic[0], 1, 2, isr=[1, 2, 3]) == [1, 3]
+
+
 def test_a_node_is_emptied_in_place() -> None:
     plan = planner({0: [1, 2], 1: [2, 3]}, {1: "", 3: "", 4: ""})
     assert plan.without([1, 2], 2) == [1, 4]

@@ -2,14 +2,14 @@
 
 What is there stays where it can: only additions and removals are chosen. New replicas go to the
 nodes with the fewest replicas (of the topic, then of all), in another rack than the others where
-there is one; removed ones come from the nodes with the most, never the leader while others are
-left.
+there is one; removed are those that are not live or not in sync first, then those that share a rack, then those of the
+nodes with the most, never the leader while others are left.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.errors import CommandError
 
@@ -25,8 +25,11 @@ class Planner:
         self._cluster = Counter(cluster)
         self._here: Counter[int] = Counter(n for replicas in topic.values() for n in replicas)
 
-    def with_factor(self, replicas: Sequence[int], leader: int, factor: int) -> list[int]:
-        """The same partition with that many replicas."""
+    def with_factor(
+        self, replicas: Sequence[int], leader: int, factor: int, isr: Collection[int] | None = None
+    ) -> list[int]:
+        """The same partition with that many replicas. `isr`: those in sync, None for all."""
+        in_sync = set(replicas if isr is None else isr)
         if factor > len(self._racks):
             raise CommandError(
                 f"{factor} replicas need as many nodes, {len(self._racks)} are live; start more or ask for fewer"
@@ -35,9 +38,17 @@ class Planner:
         while len(wanted) < factor:
             wanted.append(self._best(wanted))
         while len(wanted) > factor:
+            racks = Counter(self._racks.get(n, "") for n in wanted)
             gone = max(
                 (n for n in wanted if n != leader or len(wanted) == 1),
-                key=lambda n: (n not in self._racks, self._here[n], self._cluster[n], wanted.index(n)),
+                key=lambda n: (
+                    n not in self._racks,
+                    n not in in_sync,
+                    racks[self._racks.get(n, "")],
+                    self._here[n],
+                    self._cluster[n],
+                    wanted.index(n),
+                ),
             )
             wanted.remove(gone)
             self._count(gone, -1)

@@ -262,7 +262,7 @@ def _plan(
     for number in mine:
         now = list(partitions[number].replicas)
         if factor is not None:
-            wanted = planner.with_factor(now, partitions[number].leader, factor)
+            wanted = planner.with_factor(now, partitions[number].leader, factor, partitions[number].isrs)
         elif off_node is not None:
             wanted = planner.without(now, off_node)
         else:
