@@ -14,4 +14,5 @@ Everything that decides is the code that ships. What stands in for the outside w
 | clients | `producer`, `consumer`: models of librdkafka's idempotent producer and of a reader |
 | members of consumer groups | `group_classic`, `group_consumer`: models of the Java client's, both protocols |
 | an operator of the cluster | `operations`: asks controllers for operations, and stops them again |
+| the command that restarts processes, new builds | `restarts` |
 """

@@ -70,6 +70,7 @@ class Consumer:
         connection.send(frame, lambda data: self._on_response(number, data))
 
     def _timed_out(self, connection: Any) -> None:
+        self._world.checker.operations.goals.on_client_timeout(self.name)
         connection.close()
         self.lost(0, connection)
 
@@ -102,6 +103,7 @@ class Consumer:
                 "committed data never retracts", f"{key}: {self.offsets.get(key, 0)} is out of range"
             )
         if result.error:
+            self._world.checker.operations.goals.on_client_error(self.name, key, ErrorCode(result.error))
             return
         if result.high_watermark > truth.end:
             checker.fail(

@@ -19,6 +19,7 @@ from penstock_controller.rpc.peer_levels import PeerLevels
 from penstock_controller.rpc.service import ControllerService
 from penstock_controller.state.generation import Defaults
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import controller_pb2_grpc
 from simulation.checked import CheckedCommandQueue, CheckedMachine
 from simulation.process import Process
@@ -132,6 +133,7 @@ class ControllerProcess(Process):
             tick_ms=200,
             keepalive_s=0.9,
             commit_timeout_ms=world.settings.commit_timeout_ms,
+            founding_level=FEATURE_LEVEL if world.operator is None else world.operator.founding_level,
         )
 
     def start(self) -> None:

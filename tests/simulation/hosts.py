@@ -6,14 +6,19 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from penstock_controller.quorum.files import DamagedFile
+from penstock_core.limits import FEATURE_LEVEL
 from simulation.controller_host import ControllerProcess
 from simulation.gateway_host import GatewayProcess
 from simulation.node_host import NodeProcess
 from simulation.process import Process
-from support.simulated_fs import SimulatedFile, SimulatedFileSystem, keep_random, keep_synced
+from support.simulated_fs import DISK_BYTES, SimulatedFile, SimulatedFileSystem, keep_random, keep_synced
 
 if TYPE_CHECKING:
     from simulation.world import World
+
+
+RESIGN_US = 600_000
+"""What a controller takes to hand leadership on."""
 
 
 class Host:
@@ -33,13 +38,37 @@ class Host:
         self.wall_offset_ms = 0
         self.is_wiped = False
         """A controller that waits to be admitted again."""
+        operator = world.operator
+        self.rack = "" if operator is None or kind != "n" else operator.rack_of(number)
+        self.disk_bytes = None if operator is None or kind != "n" else operator.disk_bytes
+        """Of a small disk."""
+        self.feature_level = FEATURE_LEVEL if operator is None else operator.first_level_of(kind)
+        """What the build that runs here understands."""
         world.disks.by_host[self.name] = self._new_disk()
 
     def _new_disk(self) -> SimulatedFileSystem:
         fs = SimulatedFileSystem(self.world.rng)
         fs.cold_chance = 0.05
         fs.short_write_chance = 0.02
+        self._make_small(fs)
         return fs
+
+    def _make_small(self, fs: SimulatedFileSystem) -> None:
+        fs.space_bytes = None
+        if self.disk_bytes is not None:
+            fs.total_bytes = self.disk_bytes
+            fs.space_bytes = max(0, self.disk_bytes - fs.used_bytes())
+
+    def used_bytes(self) -> int:
+        """What files take."""
+        return self.fs.used_bytes()
+
+    def enlarge_disk(self) -> None:
+        """Room for everything."""
+        self.disk_bytes = None
+        self.fs.total_bytes = DISK_BYTES
+        if not self.disk_fault:
+            self.fs.space_bytes = None
 
     @property
     def fs(self) -> SimulatedFileSystem:
@@ -52,6 +81,26 @@ class Host:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_running
+
+    def end_gently(self, patience_us: int) -> bool:
+        """SIGTERM, and SIGKILL when that has not ended it in time. False when nothing runs here."""
+        process = self.process
+        if process is None or not process.is_running:
+            return False
+        if self.kind == "n":
+            process.request_stop()
+        elif self.kind == "c":
+            process.resign()
+            patience_us = min(patience_us, RESIGN_US)
+        else:
+            patience_us = 0
+
+        def enough() -> None:
+            if self.process is process:
+                self.kill()
+
+        self.world.scheduler.after(patience_us, enough)
+        return True
 
     # --- start
 
@@ -147,6 +196,7 @@ class Host:
 
     def _reopen(self, fs: SimulatedFileSystem) -> None:
         fs.cold_chance, fs.short_write_chance = 0.05, 0.02
+        self._make_small(fs)
         self.world.disks.by_host[self.name] = fs
         if self.disk_fault == "full":
             fs.space_bytes = 0
@@ -185,7 +235,7 @@ class Host:
     def mend_disk(self) -> None:
         """It is good again. What a failed flush left in the cache may be gone."""
         fault, self.disk_fault = self.disk_fault, ""
-        self.fs.space_bytes = None
+        self._make_small(self.fs)
         self.fs.fail_on = _works
         if fault == "broken":
             self.cut_power()

@@ -465,6 +465,7 @@ class Checker:
         known = self.images.get(image.version)
         if known is None or (known is not image and known != image):
             self.fail("one metadata history", f"{who} follows version {image.version} that never was")
+        self.operations.goals.on_image(who, image)
 
     def on_answer(self, used_version: int, floor: int, version: int) -> None:
         """The active controller answers a request that it took when `floor` had been answered."""

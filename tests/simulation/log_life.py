@@ -130,7 +130,8 @@ class LogLife:
     def before_swap(self, host: str) -> None:
         """Files of a log are about to be exchanged: one host in a while crashes in the middle of it."""
         world = self._world
-        if world.scheduler.now_us < RUN_US and self.rng.random() < SWAP_CRASH_CHANCE:
+        may_crash = world.scheduler.now_us < RUN_US and not world.is_calm
+        if may_crash and self.rng.random() < SWAP_CRASH_CHANCE:
             world.injected["crash in a swap"] += 1
             world.host_of[host].fs.crash_countdown = self.rng.randrange(SWAP_CHANGES_MAX)
 

@@ -86,6 +86,7 @@ class NodeProcess(Process):
                     "data_dir": Path("/data"),
                     "grpc_bind": f"{self.name}:{NODE_PORT}",
                     "http_bind": "",
+                    "rack": self.world.host_of[self.name].rack,
                     "controllers": [f"{i}@c{i}:{GRPC_PORT}" for i in self.world.controller_ids],
                     "replica_lag_time_max_ms": settings.lag_max_ms,
                     "checkpoint_interval_ms": settings.checkpoint_ms,

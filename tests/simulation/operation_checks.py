@@ -7,7 +7,7 @@ operations may do, never with what the engine meant to do.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock_controller.state.generation import Context
@@ -18,6 +18,7 @@ from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import metadata_pb2 as pb
+from simulation.operation_goals import GoalChecks
 
 if TYPE_CHECKING:
     from simulation.invariants import Checker
@@ -38,15 +39,17 @@ class OperationChecks:
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
+        self.goals = GoalChecks(checker)
 
     def on_applied(
         self,
         before: MetadataImage,
         image: MetadataImage,
-        records: Iterable[pb.MetadataRecord],
+        records: Sequence[pb.MetadataRecord],
         changes: Sequence[Change],
     ) -> None:
         """A command made `image` of `before`; `changes`: of partitions, in order."""
+        self.goals.on_applied(before, image, records, changes)
         for old, new in changes:
             self._check_removal(old, new)
             self._check_leader(before, image, old, new)

@@ -5,6 +5,10 @@ operator knows is the newest metadata: an answer that was lost is no loss. Nodes
 their old directory until somebody gives them an empty one. When faults are over, whatever waits for a person is resumed
 or cancelled, and the rest has to end by itself; then all nodes are taken back.
 
+A part of these seeds has racks (paths of up to three levels), small disks, or nodes and gateways of an older build in a
+cluster of a lower level. Some are *calm*: nothing happens there but what the operator plans, and whoever restarts
+processes for it; so what goes wrong for a client is the operations' doing.
+
 Draws from a generator of its own: seeds without an operator stay what they were.
 """
 
@@ -14,13 +18,17 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import controller_pb2 as controller_api
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
 from simulation.hosts import Host
+from simulation.network import NetworkProfile
 from simulation.operation_checks import target_of
+from simulation.operation_goals import FullFollowers
+from simulation.restarts import Builds, Restarts
 from simulation.settings import RUN_US
 
 if TYPE_CHECKING:
@@ -44,6 +52,17 @@ _KINDS: Final = (
     (2, "node-remove"),
     (1, "node-replace"),
     (1, "leader-elect"),
+    (3, "rolling-restart"),
+)
+FEATURES: Final = ("racks", "calm", "small disks", "old builds")
+"""What `Settings.operations` may ask for."""
+DISKS_BYTES: Final = (150_000, 400_000)
+"""Small ones: logs here have some ten thousand bytes."""
+_RACKS: Final = (
+    ("a", "b", "c"),
+    ("a", "b"),
+    ("a/1", "a/2", "b/1", "b/2"),
+    ("a/x/1", "a/y/1", "b/x/1", "b/x/2"),
 )
 _CONTROLS: Final = (
     (3, api.OPERATION_CONTROL_PAUSE),
@@ -65,6 +84,15 @@ class Operator:
         self._busy: set[int] = set()
         """Numbers of hosts that are about to get an empty directory."""
         self._is_finishing = False
+        self._executors: list[Restarts] = []
+        self._racks: dict[int, str] = {}
+        self.is_calm = False
+        """Nothing happens but what is planned."""
+        self.disk_bytes: int | None = None
+        """Of each node's disk where they are small."""
+        self._builds: Builds | None = None
+        """Where older ones are about."""
+        self._full_followers: FullFollowers
 
     @classmethod
     def draw(cls, world: World, settings: Settings) -> Operator | None:
@@ -73,17 +101,75 @@ class Operator:
         if not (rng.random() < CHANCE or settings.with_operations):
             return None
         settings.nodes = rng.choice((3, 4, 4, 4, 5))
-        return cls(world, rng)
+        operator = cls(world, rng)
+        operator._shape(settings)
+        return operator
+
+    def _shape(self, settings: Settings) -> None:
+        """What kind of cluster it is. By a generator of its own, too."""
+        dice = random.Random(f"{self.world.seed}-operator-shape")
+        has = {
+            name: dice.random() < chance or name in settings.operations
+            for name, chance in zip(FEATURES, (0.5, 0.3, 0.15, 0.2), strict=True)
+        }
+        racks = dice.choice(_RACKS)
+        disk_bytes, level = dice.choice(DISKS_BYTES), dice.choice((1, 2))
+        begin_us = int(dice.uniform(5, 25) * S)
+        if has["racks"]:
+            self._racks = {n: racks[n % len(racks)] for n in range(1, settings.nodes + 1)}
+        if has["calm"]:
+            self.is_calm, self.gives_way = True, False
+            settings.network = NetworkProfile(
+                delay_us_max=dice.choice((1_000, 5_000)),
+                slow_probability=0,
+                loss_probability=0,
+                duplicate_probability=0,
+                reorder_probability=0,
+            )
+            # Two, so that one may restart; and nobody is found late for a controller that restarts.
+            settings.gateways = 2
+            settings.lag_max_ms = max(settings.lag_max_ms, 1_500)
+        elif has["small disks"]:
+            self.disk_bytes = disk_bytes
+        if has["old builds"]:
+            # Users came with level 2.
+            self._builds = Builds(self, 2 if self.world.rights else level, begin_us)
+
+    def rack_of(self, number: int) -> str:
+        """Of a storage node."""
+        return self._racks.get(number, "")
+
+    def first_level_of(self, kind: str) -> int:
+        """What the first build on a host understands. Controllers are new: it is they who found the cluster."""
+        return FEATURE_LEVEL if self._builds is None or kind == "c" else self._builds.level
+
+    @property
+    def founding_level(self) -> int:
+        """Of the cluster."""
+        return FEATURE_LEVEL if self._builds is None else self._builds.level
 
     # --- the run
 
     def start(self) -> None:
         """The first request comes when there is something to move."""
+        self._full_followers = FullFollowers(self.world.checker)
         self._later(self.rng.uniform(4, 10) * S, self._act)
         self._later(S, self._look_after_hosts)
+        self._later(S, self._look_at_full)
+        if self._builds is not None:
+            self._builds.start()
+
+    def _look_at_full(self) -> None:
+        self._full_followers.look()
+        if not self._is_finishing:
+            self._later(S, self._look_at_full)
 
     def _later(self, delay_us: float, call: Any, *args: Any) -> None:
         self.world.scheduler.after(int(delay_us) + 1, call, *args)
+
+    def newest(self) -> MetadataImage:
+        """The newest committed metadata."""
+        return self._image()
 
     def _image(self) -> MetadataImage:
         images = self.world.checker.images
@@ -97,6 +183,8 @@ class Operator:
             return
         self._later(self.rng.expovariate(1) * self._pause_s * S, self._act)
         live = self._live()
+        if self.rng.random() < 0.2:
+            self._look_after_rolling(live)
         if self.gives_way and self.rng.random() < 0.05:
             self._reassign()
         elif not live or (len(live) < LIVE_MAX and self.rng.random() < 0.4):
@@ -131,7 +219,11 @@ class Operator:
             asked.replication_factor = rng.choice((2, 2, 3, 3, 4))
         elif kind == "rebalance":
             asked.goals.extend(rng.choice(((), (), ("replicas",), ("leaders",), ("replicas", "bytes"))))
-        if rng.random() < 0.3:
+        elif kind == "rolling-restart":
+            roles = ((), (), ("storage-node",), ("controller",), ("gateway", "controller"))
+            asked.roles.extend(rng.choice(roles))
+            asked.step_timeout_s = rng.choice((0, 8))
+        if rng.random() < 0.3 and not self.is_calm:
             request.allowed_gates.append("health")
         return request
 
@@ -156,6 +248,8 @@ class Operator:
             self._say(f"{request.kind} {list(request.parameters.node_ids)}: {outcome}")
             if response is not None and response.error.message:
                 self._say(response.error.message)
+            if outcome == "begun" and request.kind == "rolling-restart":
+                self._execute(response.operation.record.operation_id)
             if outcome == "begun" and not self._is_finishing and self.rng.random() < 0.6:
                 # Most are short here: so somebody has second thoughts at once.
                 delay_us = self.rng.random() ** 2 * 2 * S
@@ -165,6 +259,23 @@ class Operator:
 
         started = api.StartOperationRequest(request=request, principal="User:operator")
         self.world.workload._call("StartOperation", started, done)
+
+    def _execute(self, operation_id: int) -> None:
+        """Somebody runs the command that restarts processes; it may not live long."""
+        executor = Restarts(self, operation_id)
+        self._executors = [e for e in self._executors if not e.is_over] + [executor]
+        if not self._is_finishing and self.rng.random() < 0.3:
+            self._later(self.rng.random() * 15 * S, executor.kill)
+
+    def _look_after_rolling(self, live: list[pb.OperationRecord]) -> None:
+        """Operations that restart processes go on only with the command."""
+        for record in live:
+            is_carried_out = any(
+                e.operation_id == record.operation_id and not e.is_over for e in self._executors
+            )
+            if record.steps and not is_carried_out:
+                self._execute(record.operation_id)
+                self._control(record.operation_id, api.OPERATION_CONTROL_RESUME)
 
     def _control(self, operation_id: int, control: Any) -> None:
         request = api.ControlOperationRequest(
@@ -210,7 +321,7 @@ class Operator:
     def on_step(self, state: PartitionImage) -> None:
         """A partition was just aimed at other replicas: now and then somebody who is needed dies."""
         world, rng = self.world, self.rng
-        if world.scheduler.now_us >= RUN_US - S or rng.random() >= STEP_CRASH_CHANCE:
+        if self.is_calm or world.scheduler.now_us >= RUN_US - S or rng.random() >= STEP_CRASH_CHANCE:
             return
         needed = {state.leader, *state.adding_replicas}
         hosts = [h for h in world.hosts if h.kind == "n" and h.number in needed and h.is_up]
@@ -256,18 +367,24 @@ class Operator:
     def finish(self) -> None:
         """Faults are over."""
         self._is_finishing = True
+        self.disk_bytes = None
+        for host in self.world.hosts:
+            if host.disk_bytes is not None:
+                host.enlarge_disk()
         self._wind_up()
 
     def _wind_up(self) -> None:
         """What waits for a person hears of one; then nodes are taken back, one after another."""
         self._later(S, self._wind_up)
         live, operations = self._live(), self._image().operations
+        self._look_after_rolling(live)
         for record in live:
-            waits = record.paused_by_hand or record.reason.startswith("conflict")
+            late = any(s.reason and s.state == pb.OPERATION_STEP_STATE_RUNNING for s in record.steps)
+            waits = record.paused_by_hand or record.reason.startswith("conflict") or late
             if record.state == pb.OPERATION_STATE_PAUSED and waits:
                 choice = (api.OPERATION_CONTROL_RESUME, api.OPERATION_CONTROL_CANCEL)
                 self._control(record.operation_id, self.rng.choice(choice))
-            elif not record.throttle.auto:
+            elif not record.throttle.auto and not record.steps:
                 self._control(record.operation_id, api.OPERATION_CONTROL_THROTTLE)
         cordoned = sorted(n for n in operations.policies if operations.is_cordoned(n))
         if not live and cordoned and not self._why_not_right():
@@ -284,6 +401,8 @@ class Operator:
                 f"{record.phase}, {record.reason}"
             )
         image = self._image()
+        if self._builds is not None and (why := self._builds.why_not_done(image)):
+            return why
         if why := self._why_not_right():
             return why
         for node_id in image.operations.policies:

@@ -9,16 +9,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import penstock_controller.active.command_queue as command_queue
 import penstock_controller.state.elections as elections_module
+import penstock_controller.state.features as features
 import penstock_controller.state.nodes as nodes_module
 import penstock_controller.state.partitions as partitions_module
 from penstock_controller.state.generation import partition_record
-from penstock_controller.state.operations.engine import endings, policies
+from penstock_controller.state.operations.engine import endings, policies, window
 from penstock_controller.state.operations.engine.changes import Changes
 from penstock_controller.state.operations.engine.ledger import Ledger
+from penstock_controller.state.operations.engine.rolling import _Restart
 from penstock_controller.state.operations.engine.stages import Stage
 from penstock_controller.state.operations.engine.steps import _Step
+from penstock_controller.state.operations.engine.window import Window
+from penstock_controller.state.operations.plans import gates
+from penstock_controller.state.operations.plans.gates import Finding
 from penstock_controller.state.reassignments import reassign
+from penstock_storage_node.replica.registry import PartitionRegistry
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -116,7 +123,85 @@ def _ends_when_all_is_begun() -> list[Patch]:
     return [(Ledger, "open", property(lambda ledger: bool(ledger.stages[Stage.TODO])))]
 
 
+def _boot_id_not_compared() -> list[Patch]:
+    def same(_restart: Any, _step: Any, boot_id: bytes) -> str:
+        return "" if boot_id else "is not back"
+
+    return [(_Restart, "_same", same)]
+
+
+def _level_not_asked() -> list[Patch]:
+    return [
+        (gates, "versions", lambda _image: Finding(gates.VERSIONS)),
+        (command_queue, "require_records", lambda _image, _records: None),
+    ]
+
+
+def _upgrade_asks_nobody() -> list[Patch]:
+    return [(features, "_behind", lambda *_: iter(()))]
+
+
+def _full_follower_kept() -> list[Patch]:
+    return [(PartitionRegistry, "is_full", lambda _registry, _node: False)]
+
+
+def _copied_onto_full_disks() -> list[Patch]:
+    unfit = window.unfit
+
+    def fits(image: Any, node_id: Any) -> str:
+        why = unfit(image, node_id)
+        return "" if why == "has a full disk" else why
+
+    return [(window, "unfit", fits), (Window, "lacks_room", lambda _window, _slot: None)]
+
+
+def _calm(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("calm",)
+
+
+def _old_builds(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("old builds",)
+
+
+def _full_disks(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.favoured = ("disk full",)
+    settings.fault_interval_us = 2_600_000
+
+
 ROWS: list[Row] = [
+    (
+        "boot-id-not-compared",
+        "a rolling restart takes a process for restarted because it is up",
+        _boot_id_not_compared,
+        _calm,
+    ),
+    (
+        "level-not-asked",
+        "operations are written whatever the level of the cluster is",
+        _level_not_asked,
+        _old_builds,
+    ),
+    (
+        "upgrade-asks-nobody",
+        "the level rises though older processes are there",
+        _upgrade_asks_nobody,
+        _old_builds,
+    ),
+    (
+        "full-follower-kept",
+        "a full follower stays in the ISR as long as it keeps up",
+        _full_follower_kept,
+        _full_disks,
+    ),
+    (
+        "copied-onto-full-disks",
+        "moves begin though a target is full",
+        _copied_onto_full_disks,
+        _full_disks,
+    ),
     (
         "removed-before-in-sync",
         "a reassignment drops old replicas when one of the new ones is in sync",

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import common_pb2
 from penstock_runtime.ports import Clocks
 from penstock_runtime.turns import LOOP_TURNS, LoopTurns
@@ -88,7 +87,9 @@ class SimLifecycle:
 
     def process_info(self) -> common_pb2.ProcessInfo:
         return common_pb2.ProcessInfo(
-            version="sim", feature_level=FEATURE_LEVEL, boot_id=self._process.boot_id
+            version="sim",
+            feature_level=self._process.world.host_of[self._process.name].feature_level,
+            boot_id=self._process.boot_id,
         )
 
     def bind_identity(self, _: str) -> None:

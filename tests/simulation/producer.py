@@ -336,6 +336,7 @@ class Producer:
                 self._settle_earlier(queue, batch)
             return
         world.errors[error.name] += 1
+        world.checker.operations.goals.on_client_error(self.name, queue.key, error)
         world.say(self.name, f"{queue.key.partition}: {error.name} for {batch.sequence}: {message}")
         if error is ErrorCode.UNKNOWN_SERVER_ERROR:
             world.checker.fail("no unexpected answer", f"{self.name}: {error.name} for {queue.key}")
@@ -390,6 +391,7 @@ class Producer:
 
     def _timed_out(self, route: int, connection: Any) -> None:
         self._world.counts["client timeouts"] += 1
+        self._world.checker.operations.goals.on_client_timeout(self.name)
         connection.close()
         self.lost(route, connection)
 

@@ -74,6 +74,8 @@ class Settings:
     """Users and rights for sure; else a part of the seeds has them, see `rights`."""
     with_operations: bool = False
     """An operator for sure; else a part of the seeds has one, see `operations`."""
+    operations: tuple[str, ...] = ()
+    """Of `operations.FEATURES`: what its cluster has for sure."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False

@@ -104,6 +104,9 @@ class World:
         self.rot = LogRot(self)
         self.workload = Workload(self)
         self.log_life = LogLife(self)
+        if self.is_calm:
+            self.rot.is_wanted = False
+            self.log_life.features -= {"disk loss"}
         self.groups = Groups.draw(self, self.settings)
         # Draws of its own: the rest of a seed stays what it was without it.
         dice = random.Random(f"pieces {seed}")
@@ -111,6 +114,11 @@ class World:
         """What replication sends whole, and in what pieces the rest: batches here have some hundred bytes."""
         if self.settings.pieces or dice.random() < 0.5:
             self.pieces = PieceSizes(dice.choice((75, 120, 300)), dice.choice((16, 50, 130)))
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing happens but what an operator plans."""
+        return self.operator is not None and self.operator.is_calm
 
     # --- numbers and names ---------------------------------------------------------------
 
@@ -319,7 +327,8 @@ class World:
         for host in self.hosts:
             host.start_later(int(self.rng.random() * 500_000))
         self.workload.start()
-        self.faults.start()
+        if not self.is_calm:
+            self.faults.start()
         self.rot.start()
         self.log_life.start()
         if self.groups:

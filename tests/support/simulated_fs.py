@@ -165,6 +165,7 @@ class SimulatedFileSystem(FileSystem):
         self.fail_on: Callable[[str, str], OSError | None] = _no_fault
         self.space_bytes: int | None = None
         """Bytes that files may grow by before ENOSPC."""
+        self.total_bytes = DISK_BYTES
         self.crash_countdown: int | None = None
         self.cold_chance = 0.0
         self.short_write_chance = 0.0
@@ -320,7 +321,18 @@ class SimulatedFileSystem(FileSystem):
     def room(self, path: str) -> tuple[int, int]:
         self._find(path)
         disk = self._first or self
-        return DISK_BYTES, DISK_BYTES // 2 if disk.space_bytes is None else disk.space_bytes
+        return disk.total_bytes, disk.total_bytes // 2 if disk.space_bytes is None else disk.space_bytes
+
+    def used_bytes(self) -> int:
+        """What all files take."""
+        used, waiting = 0, [self._root]
+        while waiting:
+            for node in waiting.pop().names.values():
+                if isinstance(node, SimulatedDirectory):
+                    waiting.append(node)
+                elif isinstance(node, SimulatedFile):
+                    used += len(node.data)
+        return used
 
     def device(self, fd: int) -> int:
         del fd

@@ -217,7 +217,7 @@ class Controller:
     async def _found_cluster(self) -> None:
         try:
             first_users = self.settings.first_users
-            level = await self._founding_level()
+            level = min(await self._founding_level(), self._ports.founding_level)
             founded = await self.submit(lambda ctx: cluster.found_cluster(ctx, level, first_users))
         except NotActive:
             return

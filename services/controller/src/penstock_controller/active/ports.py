@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from penstock_controller.active.command_queue import COMMIT_TIMEOUT_MS
 from penstock_controller.active.metadata_stream import KEEPALIVE_S
 from penstock_controller.quorum.quorum import REAL_QUORUM_PORTS, QuorumPorts
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_runtime.grpc_tools import Probe, probe
 from penstock_runtime.ports import RolePorts
 
@@ -26,3 +27,5 @@ class ControllerPorts(RolePorts):
     tick_ms: int = TICK_MS
     keepalive_s: float = KEEPALIVE_S
     commit_timeout_ms: int = COMMIT_TIMEOUT_MS
+    founding_level: int = FEATURE_LEVEL
+    """The feature level of a cluster that this controller founds."""
