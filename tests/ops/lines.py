@@ -54,7 +54,7 @@ LINES: Final = (
     Line(
         "drain",
         "a drain is its plan, a node gets its share, rebalance moves the least, a removed directory is refused",
-        ("cluster/test_operations*.py",),
+        ("cluster/test_operations*.py", "cluster/test_rebalance*.py"),
     ),
     Line(
         "failover",
@@ -64,12 +64,12 @@ LINES: Final = (
     Line(
         "factor",
         "other replication factors on live topics; moves by Kafka's own tool are listed",
-        ("cluster/test_operations*.py::*replication_factor*", "cluster/test_admin_reassign.py"),
+        ("cluster/test_operations*.py::*replication_factor*", "cluster/test_*reassign*.py"),
     ),
     Line(
         "replace",
         "a node or a controller whose disk is lost is replaced",
-        ("cluster/test_operations*.py::*place*", "cluster/test_controller_replace.py"),
+        ("cluster/test_operations*.py::*place*", "cluster/test_*replace*.py"),
     ),
     Line("restart", "every process is restarted once, and no client sees it", ("cluster/test_rolling_*.py",)),
     Line("upgrade", "from an earlier build in every order of roles, and back", ("upgrade",)),
