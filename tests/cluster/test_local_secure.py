@@ -222,7 +222,26 @@ def test_a_bundle_holds_no_secret(cluster: LocalCluster, tmp_path: Path, anonymo
     assert {"metadata.json", "quorum.json", "nodes.json", "operations.json", "versions.json"} <= found.keys()
     missing = json.loads(found["manifest.json"])["missing"]
     assert image.gateways
-    assert sum(name.startswith("metrics/") for name in found) == 2 * len(image.gateways), missing
+    processes = ["controller-1", "node-1", "node-2", *image.gateways]
+    for process in processes:
+        own = {"settings.json", "log.jsonl", "stacks.txt", "directory.txt"}
+        own |= {"quorum.json"} if process.startswith("controller") else set()
+        assert {name.rpartition("/")[2] for name in found if name.startswith(f"processes/{process}/")} == own
+        assert {f"metrics/{process}-1.txt", f"metrics/{process}-2.txt"} <= found.keys()
+        assert b"penstock_loop_cpu_seconds_total" in found[f"metrics/{process}-2.txt"]
+        started = [json.loads(line) for line in found[f"processes/{process}/log.jsonl"].splitlines()]
+        assert "starting" in {line["event"] for line in started}
+        settings = json.loads(found[f"processes/{process}/settings.json"])
+        assert settings["log_level"]
+        assert settings["tls"]["mode"] == "require"
+        stacks = found[f"processes/{process}/stacks.txt"].decode()
+        assert "thread MainThread" in stacks
+        assert "task(s)" in stacks
+    assert not [name for name in missing if name != "metadata.backup"], missing
+    listed = found["processes/node-1/directory.txt"] + found["processes/node-2/directory.txt"]
+    assert (b"\tcanary-False-0/" in listed) is not anonymous
+    quorum = json.loads(found["processes/controller-1/quorum.json"])
+    assert (quorum["controller_id"], quorum["voter"]) == (1, True)
     for name, content in found.items():
         assert not [secret for secret in secrets if secret in content], name
         if anonymous:

@@ -53,3 +53,26 @@ def test_two_bundles_give_other_names() -> None:
     other = Pseudonyms(b"x" * 32)
     other.add("topic", "flights")
     assert other.text("flights") != some().text("flights")
+
+
+def test_names_that_only_processes_tell_are_other_ones_too() -> None:
+    names = Pseudonyms(b"k" * 32)
+    line = {
+        "timestamp": "2026-11-25T02:01:52Z",
+        "event": "connection closed",
+        "topic": "secret-orders",
+        "group": "night shift",
+        "peer": "10.1.2.3:50123",
+        "reason": "10.1.2.9 spoke no Kafka at 12:04:07 (role.py:31)",
+        "settings": {"raft_peers": ["1@ctl-1.example:9101", "2@127.0.0.1:9102"], "http_bind": "0.0.0.0:8080"},
+    }
+    names.learn_line(line)
+    names.learn_listing("12\t5\tslot-3/gone-7.1700000000000-0a1b-stray/00.log\n3\t5\tdeleted.topic-12/\n")
+    told = json.dumps(names.document(line)) + names.text(
+        "gone-7.1700000000000-0a1b-stray deleted.topic-12 slot-3"
+    )
+    for name in ("secret-orders", "night shift", "10.1.2.3", "10.1.2.9", "ctl-1", "gone", "deleted"):
+        assert name not in told
+    for kept in ("2026-11-25T02:01:52Z", "12:04:07 (role.py:31)", "127.0.0.1:9102", "0.0.0.0:8080", "slot-3"):
+        assert kept in told
+    assert names.text("at 10.1.2.3:9") == f"at {names.text('10.1.2.3')}:9"

@@ -1,24 +1,24 @@
 """`penstock debug bundle`: what somebody needs who is to understand a cluster from afar, in one file.
 
-All of it comes through a gateway. What cannot be had is named in the bundle, with the reason: a cluster that is unwell
+All of it comes through gateways. What cannot be had is named in the bundle, with the reason: a cluster that is unwell
 gives less, and that is when a bundle is wanted. Secrets are never asked for, so none can be in it.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
 import platform
+import re
 import secrets
 import tarfile
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,14 +31,25 @@ from penstock.cli.output import note
 from penstock.cli.pseudonyms import Pseudonyms
 from penstock.connector import PLAINTEXT, Connector
 from penstock.errors import CommandError
+from penstock.native import open_gateway
+from penstock_core.text import harmless
 
 if TYPE_CHECKING:
+    from penstock.native import NativeGateway
     from penstock_core.metadata import MetadataImage
-    from penstock_proto.v1.common_pb2 import Endpoint
 
 BUNDLE_BYTES_MAX: Final = 50 * 1024 * 1024
-METRICS_BYTES_MAX: Final = 16 * 1024 * 1024
-METRICS_TIMEOUT_S: Final = 10.0
+PART_BYTES_MAX: Final = 16 * 1024 * 1024
+PROCESS_TIMEOUT_S: Final = 35.0
+FILES: Final = defaultdict(
+    lambda: "more.txt",
+    settings="settings.json",
+    log="log.jsonl",
+    stacks="stacks.txt",
+    directory="directory.txt",
+    quorum="quorum.json",
+)
+"""Parts of what a process tells, as files."""
 EXPLAINED_MAX: Final = 100
 """Partitions whose story is told."""
 _SPARE_BYTES: Final = 256 * 1024
@@ -56,10 +67,11 @@ ASKED: Final[tuple[tuple[str, str, str, dict[str, Any]], ...]] = (
 
 @dataclass
 class Bundle:
-    """What was gathered: JSON documents, pages of metrics, bytes, and what could not be had."""
+    """What was gathered: JSON documents, texts, bytes, and what could not be had."""
 
     documents: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    """What processes tell of themselves, by file."""
     binaries: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -81,7 +93,7 @@ class Bundle:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between the two readings of the gateways' metrics.",
+    help="Between the two readings of all metrics.",
 )
 @gateway_option
 def bundle(
@@ -90,8 +102,9 @@ def bundle(
     """One file with what the cluster tells of itself, to look for a fault elsewhere: at most 50 MiB, no secrets, no
     records.
 
-    Versions, settings, metadata, quorum, nodes, operations, findings, the story of partitions that are unwell, and the
-    gateways' metrics twice. What could not be had is named in manifest.json.
+    Versions, settings, metadata, quorum, nodes, operations, findings, the story of partitions that are unwell; and of
+    each process its settings, last log lines, stacks, files with their sizes, and metrics twice. What could not be had
+    is named in manifest.json.
 
     \b
     Examples:
@@ -126,7 +139,6 @@ def gather(
     found = Bundle()
     admin.gateway()  # nobody there is the end; whatever fails from here on is missing
     image = _metadata(admin, found)
-    targets = _metrics_targets(image)
     for name, method, module, fields in ASKED:
         try:
             found.documents[name] = _asked(admin, method, module, fields)
@@ -139,11 +151,7 @@ def gather(
             MessageToDict(record, preserving_proto_field_name=True) for record in _records(image)
         ]
         _explain(admin, image, found)
-    for number in (1, 2):
-        if number == 2 and found.metrics:
-            sleep(interval_s)
-        for gateway_id, at in targets.items():
-            _scrape(found, f"metrics/{gateway_id}-{number}.txt", at, connector)
+    _ask_processes(admin, image, found, connector, lambda: sleep(interval_s))
     found.documents["command"] = {"python": platform.python_version(), "system": platform.platform()}
     return found
 
@@ -223,38 +231,93 @@ def _explain(admin: Admin, image: MetadataImage, found: Bundle) -> None:
     found.documents["explain"] = {"unwell": len(unwell), "stories": stories}
 
 
-def _metrics_targets(image: MetadataImage | None) -> dict[str, Endpoint]:
-    """Where the gateways' metrics are."""
-    if image is None:
-        return {}
-    return {
-        gateway.gateway_id: gateway.record.http
-        for gateway in image.gateways.values()
-        if gateway.record.http.port
-    }
+# --- each process ------------------------------------------------------------------------------
 
 
-def _scrape(found: Bundle, name: str, at: Endpoint, connector: Connector) -> None:
-    file, context = connector.file, connector.context
-    headers = {}
-    if context is not None and file is not None and file.password:
-        said = base64.b64encode(f"{file.username}:{file.password}".encode()).decode()
-        headers["Authorization"] = f"Basic {said}"
-    http = (
-        HTTPConnection(at.host, at.port, timeout=METRICS_TIMEOUT_S)
-        if context is None
-        else HTTPSConnection(at.host, at.port, timeout=METRICS_TIMEOUT_S, context=context)
-    )
+def _names(image: MetadataImage | None, quorum: Any, nodes: Any) -> list[str]:
+    """Controllers and storage nodes by name."""
+    members = (quorum or {}).get("members", ())
+    told = [each.get("node_id", 0) for each in (nodes or {}).get("nodes", ())]
+    node_ids = sorted({*told, *(() if image is None else image.nodes)})
+    return [
+        *(f"controller-{member['controller_id']}" for member in members),
+        *(f"node-{n}" for n in node_ids),
+    ]
+
+
+def _processes(
+    admin: Admin, names: list[str], image: MetadataImage | None, connector: Connector, found: Bundle
+) -> Iterator[tuple[str, Callable[[tuple[str, ...]], dict[str, str]]]]:
+    """Each process by name, and how to ask it for parts; gateways are asked themselves."""
+    for name in names:
+        yield name, partial(_told, admin.gateway(), name)
     try:
-        http.request("GET", "/metrics", headers=headers)
-        answer = http.getresponse()
-        if answer.status != HTTPStatus.OK:
-            raise ValueError(f"HTTP {answer.status} {answer.reason}")
-        found.metrics[name] = answer.read(METRICS_BYTES_MAX).decode(errors="replace")
-    except (HTTPException, OSError, ValueError) as error:
-        found.missing[name] = f"the gateway's HTTP port does not give its metrics to everybody ({error})"
-    finally:
-        http.close()
+        asked = json.loads(_told(admin.gateway(), "", ("settings",)).get("settings") or "{}")
+    except (CommandError, ValueError) as error:
+        found.missing["processes/gateway"] = str(error)
+        return
+    own = str(asked.get("gateway_id", "gateway"))
+    yield own, partial(_told, admin.gateway(), "")
+    for gateway in () if image is None else image.gateways.values():
+        if gateway.gateway_id != own and gateway.record.grpc.port:
+            at = f"{gateway.record.grpc.host}:{gateway.record.grpc.port}"
+            yield gateway.gateway_id, partial(_told_by, at, connector)
+
+
+def _told_by(address: str, connector: Connector, parts: tuple[str, ...]) -> dict[str, str]:
+    with open_gateway(address, connector) as gateway:
+        return _told(gateway, "", parts)
+
+
+def _told(gateway: NativeGateway, name: str, parts: tuple[str, ...]) -> dict[str, str]:
+    """What a process tells of itself, by part. Raises CommandError."""
+    import grpc
+
+    from penstock_proto.v1 import operations_pb2
+
+    request = operations_pb2.DescribeProcessRequest(process=name, parts=parts)
+    told: dict[str, bytearray] = {}
+    try:
+        call = gateway.admin.DescribeProcess(request, timeout=PROCESS_TIMEOUT_S, metadata=gateway.metadata())
+        for piece in call:
+            data = told.setdefault(piece.part, bytearray())
+            if len(data) < PART_BYTES_MAX:
+                data += piece.data
+    except grpc.RpcError as error:
+        code, details = error.code().name, " ".join((error.details() or "").split())
+        if code == "UNIMPLEMENTED":
+            details = details if "older" in details else "it is of an older build and does not tell of itself"
+        raise CommandError(harmless(details) or code) from None
+    return {part: data.decode(errors="replace") for part, data in told.items()}
+
+
+def _ask_processes(
+    admin: Admin,
+    image: MetadataImage | None,
+    found: Bundle,
+    connector: Connector,
+    pause: Callable[[], None],
+) -> None:
+    """All parts of each process; and its metrics once more, when the pause is over."""
+    names = _names(image, found.documents.get("quorum"), found.documents.get("nodes"))
+    processes = list(_processes(admin, names, image, connector, found))
+    for name, ask in processes:
+        try:
+            told = ask(())
+        except CommandError as error:
+            found.missing[f"processes/{name}"] = error.message
+            continue
+        for part, text in told.items():
+            found.texts[
+                f"metrics/{name}-1.txt" if part == "metrics" else f"processes/{name}/{FILES[part]}"
+            ] = text
+    pause()
+    for name, ask in processes:
+        if f"metrics/{name}-1.txt" in found.texts:
+            try:
+                found.texts[f"metrics/{name}-2.txt"] = ask(("metrics",)).get("metrics", "")
+            except CommandError as error:
+                found.missing[f"metrics/{name}-2.txt"] = error.message
 
 
 # --- other names -------------------------------------------------------------------------------
@@ -270,14 +333,40 @@ def _rename(found: Bundle, gateway: str) -> None:
     for member in (found.documents.get("quorum") or {}).get("members", ()):
         names.add_address(member.get("address", ""))
         names.add_address(member.get("grpc_address", ""))
-    for text in found.metrics.values():
-        names.learn_metrics(text)
+    for key, text in found.texts.items():
+        if key.startswith("metrics/"):
+            names.learn_metrics(text)
+        elif key.endswith("/settings.json"):
+            names.learn_settings(_json(text))
+        elif key.endswith("/log.jsonl"):
+            for line in text.splitlines():
+                names.learn_line(_json(line))
+        elif key.endswith("/directory.txt") and key.startswith("processes/node-"):
+            names.learn_listing(text)
     found.documents = {key: names.document(value) for key, value in found.documents.items()}
-    found.metrics = {names.text(key): names.metrics(text) for key, text in found.metrics.items()}
+    found.texts = {names.text(key): _renamed(names, key, text) for key, text in found.texts.items()}
     found.missing = {names.text(key): names.text(text) for key, text in found.missing.items()}
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _renamed(names: Pseudonyms, key: str, text: str) -> str:
+    if key.startswith("metrics/"):
+        return names.metrics(text)
+    if key.endswith(".json"):
+        return json.dumps(names.document(_json(text)), indent=1)
+    if key.endswith(".jsonl"):
+        return "".join(f"{json.dumps(names.document(_json(line)))}\n" for line in text.splitlines())
+    return names.text(text)
+
+
 _CONFIG_KINDS: Final = {"topic": "topic", "group": "group"}
+_PLAIN_GATEWAY: Final = re.compile(r"gateway-[0-9]+\Z")
 _ACL_KINDS: Final = {2: "topic", 3: "group"}
 
 
@@ -295,6 +384,8 @@ def _learn(names: Pseudonyms, record: dict[str, Any]) -> None:
             names.add("host", value.get("host", ""))
         elif kind == "quota":
             names.add("host", value.get("ip", ""))
+        elif kind == "gateway" and not _PLAIN_GATEWAY.match(value.get("gateway_id", "")):
+            names.add("host", value.get("gateway_id", ""))  # containers name it by their host
         _learn_hosts(names, value)
 
 
@@ -319,7 +410,7 @@ def write(output: Path, found: Bundle, about: dict[str, Any]) -> dict[str, str]:
         f"{name}.json": json.dumps(value, indent=1, default=str).encode()
         for name, value in found.documents.items()
     }
-    parts |= {name: text.encode() for name, text in found.metrics.items()}
+    parts |= {name: text.encode() for name, text in found.texts.items()}
     parts |= found.binaries
     left_out: dict[str, str] = {}
     room = BUNDLE_BYTES_MAX - _SPARE_BYTES

@@ -10,10 +10,20 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any, Final
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._\-]+")
 _PARTITION: Final = re.compile(r"(.+)(-[0-9]+)\Z")
+_LOG: Final = re.compile(r"([A-Za-z0-9._\-]+)-[0-9]+(?:\.[0-9a-z.\-]+)?\Z")
+_ADDRESS: Final = re.compile(
+    r"(?:\A|[@/,\s])(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]*[A-Za-z][A-Za-z0-9._\-]*):[0-9]{1,5}(?![0-9:])"
+)
+_IP: Final = re.compile(
+    r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9.])|(?<![0-9A-Fa-f:])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![0-9A-Fa-f:])"
+)
+_AWAY: Final = re.compile(r"(.+)(-[0-9]+\.[0-9a-z.\-]+)\Z")
+"""A log that was set aside, or is deleted."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._\-]+\Z")
 _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 KEPT: Final = frozenset({"", "*", "localhost", "127.0.0.1", "::1", "host-gateway"})
@@ -25,6 +35,10 @@ LABEL_KINDS: Final[Mapping[str, str]] = {
     "address": "host",
 }
 """Labels of metrics whose whole value is a name, and of what kind."""
+
+
+ADDRESS_FIELDS: Final = frozenset({"address", "peer", "host", "grpc", "http", "raft", "kafka", "direct"})
+"""Fields of log lines that are addresses."""
 
 
 class Pseudonyms:
@@ -68,6 +82,9 @@ class Pseudonyms:
         partition = _PARTITION.match(stem)
         if partition is not None and partition[1] in self._names:
             return self._names[partition[1]] + partition[2] + word[len(stem) :]
+        away = _AWAY.match(word)
+        if away is not None and away[1] in self._names:
+            return self._names[away[1]] + away[2]
         return word
 
     def document(self, value: Any) -> Any:
@@ -88,6 +105,48 @@ class Pseudonyms:
                 self.add_address(_unescaped(value))
             elif kind is not None:
                 self.add(kind, _unescaped(value))
+
+    def learn_settings(self, value: Any) -> None:
+        """Hosts in addresses of settings: `1@ctl-1:5001`, `gateway.example.com:9092`, an IP address."""
+        if isinstance(value, dict):
+            for each in value.values():
+                self.learn_settings(each)
+        elif isinstance(value, list):
+            for each in value:
+                self.learn_settings(each)
+        elif isinstance(value, str):
+            self._learn_ips(value)
+            for match in _ADDRESS.finditer(value):
+                self.add("host", match[1].strip("[]"))
+
+    def learn_line(self, line: Any) -> None:
+        """Names in fields of a log line, and IP addresses anywhere in it."""
+        if not isinstance(line, dict):
+            return
+        for key, value in line.items():
+            if isinstance(value, str):
+                self._learn_ips(value)
+                if key in ADDRESS_FIELDS:
+                    self.add_address(value)
+                elif (kind := LABEL_KINDS.get(key)) is not None:
+                    self.add(kind, value)
+            elif key == "settings":
+                self.learn_settings(value)
+
+    def learn_listing(self, text: str) -> None:
+        """Topics that only a directory has: their logs are TOPIC-N."""
+        for line in text.splitlines():
+            for name in line.rpartition("\t")[2].split("/")[:-1]:
+                if (match := _LOG.match(name)) is not None and match[1] != "slot":
+                    self.add("topic", match[1])
+
+    def _learn_ips(self, text: str) -> None:
+        for found in _IP.findall(text):
+            try:
+                if not ip_address(found).is_loopback and not ip_address(found).is_unspecified:
+                    self.add("host", found)
+            except ValueError:
+                continue  # no address: a version, a time
 
     def metrics(self, text: str) -> str:
         """A page of metrics with the values of labels replaced."""

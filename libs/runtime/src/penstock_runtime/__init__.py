@@ -24,6 +24,7 @@
 `ports`              what a role takes from the world around it: clocks, chance, the network
 `recent_max`         the largest of what was seen lately
 `roles`              starting and ending a role: settings, logs, event loop, signals, exit code
+`self_description`   what a process tells of itself: settings, log, stacks, directory, metrics
 `security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
 `turns`              long work in short turns of the event loop

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
@@ -80,6 +81,10 @@ class Lifecycle:
         self.boot_id = uuid.uuid4().bytes
         self.log = get_log(role=role, **({"id": identity} if identity else {}))
         self.registry = CollectorRegistry()
+        self.settings: dict[str, object] = {}
+        """Those in effect, without secrets."""
+        self.directory: Path | None = None
+        """Where its data are; with slots, where the slots are."""
         self.shared: dict[str, object] = {}
         """One-per-role objects of other modules (counters), by name."""
         self._not_ready_reason: str | None = "starting"

@@ -162,7 +162,9 @@ async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]], again: list
     _install_signals(loop, lives, stop)
     runs: list[asyncio.Task[None]] = []
     for (role, settings), life in zip(roles, lives, strict=True):
-        life.log.info("starting", version=VERSION, settings=settings.printable())
+        life.settings = settings.printable()
+        life.directory = getattr(settings, "slots_dir", None) or settings.data_dir
+        life.log.info("starting", version=VERSION, settings=life.settings)
         if settings.allow_insecure_bind:
             life.log.warning(
                 "allow_insecure_bind permits plaintext on every port; name those that need it in allow_plaintext"

@@ -106,6 +106,11 @@ class AdminStub:
                 request_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.DescribeProcess = channel.unary_stream(
+                '/penstock.v1.Admin/DescribeProcess',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -209,6 +214,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeProcess(self, request, context):
+        """Settings, last log lines, stacks, directory, metrics of this gateway, a controller or a storage node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -281,6 +293,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeQuorum,
                     request_deserializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.SerializeToString,
+            ),
+            'DescribeProcess': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribeProcess,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -662,6 +679,33 @@ class Admin:
             '/penstock.v1.Admin/DescribeQuorum',
             penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
             penstock__proto_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeProcess',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,8 @@ class AdminStub:
     """Takes topics that nodes have and the metadata do not know."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]
     """The Raft quorum, as the active controller sees it."""
+    DescribeProcess: _grpc.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]
+    """Settings, last log lines, stacks, directory, metrics of this gateway, a controller or a storage node."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -100,6 +102,8 @@ class AdminAsyncStub(AdminStub):
     """Takes topics that nodes have and the metadata do not know."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_controller_pb2.DescribeQuorumRequest, _controller_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """The Raft quorum, as the active controller sees it."""
+    DescribeProcess: _aio.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]  # type: ignore[assignment]
+    """Settings, last log lines, stacks, directory, metrics of this gateway, a controller or a storage node."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Tokens as in the service Gateway."""
@@ -214,5 +218,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.DescribeQuorumResponse, _abc.Awaitable[_controller_pb2.DescribeQuorumResponse]]:
         """The Raft quorum, as the active controller sees it."""
+
+    @_abc_1.abstractmethod
+    def DescribeProcess(
+        self,
+        request: _operations_pb2.DescribeProcessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.DescribeProcessResponse], _abc.AsyncIterator[_operations_pb2.DescribeProcessResponse]]:
+        """Settings, last log lines, stacks, directory, metrics of this gateway, a controller or a storage node."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

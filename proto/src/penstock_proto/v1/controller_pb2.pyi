@@ -3,7 +3,7 @@
 isort:skip_file
 What controllers answer to nodes, gateways and tools.
 
-Every call but WatchMetadata and DescribeQuorum must reach the active
+Every call but WatchMetadata, ReadEvents, DescribeProcess and DescribeQuorum must reach the active
 controller. Another one fails it with UNAVAILABLE and names the active one in
 the trailing metadata key "penstock-active-controller" ("host:port"; empty while
 there is none).

@@ -190,6 +190,11 @@ class ControllerStub:
                 request_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
                 _registered_method=True)
+        self.DescribeProcess = channel.unary_stream(
+                '/penstock.v1.Controller/DescribeProcess',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -411,6 +416,13 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeProcess(self, request, context):
+        """Settings, last log lines, stacks, directory, metrics, quorum of this controller; any controller answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -568,6 +580,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.RecoverTopics,
                     request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.SerializeToString,
+            ),
+            'DescribeProcess': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribeProcess,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1407,6 +1424,33 @@ class Controller:
             '/penstock.v1.Controller/RecoverTopics',
             penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsRequest.SerializeToString,
             penstock__proto_dot_v1_dot_operations__pb2.RecoverTopicsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Controller/DescribeProcess',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
             options,
             channel_credentials,
             insecure,

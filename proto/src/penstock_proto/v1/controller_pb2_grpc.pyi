@@ -3,7 +3,7 @@
 isort:skip_file
 What controllers answer to nodes, gateways and tools.
 
-Every call but WatchMetadata and DescribeQuorum must reach the active
+Every call but WatchMetadata, ReadEvents, DescribeProcess and DescribeQuorum must reach the active
 controller. Another one fails it with UNAVAILABLE and names the active one in
 the trailing metadata key "penstock-active-controller" ("host:port"; empty while
 there is none).
@@ -101,6 +101,8 @@ class ControllerStub:
     """What this controller remembers of what it applied; any controller answers."""
     RecoverTopics: _grpc.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]
     """Takes topics that nodes have and the metadata do not know."""
+    DescribeProcess: _grpc.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]
+    """Settings, last log lines, stacks, directory, metrics, quorum of this controller; any controller answers."""
 
 @_typing.type_check_only
 class ControllerAsyncStub(ControllerStub):
@@ -168,6 +170,8 @@ class ControllerAsyncStub(ControllerStub):
     """What this controller remembers of what it applied; any controller answers."""
     RecoverTopics: _aio.UnaryUnaryMultiCallable[_operations_pb2.RecoverTopicsRequest, _operations_pb2.RecoverTopicsResponse]  # type: ignore[assignment]
     """Takes topics that nodes have and the metadata do not know."""
+    DescribeProcess: _aio.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]  # type: ignore[assignment]
+    """Settings, last log lines, stacks, directory, metrics, quorum of this controller; any controller answers."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -418,5 +422,13 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.RecoverTopicsResponse, _abc.Awaitable[_operations_pb2.RecoverTopicsResponse]]:
         """Takes topics that nodes have and the metadata do not know."""
+
+    @_abc_1.abstractmethod
+    def DescribeProcess(
+        self,
+        request: _operations_pb2.DescribeProcessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.DescribeProcessResponse], _abc.AsyncIterator[_operations_pb2.DescribeProcessResponse]]:
+        """Settings, last log lines, stacks, directory, metrics, quorum of this controller; any controller answers."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

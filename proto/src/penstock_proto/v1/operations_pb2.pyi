@@ -1348,6 +1348,58 @@ class ExportMetadataResponse(_message.Message):
 Global___ExportMetadataResponse: _TypeAlias = ExportMetadataResponse  # noqa: Y015
 
 @_typing.final
+class DescribeProcessRequest(_message.Message):
+    """What a process tells of itself to who looks for a fault. Without secrets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """Asked of a gateway: "controller-1", "node-2"; empty: the one that is asked."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of settings, log, stacks, directory, metrics and, at controllers, quorum. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        parts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeProcessRequest: _TypeAlias = DescribeProcessRequest  # noqa: Y015
+
+@_typing.final
+class DescribeProcessResponse(_message.Message):
+    """A piece of a part; pieces of one follow each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    part: _builtins.str
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        part: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeProcessResponse: _TypeAlias = DescribeProcessResponse  # noqa: Y015
+
+@_typing.final
 class UnknownReplica(_message.Message):
     """A replica that is on a node and that the metadata do not know; or one whose leader they do not know, since they were
     restored from a backup.

@@ -66,6 +66,11 @@ class StorageStub:
                 request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
                 _registered_method=True)
+        self.DescribeProcess = channel.unary_stream(
+                '/penstock.v1.Storage/DescribeProcess',
+                request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServicer:
@@ -116,6 +121,13 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeProcess(self, request, context):
+        """Settings, last log lines, stacks, directory, metrics of this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +160,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.DeleteStray,
                     request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.SerializeToString,
+            ),
+            'DescribeProcess': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribeProcess,
+                    request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +329,33 @@ class Storage:
             '/penstock.v1.Storage/DeleteStray',
             penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayRequest.SerializeToString,
             penstock__proto_dot_v1_dot_operations__pb2.DeleteStrayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Storage/DescribeProcess',
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class StorageStub:
     """Logs that this node has set aside. Asked by gateways, as what follows."""
     DeleteStray: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]
     """Deletes one of them."""
+    DescribeProcess: _grpc.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]
+    """Settings, last log lines, stacks, directory, metrics of this node."""
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -73,6 +75,8 @@ class StorageAsyncStub(StorageStub):
     """Logs that this node has set aside. Asked by gateways, as what follows."""
     DeleteStray: _aio.UnaryUnaryMultiCallable[_operations_pb2.DeleteStrayRequest, _operations_pb2.DeleteStrayResponse]  # type: ignore[assignment]
     """Deletes one of them."""
+    DescribeProcess: _aio.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]  # type: ignore[assignment]
+    """Settings, last log lines, stacks, directory, metrics of this node."""
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -128,5 +132,13 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.DeleteStrayResponse, _abc.Awaitable[_operations_pb2.DeleteStrayResponse]]:
         """Deletes one of them."""
+
+    @_abc_1.abstractmethod
+    def DescribeProcess(
+        self,
+        request: _operations_pb2.DescribeProcessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operations_pb2.DescribeProcessResponse], _abc.AsyncIterator[_operations_pb2.DescribeProcessResponse]]:
+        """Settings, last log lines, stacks, directory, metrics of this node."""
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,6 +36,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.roles import Role
 from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
 from penstock_runtime.security.tls_files import TlsFiles
+from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import parse_address, parse_member
 
 _GRPC_GRACE_S = 0.2
@@ -114,6 +115,7 @@ async def _serve(
             lifecycle.process_info(),
             lambda: "" if tls is None else tls.own_serial,
             ports.clocks.wall_ms,
+            SelfDescription(lifecycle),
         ),
     )
     server = None

@@ -67,6 +67,7 @@ from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.security.callers import gateway_name_fault
 from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
+from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 
@@ -308,7 +309,13 @@ class Gateway:
             settings.socket_request_max_bytes,
             self._grpc_door,
         )
-        admin = AdminService(self._relay, self._controllers, LoopTurns.of(self._lifecycle), clocks.wall_ms)
+        admin = AdminService(
+            self._relay,
+            self._controllers,
+            LoopTurns.of(self._lifecycle),
+            clocks.wall_ms,
+            SelfDescription(self._lifecycle),
+        )
 
         def add_services(server: grpc.aio.Server) -> None:
             service.add_to(server)

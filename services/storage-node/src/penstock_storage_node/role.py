@@ -40,6 +40,7 @@ from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.security.callers import node_name_fault
 from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
+from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster import retirement
@@ -468,6 +469,7 @@ class StorageNode:
                 FetchRangeService(self._manager, self._authorizer),
                 self._log_ends,
                 StraysService(self._manager.registry, self._background.strays),
+                SelfDescription(self._lifecycle),
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,

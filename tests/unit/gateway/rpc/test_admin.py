@@ -67,6 +67,7 @@ OTHERS = {
     "DeleteStray": Operation.ALTER,
     "ExportMetadata": Operation.ALTER,
     "DescribeQuorum": Operation.DESCRIBE,
+    "DescribeProcess": Operation.ALTER,
 }
 """Methods that others than the active controller answer too, with the right that they take."""
 

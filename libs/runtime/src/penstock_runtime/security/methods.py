@@ -52,6 +52,7 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Controller/DescribeCapacity": _FOLLOWERS,
     "/penstock.v1.Controller/ReadEvents": _FOLLOWERS,
     "/penstock.v1.Controller/RecoverTopics": _FOLLOWERS,
+    "/penstock.v1.Controller/DescribeProcess": _GATEWAY,
     # Nobody's client comes this way: an operator at the controllers does.
     "/penstock.v1.Controller/ReplaceController": _ADMIN,
     "/penstock.v1.Controller/AlterRefusedCertificates": _ADMIN,
@@ -61,4 +62,5 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Storage/FetchRange": _GATEWAY,
     "/penstock.v1.Storage/DescribeStrays": _GATEWAY,
     "/penstock.v1.Storage/DeleteStray": _GATEWAY,
+    "/penstock.v1.Storage/DescribeProcess": _GATEWAY,
 }

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.json_format import MessageToJson
 
 from penstock_controller.active.command_queue import NotActive
 from penstock_controller.active.controller import Controller
@@ -54,6 +55,7 @@ from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc
 from penstock_proto.v1 import operations_pb2 as operations
 from penstock_runtime.security.callers import gateway_fault, node_fault
+from penstock_runtime.self_description import SelfDescription
 
 R = TypeVar("R")
 M = TypeVar("M", api.CreateTopicsRequest, api.DeleteTopicsRequest, api.CreatePartitionsRequest)
@@ -75,6 +77,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         process: common.ProcessInfo,
         own_serial: Callable[[], str] = lambda: "",
         wall_ms: Callable[[], int] = lambda: 0,
+        itself: SelfDescription | None = None,
     ) -> None:
         """`own_serial` is that of this controller's certificate; "" without one. Of `wall_ms` ends of
         certificates are counted, and by it operations are dated, in ms since 1970."""
@@ -88,6 +91,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self._own_serial = own_serial
         self._wall_ms = wall_ms
         core.ask_levels = levels.ask
+        self._itself = itself
+        if itself is not None:
+            itself.more["quorum"] = self._quorum_document
         core.operations.rolling.ask_controllers = self._look_at_controllers
 
     # --- helpers ------------------------------------------------------------------------
@@ -493,9 +499,22 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     ) -> operations.ReadEventsResponse:
         return await self._core.history.read(request)
 
+    async def DescribeProcess(
+        self, request: operations.DescribeProcessRequest, context: ServicerContext
+    ) -> AsyncIterator[operations.DescribeProcessResponse]:
+        if self._itself is not None:
+            async for piece in self._itself.describe(request, context):
+                yield piece
+
+    def _quorum_document(self) -> str:
+        return MessageToJson(self._quorum(), preserving_proto_field_name=True)
+
     async def DescribeQuorum(
         self, request: api.DescribeQuorumRequest, context: ServicerContext
     ) -> api.DescribeQuorumResponse:
+        return self._quorum()
+
+    def _quorum(self) -> api.DescribeQuorumResponse:
         core = self._core
         status = core.status
         me = core.settings.controller_id

@@ -8,6 +8,7 @@
 `fetch_range`     FetchRange relayed: one client call over as many leaders as it takes
 `guard`           who calls, and what each method takes
 `offsets`         Kafka requests of the native API's own making, over the same relay as clients' requests
+`process`         what a process tells of itself, for a bundle
 `produce`         One native Produce stream
 `query_sessions`  sessions for questions of native clients
 `strays`          what a storage node has set aside: asked of that node

@@ -18,11 +18,13 @@ from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.explain import Explainer
 from penstock_gateway.rpc.export import export
 from penstock_gateway.rpc.guard import RIGHTS, identity_of
+from penstock_gateway.rpc.process import described
 from penstock_gateway.rpc.strays import delete_stray, describe_strays
 from penstock_proto.v1 import admin_pb2_grpc
 from penstock_proto.v1 import controller_pb2 as controller_pb
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.turns import LoopTurns
 
 LOOK_TIMEOUT_MS: Final = 10_000
@@ -52,10 +54,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         controllers: ControllerClient,
         turns: LoopTurns,
         wall_ms: Callable[[], int] = lambda: 0,
+        itself: SelfDescription | None = None,
     ) -> None:
         """By `wall_ms` exports are dated, in ms since 1970."""
         self._relay = relay
         self._wall_ms = wall_ms
+        self._itself = itself
         self._controllers = controllers
         self._explainer = Explainer(controllers, turns)
 
@@ -176,6 +180,24 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return await self._ask(
             "DescribeQuorum", request, controller_pb.DescribeQuorumResponse, context, LOOK_TIMEOUT_MS
         )
+
+    async def DescribeProcess(  # noqa: N802
+        self, request: pb.DescribeProcessRequest, context: Context
+    ) -> AsyncIterator[pb.DescribeProcessResponse]:
+        """What this gateway tells of itself; or, by name, a controller or a storage node."""
+        method = "DescribeProcess"
+        await self._check(method, context)
+        if request.process or self._itself is None:
+            pieces = described(self._relay, self._controllers, request)
+        else:
+            pieces = self._itself.describe(request)
+        try:
+            async for piece in pieces:
+                yield piece
+        except PenstockError as error:
+            status = _STATUS.get(error.code, grpc.StatusCode.INVALID_ARGUMENT)
+            await self._abort(method, context, status, error.message)
+        self._count(method, "OK")
 
     async def _ask(
         self,

@@ -60,6 +60,8 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.Admin/ExportMetadata": Right(Operation.ALTER, ResourceType.CLUSTER),
     "/penstock.v1.Admin/RecoverTopics": Right(Operation.ALTER, ResourceType.CLUSTER),
     "/penstock.v1.Admin/DescribeQuorum": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
+    # Log lines name clients, topics, groups and users.
+    "/penstock.v1.Admin/DescribeProcess": Right(Operation.ALTER, ResourceType.CLUSTER),
 }
 
 _caller: ContextVar[Identity | None] = ContextVar("native_caller", default=None)

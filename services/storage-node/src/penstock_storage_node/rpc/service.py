@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from penstock_proto.v1 import data_pb2, operations_pb2, storage_pb2
+from penstock_runtime.self_description import SelfDescription
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEndsService
@@ -26,6 +27,7 @@ def add_storage_service(
     ranges: FetchRangeService,
     positions: LogEndsService | None = None,
     strays: StraysService | None = None,
+    itself: SelfDescription | None = None,
 ) -> None:
     """Answer Storage's calls on `server`."""
     handlers = {
@@ -51,5 +53,11 @@ def add_storage_service(
             strays.delete,
             request_deserializer=operations_pb2.DeleteStrayRequest.FromString,
             response_serializer=operations_pb2.DeleteStrayResponse.SerializeToString,
+        )
+    if itself is not None:
+        handlers["DescribeProcess"] = grpc.unary_stream_rpc_method_handler(
+            itself.describe,
+            request_deserializer=operations_pb2.DescribeProcessRequest.FromString,
+            response_serializer=operations_pb2.DescribeProcessResponse.SerializeToString,
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
