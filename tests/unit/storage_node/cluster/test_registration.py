@@ -159,3 +159,48 @@ async def test_heartbeats_carry_reports_and_answers_go_to_who_makes_them() -> No
         pool.stop()
         await channels.close()
         await controller.kill()
+
+
+@pytest.mark.timeout(300)
+async def test_a_node_is_ready_while_it_is_not_fenced_and_its_disk_works_even_full() -> None:
+    cluster = Cluster()
+    cluster.term = 5
+    controller = Speaker(cluster)  # type: ignore[abstract]
+    controller.order = pb.NodeHeartbeatReply(controller_term=5, fenced=True)
+    await controller.start()
+    channels, pool = ChannelPool(), DiskPool(1)
+    client = ControllerClient([controller.endpoint.address], "node-1", channels)
+    nowhere = Endpoint("", "127.0.0.1", 1)
+    lifecycle = Lifecycle("test")
+    disk_failed = False
+    membership = Registration(
+        lifecycle,
+        client,
+        MetadataClient(client, "node-1", monotonic_ms),
+        open_directory(new_disk()),
+        pool,
+        Announcement(1, "", nowhere, nowhere, [], []),
+        lambda _node_id, _epoch: None,
+        lambda: disk_failed,
+        lambda: True,  # a full disk is no reason: it serves
+    )
+    assert lifecycle.ready_reason() == "starting"
+    session = asyncio.create_task(membership.run())
+    try:
+        await until(lambda: lifecycle.ready_reason() == "the controller has fenced this node")
+        controller.order = pb.NodeHeartbeatReply(controller_term=5)
+        await until(lambda: lifecycle.ready_reason() is None)
+        # Without controllers it serves what it has.
+        await controller.kill()
+        assert lifecycle.ready_reason() is None
+        # A failed disk says so itself, and no controller takes that back.
+        disk_failed = True
+        lifecycle.set_not_ready("the disk failed")
+        membership._take(pb.NodeHeartbeatReply(controller_term=5))
+        assert lifecycle.ready_reason() == "the disk failed"
+    finally:
+        session.cancel()
+        with suppress(asyncio.CancelledError):
+            await session
+        pool.stop()
+        await channels.close()
