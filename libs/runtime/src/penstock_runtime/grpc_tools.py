@@ -31,7 +31,7 @@ from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import Plaintext, StartupError, bind_sockets, check_bind, check_free
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import current_lifecycle
-from penstock_runtime.logs import get_log
+from penstock_runtime.logs import CONSTANT, get_log
 from penstock_runtime.security.both_ways import BothWays
 from penstock_runtime.security.diagnosis import find_fault
 from penstock_runtime.security.grpc_tls import (
@@ -265,7 +265,8 @@ class ChannelPool:
         if not fault or (fault == told and now < again_s):
             return
         self._told[key.address] = fault, now + _TELL_AGAIN_S
-        get_log().warning(f"no TLS connection with the {key.role} at {key.address}: {fault}")
+        text = f"no TLS connection with the {key.role} at {key.address}: {fault}"
+        get_log().warning(text, **{CONSTANT: "no TLS connection with one of ours"})
 
     async def drop(self, address: str) -> None:
         """Close every channel to an address that is no longer of use."""

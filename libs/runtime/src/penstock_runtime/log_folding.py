@@ -1,8 +1,9 @@
 """Which log lines are written: one of an event and its subject in a second; the rest are counted. Pure.
 
 A fault that comes a thousand times a second is one fault. What is not written is counted, and the next line of its
-kind carries `repeated=N`; when none comes, the last one that was held back is written with that number, so that a
-number is never lost. Lines of level DEBUG are for whoever wants to see all of them, and are not folded.
+kind carries `repeated=N`: it stands for N, itself among them. When none comes, the last one that was held back is
+written with that number, so that a number is never lost. Lines of level DEBUG are for whoever wants to see all of
+them, and are not folded.
 
 A subject is one of our own things that an event is about, a node say: losing three nodes at once is three lines. So is
 the state that something of ours has come to: to become the active controller is no repetition of not being it. What
@@ -21,6 +22,8 @@ SUBJECTS: Final = (
     *("role", "id", "node", "gateway", "controller", "operation", "name", "task", "listener"),
     *("active", "state", "phase"),
 )
+CONSTANT: Final = "_event"
+"""A field that names the event where a line's text is written for people and varies; JSON has the text as `message`."""
 KINDS_MAX: Final = 1_000
 """Events and subjects followed at a time; beyond them an event's subjects are not told apart."""
 LINES_KEPT: Final = 2_000
@@ -49,7 +52,9 @@ class LogFolding:
         """Whether to write that line now; it is given `repeated` where others were held back before it."""
         if line.get("level") == "debug":
             return True
-        key = (line.get("level"), line.get("event"), *(str(line.get(name, "")) for name in SUBJECTS))
+        # What a library says has values in its text: its form is what repeats.
+        event = line.get(CONSTANT, "") if "logger" in line else line.get("event")
+        key = (line.get("level"), event, *(str(line.get(name, "")) for name in SUBJECTS))
         kind = self._kinds.get(key)
         if kind is None and len(self._kinds) >= KINDS_MAX:
             key = key[:2]
@@ -58,7 +63,7 @@ class LogFolding:
             self._begin(key, now_s)
             return True
         if now_s >= kind.until_s:
-            line["repeated"] = kind.held
+            line["repeated"] = kind.held + 1
             self._begin(key, now_s)
             return True
         kind.held += 1
@@ -121,4 +126,4 @@ class LogMemory:
         return list(self._lines)
 
 
-__all__ = ["FOLD_S", "KINDS_MAX", "LINES_KEPT", "LogFolding", "LogMemory"]
+__all__ = ["CONSTANT", "FOLD_S", "KINDS_MAX", "LINES_KEPT", "LogFolding", "LogMemory"]

@@ -30,15 +30,13 @@ import structlog  # noqa: E402
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger  # noqa: E402
 
 from penstock_core.text import harmless  # noqa: E402
+from penstock_runtime.log_folding import CONSTANT as CONSTANT  # noqa: E402
 from penstock_runtime.log_folding import LEVELS, LogFolding, LogMemory  # noqa: E402
 
 if _rich is _ABSENT:
     del sys.modules["rich"]
 
 Log = FilteringBoundLogger
-
-CONSTANT = "_event"
-"""A field that names the event where a line's text is written for people and varies; JSON has the text as `message`."""
 
 _TRACE = {"json": True, "console": False}
 _settings = {"trace": False}

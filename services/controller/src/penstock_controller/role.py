@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from penstock_controller.active.command_queue import CommandQueue
 from penstock_controller.active.controller import Controller, CoreSettings
@@ -33,6 +34,7 @@ from penstock_proto.v1 import controller_pb2_grpc
 from penstock_runtime.addresses import StartupError, check_bind
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import CONSTANT
 from penstock_runtime.roles import Role
 from penstock_runtime.security.own_certificate import open_certificate, watch_certificate
 from penstock_runtime.security.tls_files import TlsFiles
@@ -236,7 +238,7 @@ def _open_quorum(
             config,
             deliver,
             lambda error: on_loop(_fail, lifecycle, error),
-            lambda line: on_loop(lifecycle.log.warning, line),
+            lambda line: on_loop(partial(lifecycle.log.warning, line, **{CONSTANT: "quorum warns"})),
             metrics.meters(
                 lambda reason: audit_of(lifecycle).tell(
                     {"event": REFUSED, "outcome": "refused", "api": "raft", "reason": reason}

@@ -36,6 +36,7 @@ from penstock_runtime.addresses import StartupError, advertised_endpoint
 from penstock_runtime.audit import audit_of
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import CONSTANT
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
 from penstock_runtime.security.callers import node_name_fault
@@ -553,7 +554,7 @@ class StorageNode:
         await retirement.drop_logs(lifecycle, pool, directory, lambda topic_id: topic_id in topics)
         reason = f"data directory {directory.path} is retired: {news.message}"
         if self._settings.slots_dir is None:
-            lifecycle.log.info(reason)
+            lifecycle.log.info(reason, **{CONSTANT: "data directory is retired"})
             lifecycle.leave(reason)
         else:
             lifecycle.start_again(f"{reason}; this process becomes a spare", "--spare")

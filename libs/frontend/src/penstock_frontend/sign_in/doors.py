@@ -24,6 +24,7 @@ from penstock_runtime.audit import audit_of
 from penstock_runtime.door import DoorSettings
 from penstock_runtime.door_settings import GrpcDoorSettings, HttpDoorSettings
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import CONSTANT
 from penstock_runtime.metadata_client import NEVER_MS, MetadataClient
 from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.ports import wall_ms
@@ -228,7 +229,9 @@ class Doors:
         for mechanism, secrets in ((PLAIN, "passwords"), (OAUTHBEARER, "tokens")):
             if mechanism in mechanisms and not has_tls:
                 self._lifecycle.log.warning(
-                    f"{secrets} of {mechanism} are readable on the way; use SASL_SSL", listener=name
+                    f"{secrets} of {mechanism} are readable on the way; use SASL_SSL",
+                    **{CONSTANT: "secrets are readable on the way"},
+                    listener=name,
                 )
 
     async def _watch_news(self, news: OldNews, listeners: Sequence[KafkaListener]) -> None:

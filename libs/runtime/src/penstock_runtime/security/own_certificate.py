@@ -13,6 +13,7 @@ from penstock_core.security.identity import PeerIdentity
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
+from penstock_runtime.logs import CONSTANT
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
@@ -40,7 +41,9 @@ def watch_certificate(files: TlsFiles | None, lifecycle: Lifecycle) -> None:
         return
     if files.takes_plaintext:
         lifecycle.log.warning(
-            f"tls.mode = {files.settings.mode} takes plaintext from anybody; end the transition with tls.mode = require"
+            f"tls.mode = {files.settings.mode} takes plaintext from anybody;"
+            " end the transition with tls.mode = require",
+            **{CONSTANT: "roles take plaintext from anybody"},
         )
     Gauge(
         "penstock_certificate_expires_timestamp_seconds",
@@ -86,5 +89,5 @@ def expiry_warning(files: TlsFiles, now_s: float) -> str:
 async def _warn(files: TlsFiles, lifecycle: Lifecycle) -> None:
     while True:
         if warning := expiry_warning(files, time.time()):
-            lifecycle.log.warning(warning)
+            lifecycle.log.warning(warning, **{CONSTANT: "certificate runs out"})
         await asyncio.sleep(_WARN_EVERY_S)

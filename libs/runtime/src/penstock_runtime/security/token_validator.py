@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
-from penstock_runtime.logs import Log
+from penstock_runtime.logs import CONSTANT, Log
 from penstock_runtime.oauth_settings import OauthSettings
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.jwks_source import JwksSource, NotRead, source_of
@@ -161,7 +161,10 @@ class TokenValidator:
             return
         self._told = reason, self.keys is None
         self._log.warning(
-            "the keys of tokens cannot be read; " + self._meanwhile(), jwks=self._settings.jwks, reason=reason
+            "the keys of tokens cannot be read; " + self._meanwhile(),
+            **{CONSTANT: "the keys of tokens cannot be read"},
+            jwks=self._settings.jwks,
+            reason=reason,
         )
 
     def _meanwhile(self) -> str:
