@@ -170,9 +170,11 @@ class _Planned:
 
     def ask(self, *words: str) -> None:
         """Run a command until it is not refused; it may lose whom it asked, as it does when that one dies."""
-        self._answered = self._asking.submit(
-            wait_for, lambda: self.run(*words)[0] != ExitCode.REFUSED, " ".join(words)
-        )
+
+        def until_not_refused() -> None:
+            wait_for(lambda: self.run(*words)[0] != ExitCode.REFUSED, " ".join(words))
+
+        self._answered = self._asking.submit(until_not_refused)
 
     def asked(self) -> None:
         """Wait until the command is over."""
@@ -230,7 +232,9 @@ class _Upgrade(_Planned):
 
     def check(self) -> None:
         self.asked()
-        code, out = wait_for(self._level, "an answer about the level")
+        found = wait_for(self._level, "an answer about the level")
+        assert found is not None
+        code, out = found
         assert json.loads(out)["level"] == FEATURE_LEVEL, (code, out)
 
     def _level(self) -> tuple[int, str] | None:
