@@ -24,6 +24,8 @@ SHAPES = int(os.environ.get("PENSTOCK_PLANNER_SHAPES", "300"))
 """Shapes of clusters that each property is tried on. Short runs try the dear ones on fewer; see `some`."""
 _SHORT = 300
 
+pytestmark = pytest.mark.timeout(3_600 if SHAPES > _SHORT else 300)
+
 
 def some(share: float) -> int:
     """Shapes for a property that is dear to try: a share of those of a short run, all of those of a long one."""
