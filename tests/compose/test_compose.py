@@ -16,7 +16,14 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from compose.conftest import BUILT
-from support.kafka import Load, check_nothing_lost, client_config, create_topic, produce, read_all
+from support.kafka import (
+    Load,
+    check_nothing_lost,
+    client_config,
+    create_topic,
+    produce,
+    read_all,
+)
 
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(2400)]
 
@@ -176,18 +183,29 @@ def test_killed_storage_container_loses_nothing(stack: Any) -> None:
     stack.wait("every replica in sync again", whole)
 
 
-def scale(stack: Any, target: str) -> Any:
-    """The document of `penstock scale` on this machine, with what the stack was started with."""
-    files = [word for word in stack.command if word.endswith(".yaml")]
+def penstock(stack: Any, *words: str, code: int = 0) -> Any:
+    """What a command on this machine prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "scale", target, "--via", "compose", "--yes", "--wait", "300",
-         "--json", "--project", stack.project, *(word for file in files for word in ("--compose-file", file)),
+        [sys.executable, "-m", "penstock.cli.main", *words, "--json",
          "--gateway", f"localhost:{stack.environment['PENSTOCK_GRPC_PORT']}",
          "--client-config", str(stack.secrets / "admin.properties")],
         env=stack.environment, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
-    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    assert done.returncode == code, (words, done.returncode, done.stdout[-3000:], done.stderr[-3000:])
     return json.loads(done.stdout)
+
+
+def by_compose(stack: Any) -> list[str]:
+    """Options of a command that starts and stops containers, with what the stack was started with."""
+    files = [word for word in stack.command if word.endswith(".yaml")]
+    return [
+        *("--via", "compose", "--project", stack.project),
+        *(word for file in files for word in ("--compose-file", file)),
+    ]
+
+
+def scale(stack: Any, target: str) -> Any:
+    return penstock(stack, "scale", target, *by_compose(stack), "--yes", "--wait", "300")
 
 
 def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
@@ -203,6 +221,10 @@ def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
         assert (told["from"], told["to"], len(told["started"])) == (3, 5, 2)
         assert [(each["kind"], each["state"]) for each in told["operations"]] == [("node-add", "done")]
         assert len(used()) == 5, "they have got their share"
+        plan = penstock(stack, "cluster", "rebalance", "--dry-run")
+        held = {node["node_id"]: node["replicas"]["before"] for node in plan["nodes"]}
+        assert len(held) == 5
+        assert max(held.values()) - min(held.values()) <= 1, held
         load.wait_for_acks(500)
         told = scale(stack, "storage-node=3")
         assert [(each["kind"], each["state"]) for each in told["operations"]] == [("node-remove", "done")]
