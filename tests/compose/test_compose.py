@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from compose.conftest import BUILT
 from support.kafka import (
+    CALL_TIMEOUT_S,
     Load,
     check_nothing_lost,
     client_config,
@@ -28,6 +30,7 @@ from support.kafka import (
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(2400)]
 
 PARTITION_COUNT = 6
+ROLES = ("controller-1", "controller-2", "controller-3", "storage-node", "gateway")
 CA = "/secrets/ca"
 IN_USE = b"new certificate in use"
 HTTP2_FRAME, HTTP2_DATA, HTTP2_HEADERS = 9, 0, 1
@@ -208,6 +211,34 @@ def scale(stack: Any, target: str) -> Any:
     return penstock(stack, "scale", target, *by_compose(stack), "--yes", "--wait", "300")
 
 
+class Calls:
+    """API calls in a thread, by a client that keeps its connections. Use as a context manager."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.made = 0
+        self.failed: list[str] = []
+        self._admin = AdminClient(client_config(bootstrap))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
+
+    def __enter__(self) -> Calls:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            self.made += 1
+            try:
+                self._admin.list_topics(timeout=CALL_TIMEOUT_S)
+                self._admin.list_consumer_groups(request_timeout=CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)
+            except Exception as error:  # told by who looks at it
+                self.failed.append(str(error))
+
+
 def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
     create_topic(stack.bootstrap, "by-command", PARTITION_COUNT, 3)
 
@@ -240,6 +271,29 @@ def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
     assert len(stack.containers("storage-node")) == 3
     assert len(stack.containers("gateway")) == 2
     check_nothing_lost(load.ledger, read_all(stack.bootstrap, "by-command"))
+
+
+def test_every_container_is_made_anew_and_no_call_fails(stack: Any) -> None:
+    create_topic(stack.bootstrap, "anew", PARTITION_COUNT, 3)
+
+    def ids() -> set[str]:
+        return {each.id for name in ROLES for each in stack.containers(name)}
+
+    before = ids()
+    with Load(stack.bootstrap, "anew", rate_per_s=300) as load, Calls(stack.bootstrap) as calls:
+        load.wait_for_acks(100)
+        done = penstock(
+            stack, "cluster", "rolling-restart", *by_compose(stack), "--recreate", "--yes", "--wait", "900"
+        )
+        load.wait_for_acks(100)
+    assert done["state"] == "done", done
+    assert {step["state"] for step in done["steps"]} == {"done"}, done["steps"]
+    assert len(done["steps"]) == len(before) == len(ids())
+    assert before.isdisjoint(ids())
+    assert calls.made > 0
+    assert not calls.failed, calls.failed[:3]
+    assert not load.ledger.errors, load.ledger.errors[:3]
+    check_nothing_lost(load.ledger, read_all(stack.bootstrap, "anew"))
 
 
 def test_monitoring_reaches_every_role_and_finds_health_and_metrics_alone(stack: Any) -> None:
