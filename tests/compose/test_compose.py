@@ -357,7 +357,10 @@ def test_the_ca_is_replaced_as_the_runbook_says(stack: Any) -> None:
 
 
 def test_stopped_stack_comes_back_with_its_data_in_plaintext_too(stack: Any) -> None:
-    """Plain text by the second file alone; without it the same data are behind the door again."""
+    """Plain text by the second file alone; without it the same data are behind the door again.
+
+    Beside it what must never cost data: `--scale` down without a drain, `down`, `up` with fewer, up again.
+    """
     # Five, whatever ran before: a partition comes back with the nodes that hold it, not with others.
     five = ["up", "-d", "--scale", "storage-node=5"]
     stack.compose(*five)
@@ -365,6 +368,8 @@ def test_stopped_stack_comes_back_with_its_data_in_plaintext_too(stack: Any) -> 
     create_topic(stack.bootstrap, "kept", PARTITION_COUNT, 3)
     with Load(stack.bootstrap, "kept") as load:
         load.wait_for_acks(500)
+    stack.compose("up", "-d", "--no-recreate", "--scale", "storage-node=3")
+    assert len(stack.containers("storage-node")) == 3
     stack.compose("down", "--timeout", "20")
     stack.plaintext = True
     try:
@@ -375,6 +380,17 @@ def test_stopped_stack_comes_back_with_its_data_in_plaintext_too(stack: Any) -> 
         stack.compose("down", "--timeout", "20")
     finally:
         stack.plaintext = False
+    stack.compose("up", "-d")
+    stack.wait("three live nodes", lambda: stack.live_node_count() == 3)
+
+    def unclaimed() -> list[Any]:
+        found = penstock(stack, "cluster", "check", code=1)["findings"]
+        return [each for each in found if each["code"] == "slot-unclaimed"]
+
+    stack.wait("the check names the slots that nobody opens", lambda: bool(unclaimed()))
+    (finding,) = unclaimed()
+    print(finding)
+    assert "scale storage-node to 5" in finding["hint"], finding
     stack.compose(*five)
     stack.wait("five live nodes again", lambda: stack.live_node_count() == 5)
     check_nothing_lost(load.ledger, read_all(stack.bootstrap, "kept"))
