@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import stat
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +335,41 @@ def test_scaling_needs_no_edit(stack: Any) -> None:
 
     stack.wait("a gateway tells of the topic", is_known)
     assert len(used) == 5, "new topics spread over all five nodes"
+
+
+def test_whichever_containers_are_stopped_the_nodes_that_stay_are_taken_over(stack: Any) -> None:
+    """Two nodes of five are removed; any two containers are stopped at once: versions of compose differ in which."""
+    seed = int(os.environ.get("PENSTOCK_COMPOSE_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"PENSTOCK_COMPOSE_SEED={seed}")
+    dice = random.Random(seed)
+    stack.compose("up", "-d", "--no-recreate", "--scale", "storage-node=5")
+    stack.wait("five live nodes", lambda: stack.live_node_count() == 5)
+    create_topic(stack.bootstrap, "whichever", PARTITION_COUNT, 3)
+    live = sorted(
+        node["node_id"] for node in stack.get_json("/v1/cluster")["nodes"] if node["state"] == "live"
+    )
+    removed = set(dice.sample(live, 2))
+    ledger = produce(stack.bootstrap, "whichever", 500)
+    told = penstock(stack, "node", "remove", ",".join(map(str, sorted(removed))), "--yes", "--wait", "300")
+    assert told["state"] == "done", told
+    stopped = dice.sample(stack.containers("storage-node"), 2)
+    print(f"nodes {sorted(removed)} are removed, {sorted(each.name for each in stopped)} stopped")
+    with ThreadPoolExecutor(len(stopped)) as aside:
+        list(aside.map(lambda each: each.stop(timeout=20), stopped))
+    for each in stopped:
+        each.remove()
+
+    def is_whole() -> bool:
+        nodes = {node["node_id"]: node["state"] for node in stack.get_json("/v1/cluster")["nodes"]}
+        partitions = stack.get_json("/v1/topics/whichever")["partitions"]
+        return all(nodes.get(node) == "live" for node in set(live) - removed) and all(
+            len(partition["isr"]) == 3 and removed.isdisjoint(partition["replicas"])
+            for partition in partitions
+        )
+
+    stack.wait("the three that stay live in the three containers that are left", is_whole)
+    produce(stack.bootstrap, "whichever", 100, first=500, ledger=ledger)
+    check_nothing_lost(ledger, read_all(stack.bootstrap, "whichever"))
 
 
 def test_the_ca_is_replaced_as_the_runbook_says(stack: Any) -> None:
