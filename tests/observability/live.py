@@ -127,9 +127,22 @@ def promtool(*words: str, text: str | None = None) -> subprocess.CompletedProces
 class Prometheus:
     """A Prometheus that scrapes a cluster once a second."""
 
-    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.process = process
+        self._directory = directory
+
+    @contextmanager
+    def also(self, name: str, address: str) -> Iterator[None]:
+        """Scrapes one process more, that is not of the local cluster, for a while."""
+        file = self._directory / f"also-{name}.json"
+        row = {"targets": [address], "labels": {"process": name}}
+        (self._directory / "new").write_text(json.dumps([row]))
+        (self._directory / "new").rename(file)
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def get(self, path: str, **parameters: object) -> Any:
         """What its API says."""
@@ -162,9 +175,9 @@ class Prometheus:
         return sum(int(float(each["value"][1])) for each in self.query("up"))
 
 
-def configuration(cluster: LocalCluster, rules: Sequence[Path]) -> str:
+def configuration(cluster: LocalCluster, directory: Path, rules: Sequence[Path]) -> str:
     """As deploy/observability/prometheus.yaml, for the ports of a local cluster. JSON is YAML."""
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {
             "job_name": f"penstock-{role}",
             "static_configs": [
@@ -174,6 +187,8 @@ def configuration(cluster: LocalCluster, rules: Sequence[Path]) -> str:
         }
         for role, named in http_ports(cluster).items()
     ]
+    also: dict[str, Any] = {"files": [str(directory / "also-*.json")], "refresh_interval": "1s"}
+    jobs.append({"job_name": "penstock-also", "file_sd_configs": [also]})
     return json.dumps(
         {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
@@ -189,7 +204,7 @@ def prometheus(cluster: LocalCluster, directory: Path, rules: Sequence[Path] = (
     assert PROMETHEUS is not None
     directory.mkdir()
     config = directory / "prometheus.yaml"
-    config.write_text(configuration(cluster, rules))
+    config.write_text(configuration(cluster, directory, rules))
     port = ports.choose_free(1, set())[0]
     with (directory / "log.txt").open("wb") as log:
         process = subprocess.Popen(
@@ -203,7 +218,7 @@ def prometheus(cluster: LocalCluster, directory: Path, rules: Sequence[Path] = (
             stderr=subprocess.STDOUT,
         )
     try:
-        made = Prometheus(port, process)
+        made = Prometheus(port, process, directory)
         wanted = sum(len(named) for named in http_ports(cluster).values())
 
         def scraped() -> bool:
