@@ -27,6 +27,7 @@ NOT_CHANGES = {
     "DescribeCapacity",
     "DescribeNodes",
     "DescribeOperations",
+    "DescribeProcess",
     "DescribeQuorum",
     "ExecuteOperation",  # asks each second; who begins or resumes an operation is told of
     "GatewaySession",
