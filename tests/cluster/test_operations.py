@@ -1,32 +1,56 @@
 """Planned changes on a cluster of real processes: shown first, carried out under load, seen to the end.
 
-Three racks of two nodes each. What the commands print as JSON is what the tests look at.
+Three racks of two nodes each. What the commands print as JSON is what the tests look at. Tests follow each other: each
+leaves the cluster even, with one node less or another one from some test on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from kafka.admin import KafkaAdminClient
 
-from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
+from support.clients import LEAKING_DIALS, forget_leaks
 from support.cluster import running_cluster, start_ready
-from support.kafka import CALL_TIMEOUT_S, Load, check_nothing_lost, client_config, describe, produce, read_all
+from support.kafka import Load, check_nothing_lost, produce, read_all
+from support.operated import (
+    LONG,
+    TIMEOUT_S,
+    Placed,
+    active_controller,
+    begin,
+    counts,
+    create,
+    everything,
+    node_rows,
+    operation,
+    penstock,
+    planned_moves,
+    refused_at_start,
+    replicas,
+    said,
+    spread,
+    wait_for_moving,
+    wait_for_state,
+    wait_until_settled,
+)
+from support.operated_load import ClientsAtWork
 from support.waiting import wait_for
+
+pytestmark = [pytest.mark.timeout(900), LEAKING_DIALS]
 
 RACKS = ("a", "b", "c", "a", "b", "c")
 RACK_OF = dict(enumerate(RACKS, 1))
-TOPICS = [f"planned-{n}" for n in range(6)]
+TOPICS = [f"planned-{n:02}" for n in range(12)]
+WRITTEN, LARGE = TOPICS[:3], TOPICS[3:]
 PARTITIONS = 6
-TIMEOUT_S = 240.0
-RATE_PER_S = 300
+RECORDS, RECORD_BYTES = (5_000 if LONG else 400), 10_000
+SLOW, SLOWEST = ("--throttle", "300kB/s"), ("--throttle", "60kB/s")
+CONTROLLERS_KILLED = 3
 
 
 @pytest.fixture(scope="module")
@@ -38,156 +62,161 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield made
 
 
-def create(cluster: LocalCluster, partitions: int, factor: int, *names: str) -> None:
-    admin = AdminClient(client_config(cluster.bootstrap))
-    new = [NewTopic(name, partitions, factor) for name in names]
-    for future in admin.create_topics(new, operation_timeout=CALL_TIMEOUT_S).values():
-        future.result(CALL_TIMEOUT_S)
-
-
-def penstock(cluster: LocalCluster, *words: str, code: int = 0) -> str:
-    """What a command prints."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        got = run([*words, "--gateway", cluster.gateway])
-    assert got == code, (words, got, out.getvalue(), err.getvalue())
-    return out.getvalue() if code in (0, 4) else err.getvalue()
-
-
-def said(cluster: LocalCluster, *words: str, code: int = 0) -> Any:
-    """The same, of a command that prints JSON."""
-    return json.loads(penstock(cluster, *words, "--json", code=code))
-
-
-def replicas(cluster: LocalCluster, topic: str) -> dict[int, list[int]]:
-    return {number: list(p.replicas) for number, p in sorted(describe(cluster.bootstrap, topic).items())}
-
-
-def everything(cluster: LocalCluster, topics: list[str] | None = None) -> dict[tuple[str, int], list[int]]:
-    return {
-        (topic, number): nodes
-        for topic in topics or TOPICS
-        for number, nodes in replicas(cluster, topic).items()
-    }
-
-
-def is_settled(cluster: LocalCluster) -> bool:
-    """Every partition is in sync everywhere and led by its preferred leader."""
-    return all(
-        sorted(p.isrs) == sorted(p.replicas) and p.leader == p.replicas[0]
-        for topic in TOPICS
-        for p in describe(cluster.bootstrap, topic).values()
+@pytest.fixture(scope="module")
+def filled(cluster: LocalCluster) -> LocalCluster:
+    """With records to move, of whose sizes the nodes have told."""
+    for topic in LARGE:
+        produce(cluster.bootstrap, topic, RECORDS, value_bytes=RECORD_BYTES)
+    written = len(LARGE) * RECORDS * RECORD_BYTES
+    wait_for(
+        lambda: sum(row["bytes"] or 0 for row in node_rows(cluster).values()) > 3 * written,
+        "nodes have told how large their replicas are",
+        TIMEOUT_S,
     )
+    return cluster
 
 
-def counts(placed: dict[tuple[str, int], list[int]]) -> Counter[int]:
-    return Counter(node for nodes in placed.values() for node in nodes)
+@pytest.fixture(autouse=True)
+def nothing_unclosed_is_left() -> Iterator[None]:
+    """kafka-python leaves sockets of dials that failed."""
+    yield
+    forget_leaks()
 
 
-def check_spread(placed: dict[tuple[str, int], list[int]], live: set[int]) -> None:
+def check_spread(placed: Placed, live: set[int]) -> None:
     """A copy in each rack; replicas within one of each other in each rack, leaders within one over all."""
     for where, nodes in placed.items():
         assert {RACK_OF[n] for n in nodes} == set(RACKS), (where, nodes)
     held = counts(placed)
     for rack in set(RACKS):
-        of_rack = [held[n] for n in live if RACK_OF[n] == rack]
-        assert max(of_rack) - min(of_rack) <= 1, (rack, held)
+        assert spread(held[n] for n in live if RACK_OF[n] == rack) <= 1, (rack, held)
     led = Counter(nodes[0] for nodes in placed.values())
-    assert max(led[n] for n in live) - min(led[n] for n in live) <= 1, led
+    assert spread(led[n] for n in live) <= 1, led
 
 
-def active_controller(cluster: LocalCluster) -> str:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert run(["controller", "list", "--json", "--dir", str(cluster.directory)]) == 0
-    (active,) = [row["id"] for row in json.loads(out.getvalue()) if row["state"] == "active"]
-    return f"controller-{active}"
-
-
-def operation(cluster: LocalCluster, operation_id: int) -> Any:
-    return said(cluster, "operation", "show", str(operation_id))
+def reassigning(cluster: LocalCluster) -> Any:
+    """What Kafka's own request says is on its way."""
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    try:
+        return admin.list_partition_reassignments()
+    finally:
+        admin.close()
+        forget_leaks()
 
 
 def test_a_node_is_drained_by_its_plan_and_gets_its_share_back(cluster: LocalCluster) -> None:
+    wait_until_settled(cluster)
     before = everything(cluster)
-    plan = said(cluster, "node", "drain", "2", "--dry-run")
-    assert plan["runnable"]
+    assert len(before) >= len(TOPICS) * PARTITIONS
+    shown = said(cluster, "node", "drain", "2", "--dry-run")
+    assert shown["runnable"]
+    assert {where for where, nodes in before.items() if 2 in nodes} <= planned_moves(shown).keys()
     assert everything(cluster) == before, "a plan changes nothing"
-    with Load(cluster.bootstrap, TOPICS[0], rate_per_s=RATE_PER_S, acks="all") as load:
-        load.wait_for_acks(100)
-        done = said(cluster, "node", "drain", "2", "--yes", "--wait", "200", "--plan-id", plan["plan_id"])
+    with ClientsAtWork(cluster, WRITTEN) as clients:
+        plan, done = begin(cluster, "node", "drain", "2", "--wait", "300")
         assert done["state"] == "done", done
-        load.wait_for_acks(100)
-    check_nothing_lost(load.ledger, read_all(cluster.bootstrap, TOPICS[0]))
-    wait_for(lambda: is_settled(cluster), "preferred leaders lead", TIMEOUT_S)
+        clients.go_on()
+    wait_until_settled(cluster)
     after = everything(cluster)
-    moved = {(m["topic"], m["partition"]): m["to"] for m in plan["moves"] if m["topic"] in TOPICS}
-    assert {where: nodes for where, nodes in after.items() if nodes != before[where]} == moved
+    assert {w: after[w] for w, nodes in before.items() if after[w] != nodes} == {
+        where: nodes for where, nodes in planned_moves(plan).items() if where in before
+    }
     assert counts(after)[2] == 0
     check_spread(after, {1, 3, 4, 5, 6})
-    (drained,) = [n for n in said(cluster, "node", "list") if n["node_id"] == 2]
+    drained = node_rows(cluster)[2]
     assert (drained["condition"], drained["operation_id"]) == ("drained", done["operation_id"])
     # New topics keep away from it too.
     create(cluster, 3, 3, "later")
     assert counts(everything(cluster, ["later"]))[2] == 0
-    assert said(cluster, "node", "uncordon", "2", "--yes", "--wait", "60")["state"] == "done"
-    added = said(cluster, "node", "add", "2", "--yes", "--wait", "200")
-    assert added["state"] == "done"
+    with ClientsAtWork(cluster, WRITTEN[1:], ("kafka-python",)):
+        assert said(cluster, "node", "uncordon", "2", "--yes", "--wait", "60")["state"] == "done"
+        assert said(cluster, "node", "add", "2", "--yes", "--wait", "300")["state"] == "done"
     check_spread(everything(cluster), set(RACK_OF))
     again = said(cluster, "cluster", "rebalance", "--dry-run")
     assert again["moves"] == [], "what is even stays as it is"
 
 
-def test_a_drain_goes_on_under_another_controller_is_paused_and_cancelled(cluster: LocalCluster) -> None:
-    for topic in TOPICS:
-        produce(cluster.bootstrap, topic, 1_000, value_bytes=10_000)
-    wait_for(lambda: is_settled(cluster), "preferred leaders lead", TIMEOUT_S)
+def test_a_drain_outlives_three_active_controllers_and_is_paused_throttled_and_resumed(
+    filled: LocalCluster,
+) -> None:
+    cluster = filled
+    wait_until_settled(cluster)
+    with ClientsAtWork(cluster, WRITTEN) as clients:
+        plan, begun = begin(cluster, "node", "drain", "3", *SLOWEST)
+        number = begun["operation_id"]
+        for _ in range(CONTROLLERS_KILLED):
+            wait_for_moving(cluster, number)
+            killed = active_controller(cluster)
+            cluster.kill(killed)
+            assert active_controller(cluster) != killed
+            found = wait_for_moving(cluster, number)
+            assert (found["state"], found["plan_id"]) == ("running", plan["plan_id"])
+            start_ready(cluster, killed)
+            clients.go_on()
+        assert said(cluster, "operation", "pause", str(number))["state"] == "paused"
+        throttle = said(cluster, "operation", "throttle", str(number), "2MB/s")["throttle"]
+        assert (throttle["mode"], throttle["bytes_per_s"]) == ("fixed", 2_000_000)
+        wait_for(
+            lambda: operation(cluster, number)["progress"]["moves_running"] == 0,
+            "what was under way has arrived",
+            TIMEOUT_S,
+        )
+        paused = operation(cluster, number)
+        assert paused["state"] == "paused"
+        assert paused["progress"]["moves_done"] < paused["progress"]["moves_total"], "it was cut short"
+        assert reassigning(cluster) == {}
+        said(cluster, "operation", "resume", str(number))
+        assert said(cluster, "operation", "throttle", str(number), "auto")["throttle"]["mode"] == "auto"
+        done = wait_for_state(cluster, number, "done", "failed", "cancelled")
+        assert done["state"] == "done", done
+        clients.go_on()
+    wait_until_settled(cluster)
+    after = everything(cluster)
+    assert {w: nodes for w, nodes in after.items() if w in planned_moves(plan)} == planned_moves(plan)
+    assert counts(after)[3] == 0
+    check_spread(after, {1, 2, 4, 5, 6})
+    assert said(cluster, "node", "uncordon", "3", "--yes", "--wait", "60")["state"] == "done"
+    assert said(cluster, "node", "add", "3", "--yes", "--wait", "300")["state"] == "done"
+
+
+def test_a_drain_that_is_cancelled_half_way_leaves_each_partition_as_before_or_as_planned(
+    filled: LocalCluster,
+) -> None:
+    cluster = filled
+    wait_until_settled(cluster)
     before = everything(cluster)
-    slow = ("--throttle", "300kB/s")
+    with ClientsAtWork(cluster, WRITTEN) as clients:
+        plan, begun = begin(cluster, "node", "drain", "1", *SLOW)
+        number = begun["operation_id"]
 
-    def large() -> Any:
-        found = said(cluster, "node", "drain", "3", "--dry-run", *slow)
-        return found if found["totals"]["bytes"] > 15_000_000 else None
+        def half_way() -> bool:
+            progress = wait_for_moving(cluster, number)["progress"]
+            return bool(progress["moves_done"] > 0)
 
-    plan = wait_for(large, "nodes have told how large their replicas are", TIMEOUT_S)
-    begun = said(cluster, "node", "drain", "3", "--yes", "--plan-id", plan["plan_id"], *slow)
-    number = begun["operation_id"]
-    wait_for(lambda: operation(cluster, number)["progress"]["moves_running"] > 0, "it moves", TIMEOUT_S)
-    name = active_controller(cluster)
-    cluster.kill(name)
-    start_ready(cluster, name)
-    assert said(cluster, "operation", "pause", str(number))["state"] == "paused"
-    assert said(cluster, "operation", "throttle", str(number), "auto")["throttle"]["mode"] == "auto"
-    wait_for(
-        lambda: operation(cluster, number)["progress"]["moves_running"] == 0, "none is under way", TIMEOUT_S
-    )
-    paused = operation(cluster, number)
-    assert paused["state"] == "paused"
-    assert paused["progress"]["moves_done"] < paused["progress"]["moves_total"], "it was cut short"
-    said(cluster, "operation", "resume", str(number))
-    wait_for(
-        lambda: operation(cluster, number)["progress"]["moves_done"] > paused["progress"]["moves_done"],
-        "it goes on",
-        TIMEOUT_S,
-    )
-    said(cluster, "operation", "cancel", str(number))
-    wait_for(lambda: operation(cluster, number)["state"] in ("cancelled", "done"), "it ends", TIMEOUT_S)
-    wanted = {(m["topic"], m["partition"]): m["to"] for m in plan["moves"]}
-    for where, nodes in everything(cluster).items():
+        wait_for(half_way, "some have moved, and others are on their way", TIMEOUT_S)
+        ended = said(cluster, "operation", "cancel", str(number), "--wait", "120")
+        assert ended["state"] == "cancelled", ended
+        assert 0 < ended["progress"]["moves_done"] < ended["progress"]["moves_total"]
+        assert reassigning(cluster) == {}
+        clients.go_on()
+    wanted = planned_moves(plan)
+    after = everything(cluster)
+    moved = {where for where, nodes in after.items() if nodes != before[where]}
+    assert moved
+    for where, nodes in after.items():
         assert nodes in (before[where], wanted.get(where)), "as it was, or as it was planned"
-    ended = operation(cluster, number)
-    if ended["state"] == "cancelled":
-        (node,) = [n for n in said(cluster, "node", "list") if n["node_id"] == 3]
-        assert node["condition"] == "ok"
-    else:
-        said(cluster, "node", "uncordon", "3", "--yes", "--wait", "60")
-    assert said(cluster, "cluster", "rebalance", "--yes", "--wait", "200")["state"] == "done"
+    assert any(nodes == before[where] for where, nodes in after.items() if where in wanted)
+    row = node_rows(cluster)[1]
+    assert (row["condition"], row["operation_id"]) == ("ok", None)
+    done = said(cluster, "cluster", "rebalance", "--yes", "--wait", "300")
+    assert done["state"] == "done", done
+    check_spread(everything(cluster), set(RACK_OF))
 
 
 def test_the_replication_factor_is_raised_and_lowered_under_load(cluster: LocalCluster) -> None:
     topic = "thin"
     create(cluster, 4, 1, topic)
-    with Load(cluster.bootstrap, topic, rate_per_s=RATE_PER_S, acks="all") as load:
+    with Load(cluster.bootstrap, topic, rate_per_s=300, acks="all") as load:
         load.wait_for_acks(100)
         for factor in (3, 2):
             done = said(
@@ -226,12 +255,26 @@ def test_a_new_node_takes_the_place_of_another(cluster: LocalCluster) -> None:
         where: [new if node == 4 else node for node in nodes] for where, nodes in before.items()
     }
     wait_for(lambda: "node-4" not in cluster.alive(), "the replaced node's process ends", TIMEOUT_S)
-    assert 4 not in [n["node_id"] for n in said(cluster, "node", "list")]
+    assert 4 not in node_rows(cluster)
 
 
 def test_a_node_is_removed_and_its_directory_is_refused(cluster: LocalCluster) -> None:
-    done = said(cluster, "node", "remove", "6", "--yes", "--wait", "200")
+    data = cluster.directory / "node-6" / "data"
+    with ClientsAtWork(cluster, WRITTEN):
+        done = said(cluster, "node", "remove", "6", "--yes", "--wait", "200")
     assert done["state"] == "done", done
     wait_for(lambda: "node-6" not in cluster.alive(), "the removed node's process ends", TIMEOUT_S)
-    assert [n["node_id"] for n in said(cluster, "node", "list")] == [1, 2, 3, 5, 7]
+    assert set(node_rows(cluster)) == {1, 2, 3, 5, 7}
+    assert counts(everything(cluster))[6] == 0
+    # Its directory says so itself; one that was copied before is refused by the controllers. Both are named.
+    by = f"operation {done['operation_id']}"
+    assert f"data directory {data} (it was node 6's) was retired by {by}" in refused_at_start(
+        cluster, "node-6"
+    )
+    (data / "retired").unlink()
+    told = refused_at_start(cluster, "node-6")
+    lines = [line for line in told.splitlines() if f"data directory {data} is retired" in line]
+    assert lines
+    assert by in lines[0]
+    assert set(node_rows(cluster)) == {1, 2, 3, 5, 7}
     assert counts(everything(cluster))[6] == 0

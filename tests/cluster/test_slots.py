@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_operations import said
 from penstock.errors import CommandError
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER
 from support.cluster import running_cluster
 from support.kafka import check_nothing_lost, create_topic, describe, produce, read_all
+from support.operated import said
 from support.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_operations import penstock, said
 from penstock.cli.main import run
 from penstock.local.cluster import LocalCluster
 from support.kafka import create_topic, describe, produce, wait_for_full_isr
+from support.operated import penstock, said
 
 pytestmark = pytest.mark.cluster
 
