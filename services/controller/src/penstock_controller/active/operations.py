@@ -213,7 +213,13 @@ class Operations:
 
     async def _plan(self, request: api.PlanRequest, quorum: QuorumSeen) -> api.Plan:
         image = self._active_image()
-        view = PlanView(reports=self.reports, alive=self._alive, quorum_ok=self._quorum_ok(), quorum=quorum)
+        view = PlanView(
+            reports=self.reports,
+            alive=self._alive,
+            quorum_ok=self._quorum_ok(),
+            auto_bytes_per_s=self._meters.auto_bytes_per_s,
+            quorum=quorum,
+        )
         return await self.in_slices(plan_steps(image, request, view))
 
     async def in_slices(self, steps: Generator[None, None, R]) -> R:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock_controller.state.operations.plans.eta import RATE_BYTES_PER_S_MAX, Work, rate_of
@@ -34,7 +36,36 @@ def test_nothing_takes_no_time_and_nobody_is_no_node() -> None:
     assert work.seconds(10) == pytest.approx(1 + 1)
 
 
-def test_auto_is_reckoned_at_the_most_it_may_become() -> None:
+def test_what_is_written_meanwhile_has_to_be_copied_too() -> None:
+    work = Work()
+    work.add(NodeId(1), [NodeId(2)], 100, written_bytes_per_s=2)
+    # bytes / (rate - w)
+    assert work.seconds(10) == pytest.approx(100 / 8 + 1)
+    work.add(NodeId(1), [NodeId(3)], 100, written_bytes_per_s=2)
+    # Node 1 sends both side by side: they share its rate, and both are written.
+    assert work.seconds(10) == pytest.approx(200 / 6 + 1)
+
+
+def test_copies_that_can_only_go_one_by_one_take_their_time_and_some_never_end() -> None:
+    work = Work()
+    for n in range(4):
+        work.add(NodeId(1), [NodeId(2 + n)], 10, written_bytes_per_s=3)
+    assert work.seconds(10) == pytest.approx(4 * 10 / (7 / 4) + 1)
+    work.add(NodeId(1), [NodeId(6)], 10, written_bytes_per_s=10)
+    assert work.seconds(10) == math.inf
+    nothing = Work()
+    nothing.add(NodeId(1), [NodeId(2)], 0, written_bytes_per_s=100)
+    assert nothing.seconds(10) == pytest.approx(1)
+
+
+def test_auto_is_reckoned_at_what_is_known_of_producers() -> None:
+    auto = meta.OperationThrottle(auto=True)
+    assert rate_of(auto, 7) == 7
+    assert rate_of(meta.OperationThrottle(), 7) == RATE_BYTES_PER_S_MAX
+    assert rate_of(meta.OperationThrottle(bytes_per_s=5), 7) == 5
+
+
+def test_auto_is_reckoned_at_the_most_it_may_become_where_nobody_produces() -> None:
     assert (
         rate_of(meta.OperationThrottle(auto=True))
         == rate_of(meta.OperationThrottle())

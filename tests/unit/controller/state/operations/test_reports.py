@@ -45,6 +45,35 @@ def test_sizes_are_unknown_until_told_and_those_that_all_reports_leave_out_are_e
     assert reports.replica_bytes(ONE, KEY) == 80
 
 
+def test_how_fast_a_partition_is_written_is_told_by_its_leader() -> None:
+    reports, led = Reports(), partition(1)
+
+    def told(size_bytes: int | None, now_ms: int, *, whole: bool = False) -> float:
+        sizes = (
+            []
+            if size_bytes is None
+            else [api.ReplicaSize(topic_id=TOPIC_ID, partition=0, size_bytes=size_bytes)]
+        )
+        report = api.NodeReport(first_of_all=whole, last_of_all=whole, sizes=sizes)
+        reports.take(NodeId(1), 1, report, now_ms)
+        return reports.written_bytes_per_s(led)
+
+    assert reports.written_bytes_per_s(led) == 0
+    assert told(1_000_000, 0, whole=True) == 0
+    # From where, is known from the first change on.
+    assert told(2_000_000, 1_000) == 0
+    assert told(6_000_000, 3_000) == 2_000_000
+    # What is told no more has not grown by much.
+    assert told(None, 5_000) == 1_000_000
+    # Old segments go: from there anew.
+    assert told(3_000_000, 6_000) == 0
+    assert told(4_000_000, 7_000) == 1_000_000
+    # What was long ago counts no more.
+    assert told(5_000_000, 40_000) == pytest.approx(2_000_000 / 34)
+    assert told(25_000_000, 50_000) == 2_000_000
+    assert reports.written_bytes_per_s(partition(1, leader=NO_NODE)) == 0
+
+
 def test_what_an_earlier_registration_told_counts_no_more() -> None:
     reports = Reports()
     reports.take(ONE, 5, report(70, first=True, last=True, disk_total_bytes=9), 0)

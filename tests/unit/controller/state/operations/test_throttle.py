@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock_controller.state.operations.engine.throttle import (
     BEFORE_WINDOWS,
+    HIGH,
     LEARNING_WINDOWS,
     NONE,
     RATE_MAX,
@@ -21,6 +22,7 @@ from penstock_controller.state.operations.engine.throttle import (
     effective_bytes_per_s,
     p99_s,
 )
+from penstock_controller.state.operations.plans.eta import RATE_WITH_PRODUCERS
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.ids import NodeId
 from penstock_core.limits import PRODUCE_LATENCY_BOUNDS_S
@@ -123,6 +125,76 @@ def test_twice_as_slow_halves_it_and_fast_producers_let_it_grow() -> None:
     auto.window(acks(100, 0.02))
     assert auto.bytes_per_s == began // 2 + RATE_MAX // 20
     assert (auto.worst_s or 0) > (auto.now_s or 0)
+
+
+def test_just_below_the_target_it_falls_a_little() -> None:
+    auto = Producers().for_30_s(acks(100, 0.025))
+    began = auto.bytes_per_s
+    # 47.5 ms, of twice 24.9.
+    auto.window(tuple(a + b for a, b in zip(acks(9_000, 0.02), acks(1_000, 0.05), strict=True)))
+    assert auto.target_s is not None
+    assert HIGH * auto.target_s < (auto.now_s or 0) < auto.target_s
+    assert auto.bytes_per_s == began - RATE_MAX // 20
+
+
+def test_a_window_that_cannot_end_well_is_not_waited_for_and_counts_once() -> None:
+    auto = Producers().for_30_s(acks(100, 0.025))
+    began = auto.bytes_per_s
+    auto.window(acks(100, 0.02))
+    grown = auto.bytes_per_s
+    assert grown > began
+    auto.look(acks(99, 0.02))
+    assert auto.bytes_per_s == grown
+    # One of a hundred may be slow.
+    auto.look(tuple(a + b for a, b in zip(acks(50, 0.02), acks(1, 0.1), strict=True)))
+    assert auto.bytes_per_s == grown
+    slow = tuple(a + b for a, b in zip(acks(50, 0.02), acks(2, 0.1), strict=True))
+    auto.look(slow)
+    auto.look(slow)
+    assert auto.bytes_per_s == grown // 2
+    auto.window(tuple(a + b for a, b in zip(acks(98, 0.02), acks(2, 0.1), strict=True)))
+    assert auto.bytes_per_s == grown // 2
+    auto.window(acks(100, 0.1))
+    assert auto.bytes_per_s == grown // 4
+
+
+def test_what_an_operation_would_come_to_is_known_from_who_produces() -> None:
+    producers = Producers()
+    assert producers.latency.expected_bytes_per_s == RATE_MAX
+    producers.window(acks(3, 0.005))
+    assert producers.latency.expected_bytes_per_s == RATE_MAX
+    producers.window(acks(50, 0.005))
+    assert producers.latency.expected_bytes_per_s == RATE_WITH_PRODUCERS
+    assert Producers().for_30_s(acks(50, 0.005)).bytes_per_s == RATE_WITH_PRODUCERS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_in_all_producers_are_held_below_the_target(seed: int) -> None:
+    """Latencies that grow with the rate, looked at every second: the p99 of the whole time, not of its windows."""
+    rng = random.Random(seed)
+    bears = rng.uniform(8, 60) * 1024 * 1024
+    auto = Producers().for_30_s(acks(2_000, 0.016))
+    assert auto.target_s is not None
+    whole, rates = NONE, []
+    for i in range(200):
+        window = NONE
+        for _ in range(2):
+            load = auto.bytes_per_s / bears
+            half = [0] * len(NONE)
+            for _ in range(400):
+                latency_s = (
+                    0.012 * rng.lognormvariate(0, 0.25) * (1 + max(0.0, load - 0.5) * rng.uniform(0, 2))
+                )
+                at = next((b for b, bound in enumerate(BOUNDS) if latency_s <= bound), len(BOUNDS))
+                half[at] += 1
+            window = tuple(a + b for a, b in zip(window, half, strict=True))
+            auto.look(window)
+        auto.window(window)
+        if i >= 5:
+            whole = tuple(a + b for a, b in zip(whole, window, strict=True))
+            rates.append(auto.bytes_per_s)
+    assert (p99_s(whole) or 0) <= auto.target_s
+    assert sum(rates) / len(rates) >= min(0.4 * bears, 0.5 * RATE_MAX)
 
 
 def test_ten_milliseconds_are_always_allowed() -> None:

@@ -39,11 +39,20 @@ class OperationMeters:
             history = self._history(record)
             if window is not None and history.auto is not None:
                 history.auto.window(window)
+            elif history.auto is not None:
+                history.auto.look(self._latency.open)
             history.observe(image, record, reports, now_ms)
         autos = {i: h.auto for i, h in self._histories.items() if h.auto is not None}
         self.limit_bytes_per_s = effective_bytes_per_s(going_on, autos)
         for history in self._histories.values():
             history.limit_bytes_per_s = self.limit_bytes_per_s
+
+    @property
+    def auto_bytes_per_s(self) -> int:
+        """What the throttle "auto" is thought to come to: what it is now where operations go on by it, else by what is
+        known of producers."""
+        autos = [h.auto.bytes_per_s for h in self._histories.values() if h.auto is not None]
+        return min((*autos, self._latency.expected_bytes_per_s))
 
     def measured(
         self, image: MetadataImage, record: pb.OperationRecord, reports: Reports

@@ -8,10 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
 from penstock_proto.v1 import operations_pb2 as pb
+
+GROWTH_MS: Final = 30_000
+"""Over about so long it is measured how fast a replica grows."""
+
+
+@dataclass(slots=True)
+class Growth:
+    """How a replica's size has changed."""
+
+    from_bytes: int
+    from_ms: int
+    bytes: int
+    ms: int
+
+    def take(self, size_bytes: int, now_ms: int) -> None:
+        """It has this size now. A smaller one (old segments were deleted) begins anew."""
+        if size_bytes < self.bytes:
+            self.from_bytes, self.from_ms = size_bytes, now_ms
+        elif self.ms - self.from_ms >= GROWTH_MS:
+            self.from_bytes, self.from_ms = self.bytes, self.ms
+        self.bytes, self.ms = size_bytes, now_ms
+
+    def bytes_per_s(self, now_ms: int) -> float:
+        """Until now: what isn't told any more has not grown."""
+        passed_ms = now_ms - self.from_ms
+        return 1000 * (self.bytes - self.from_bytes) / passed_ms if passed_ms > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -26,6 +53,8 @@ class NodeState:
     """Bytes of its replicas. Once `is_whole`, one that is not here is empty."""
     is_whole: bool = False
     """Every replica was told."""
+    growth: dict[TopicPartition, Growth] = field(default_factory=dict)
+    """Of replicas whose size changed since they were first told of."""
     produce_counts: tuple[int, ...] = ()
     catch_up_in_bytes: int = 0
     catch_up_out_bytes: int = 0
@@ -53,9 +82,16 @@ class Reports:
             state = self._nodes[node_id] = NodeState(node_epoch)
         if report.first_of_all:
             state.sizes = {}
+            state.growth = {}
             state.is_whole = False
         for each in report.sizes:
-            state.sizes[TopicPartition(TopicId(each.topic_id), each.partition)] = each.size_bytes
+            key = TopicPartition(TopicId(each.topic_id), each.partition)
+            before = state.sizes.get(key)
+            state.sizes[key] = each.size_bytes
+            if (growth := state.growth.get(key)) is not None:
+                growth.take(each.size_bytes, now_ms)
+            elif before is not None and before != each.size_bytes:
+                state.growth[key] = Growth(each.size_bytes, now_ms, each.size_bytes, now_ms)
         state.is_whole = state.is_whole or report.last_of_all
         state.disk_total_bytes = report.disk_total_bytes
         state.disk_free_bytes = report.disk_free_bytes
@@ -100,6 +136,12 @@ class Reports:
             return None
         return state.sizes.get(key, 0 if state.is_whole else None)
 
+    def written_bytes_per_s(self, partition: PartitionImage) -> float:
+        """How fast a partition grows, as its leader's replica does; 0 where that is not known."""
+        state = None if partition.leader == NO_NODE else self._nodes.get(partition.leader)
+        growth = None if state is None else state.growth.get(partition.key)
+        return 0.0 if state is None or growth is None else growth.bytes_per_s(state.reported_ms)
+
     def partition_bytes(self, partition: PartitionImage) -> int | None:
         """Size of a partition: its leader's, without a leader the largest that is known."""
         if partition.leader != NO_NODE:
@@ -108,4 +150,4 @@ class Reports:
         return max((size for size in known if size is not None), default=None)
 
 
-__all__ = ["NodeState", "Reports"]
+__all__ = ["Growth", "NodeState", "Reports"]

@@ -1,8 +1,9 @@
 """How fast operations copy: as fast as producers allow.
 
 The throttle "auto" looks at the p99 of acks=all Produce at the leaders. What it was ahead of the operation is the
-measure: twice that, or 10 ms more, is as slow as the operation may make it. Above that the rate is halved, well below
-it grows a little (additive increase, multiplicative decrease), window by window.
+measure: twice that, or 10 ms more, is as slow as the operation may make it. Above that the rate is halved, just below
+it falls a little, well below it grows as little (additive increase, multiplicative decrease), window by window. The end
+of a window that is too slow whatever its rest brings is not waited for.
 
 Everything here is told the time (ms, monotonic) and never looks at a clock.
 """
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from penstock_controller.state.operations.plans.eta import RATE_BYTES_PER_S_MAX
+from penstock_controller.state.operations.plans.eta import RATE_BYTES_PER_S_MAX, RATE_WITH_PRODUCERS
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.ids import NodeId
 from penstock_core.limits import PRODUCE_LATENCY_BOUNDS_S
@@ -24,6 +25,8 @@ MIB: Final = 1024 * 1024
 RATE_MIN: Final = MIB
 """Bytes per second of each node and direction: what copying gets however slow producers are."""
 RATE_MAX: Final = RATE_BYTES_PER_S_MAX
+STEP: Final = RATE_MAX // 20
+"""By so much the rate rises or falls at once."""
 WINDOW_MS: Final = 2_000
 BEFORE_WINDOWS: Final = 15
 """Windows (30 s) ahead of an operation that say how fast producers were."""
@@ -33,6 +36,10 @@ ACKS_MIN: Final = 100
 """Fewer acks than that ahead of an operation: nobody is there to be slowed down."""
 WINDOW_ACKS_MIN: Final = 10
 """Fewer acks than that say little of a window."""
+HIGH: Final = 0.9
+"""Of what p99 may come to: above it the rate falls a little, so that producers are held below and not around it."""
+LOW: Final = 0.75
+"""Below it the rate grows."""
 _BUCKETS: Final = len(PRODUCE_LATENCY_BOUNDS_S) + 1
 
 Counts = tuple[int, ...]
@@ -79,6 +86,18 @@ class ProduceLatency:
         return closed
 
     @property
+    def open(self) -> Counts:
+        """Of the window that is not over."""
+        return self._open
+
+    @property
+    def expected_bytes_per_s(self) -> int:
+        """What an operation that began now would come to by the throttle "auto"."""
+        heard = len(self._windows)
+        is_somebody_there = heard > 0 and sum(self.before()) * BEFORE_WINDOWS >= ACKS_MIN * heard
+        return RATE_WITH_PRODUCERS if is_somebody_there else RATE_MAX
+
+    @property
     def is_whole(self) -> bool:
         """Whether it has listened for 30 s."""
         return len(self._windows) == BEFORE_WINDOWS
@@ -117,6 +136,10 @@ class AutoThrottle:
         self._learned: list[Counts] | None = []
         self._few: Counts = NONE
         self._silent = 0
+        self._usual = 0
+        """Acks of the last window that was over."""
+        self._is_halved = False
+        """The window that goes on was found too slow."""
         if latency.is_whole:
             self._begin(latency.before(), ACKS_MIN)
 
@@ -125,8 +148,21 @@ class AutoThrottle:
         """What p99 may come to; None while there is nothing to go by."""
         return None if self.before_s is None else max(2 * self.before_s, self.before_s + 0.010)
 
+    def look(self, counts: Counts) -> None:
+        """A window goes on, and has had these acks: one that cannot end well any more is not waited for."""
+        target_s = self.target_s
+        if target_s is None or self._is_halved or self._free or self._learned is not None:
+            return
+        # As many are still to come as in a window of before, all of them quick.
+        total = max(sum(counts), self._usual)
+        if total >= WINDOW_ACKS_MIN and _surely_slower(counts, target_s) > 0.01 * total:
+            self._is_halved = True
+            self._halve()
+
     def window(self, counts: Counts) -> None:
         """A window of 2 s is over."""
+        is_halved, self._is_halved = self._is_halved, False
+        self._usual = sum(counts)
         if self._learned is not None:
             self._learned.append(counts)
             if len(self._learned) == LEARNING_WINDOWS:
@@ -146,19 +182,33 @@ class AutoThrottle:
         self.worst_s = max(self.worst_s or 0.0, self.now_s)
         if self._free or target_s is None:
             return
+        if is_halved:
+            return
         if self.now_s > target_s:
-            self.bytes_per_s = max(RATE_MIN, self.bytes_per_s // 2)
-        elif self.now_s < 0.75 * target_s:
+            self._halve()
+        elif self.now_s > HIGH * target_s:
+            self.bytes_per_s = max(RATE_MIN, self.bytes_per_s - STEP)
+        elif self.now_s < LOW * target_s:
             self._grow()
 
     def _begin(self, before: Counts, acks_min: int) -> None:
         self._learned = None
         self._free = sum(before) < acks_min
         self.before_s = None if self._free else p99_s(before)
-        self.bytes_per_s = RATE_MAX if self._free else RATE_MAX // 4
+        self.bytes_per_s = RATE_MAX if self._free else RATE_WITH_PRODUCERS
+
+    def _halve(self) -> None:
+        self.bytes_per_s = max(RATE_MIN, self.bytes_per_s // 2)
 
     def _grow(self) -> None:
-        self.bytes_per_s = min(RATE_MAX, self.bytes_per_s + RATE_MAX // 20)
+        self.bytes_per_s = min(RATE_MAX, self.bytes_per_s + STEP)
+
+
+def _surely_slower(counts: Sequence[int], than_s: float) -> int:
+    """Acks in buckets that lie beyond it as a whole."""
+    return sum(
+        count for low, count in zip((0.0, *PRODUCE_LATENCY_BOUNDS_S), counts, strict=True) if low >= than_s
+    )
 
 
 def effective_bytes_per_s(operations: Iterable[pb.OperationRecord], autos: Mapping[int, AutoThrottle]) -> int:

@@ -103,3 +103,8 @@ def _of_factor(image: MetadataImage, topic: TopicImage, factor: int) -> list[str
 def _nodes(node_ids: Iterable[NodeId]) -> str:
     names = [str(n) for n in node_ids]
     return f"Node {names[0]} is" if len(names) == 1 else f"Nodes {', '.join(names)} are"
+
+
+def too_slow_caution() -> str:
+    """What is said where copying would never catch up."""
+    return "partitions are written faster than they may be copied: give a higher --throttle, or wait for a quieter hour"

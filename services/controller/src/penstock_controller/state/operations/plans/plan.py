@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,8 +17,9 @@ from penstock_controller.state.operations.plans.cautions import (
     evenness_caution,
     no_leader_caution,
     refill_caution,
+    too_slow_caution,
 )
-from penstock_controller.state.operations.plans.eta import Work, rate_of
+from penstock_controller.state.operations.plans.eta import RATE_BYTES_PER_S_MAX, Work, rate_of
 from penstock_controller.state.operations.plans.gates import Finding
 from penstock_controller.state.operations.plans.requests import Asked, Kind, check_request, may_serve
 from penstock_controller.state.operations.plans.rolling import plan_rolling
@@ -45,6 +47,8 @@ class PlanView:
     """Whether a node's session is alive."""
     quorum_ok: tuple[bool, str] = (True, "")
     """Whether enough controllers are there and up to date; if not, why, for people."""
+    auto_bytes_per_s: int = RATE_BYTES_PER_S_MAX
+    """What the throttle "auto" is thought to come to, by what is known of producers."""
     quorum: QuorumSeen = NOT_ASKED
     """Every controller as it was found when it was asked, for plans that are about them."""
 
@@ -72,7 +76,7 @@ def plan_steps(
         throttle=request.throttle,
         warnings=cautions_of(image, asked, now),
     )
-    yield from _tell_moves(plan, image, asked, now, moves)
+    yield from _tell_moves(plan, image, asked, now, moves, view)
     if asked.kind is Kind.LEADER_ELECT:
         plan.totals.leader_changes = yield from _not_preferred(image, asked, now, view)
     plan.plan_id = yield from _plan_id_steps(plan.kind, plan.parameters, plan.moves)
@@ -140,7 +144,12 @@ def _moves(now: Situation, targets: Targets) -> Generator[None, None, list[Plann
 
 
 def _tell_moves(
-    plan: pb.Plan, image: MetadataImage, asked: Asked, now: Situation, moves: Sequence[PlannedMove]
+    plan: pb.Plan,
+    image: MetadataImage,
+    asked: Asked,
+    now: Situation,
+    moves: Sequence[PlannedMove],
+    view: PlanView,
 ) -> Generator[None, None, None]:
     """Moves, totals and how long it takes."""
     work = Work()
@@ -166,8 +175,10 @@ def _tell_moves(
         plan.totals.bytes += move.bytes_to_copy
         if move.added:
             known = known and partition.key not in now.untold
-            source = _source(image.partition(*partition.key), after, takers)
-            work.add(source, [n for n in after if n not in move.before], partition.size_bytes)
+            found = image.partition(*partition.key)
+            source = _source(found, after, takers)
+            written = 0.0 if found is None else view.reports.written_bytes_per_s(found)
+            work.add(source, [n for n in after if n not in move.before], partition.size_bytes, written)
             if source == NO_NODE:
                 stuck.append(name_of(partition))
         if count % _A_STEP == 0:
@@ -179,7 +190,11 @@ def _tell_moves(
     if asked.refilled:
         known = yield from _tell_refill(plan, asked, now, work)
     if known:
-        plan.eta_s = work.seconds(rate_of(plan.throttle))
+        eta_s = work.seconds(rate_of(plan.throttle, view.auto_bytes_per_s))
+        if math.isfinite(eta_s):
+            plan.eta_s = eta_s
+        else:
+            plan.warnings.append(too_slow_caution())
 
 
 def _tell_refill(plan: pb.Plan, asked: Asked, now: Situation, work: Work) -> Generator[None, None, bool]:
