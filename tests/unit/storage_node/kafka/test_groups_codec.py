@@ -165,6 +165,7 @@ def by_codec(header: RequestHeader, frame: bytes) -> Any:
         "client",
         "/1.2.3.4",
         header.api_version,
+        owner=CALLER.owner,
     )
 
 
