@@ -33,7 +33,11 @@ from support.operated import (
 from support.operated_load import ends_of, read_since
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.timeout(900), LEAKING_DIALS]
+pytestmark = [
+    pytest.mark.timeout(900),
+    LEAKING_DIALS,
+    pytest.mark.skipif(not LONG, reason="of the long form: make ops-test"),
+]
 
 KEPT, WRITTEN = "kept", "written"
 PARTITIONS = 6

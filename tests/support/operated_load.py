@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -122,7 +123,24 @@ class ConfluentCaller(Caller):
 
 
 class KafkaPythonCaller(Caller):
+    """Its admin client gives up at once where every address that it knows refuses a dial, as the one gateway does
+    that is just restarted; so a call is asked again, within the time that the other clients' own retries take."""
+
     name = "kafka-python"
+
+    def _call(self, what: str, call: Callable[[], object]) -> None:
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+
+        def patiently() -> None:
+            while True:
+                try:
+                    call()
+                    return
+                except (kafka.errors.KafkaConnectionError, kafka.errors.NodeNotReadyError):
+                    if self._stop.wait(CALL_EVERY_S) or time.monotonic() > deadline:
+                        raise
+
+        super()._call(what, patiently)
 
     def _run(self) -> None:
         admin = kafka.admin.KafkaAdminClient(bootstrap_servers=self._bootstrap)
