@@ -19,6 +19,7 @@ SWITCHES: Final = {
     "PENSTOCK_ALERTS": "1",
     "PENSTOCK_UPGRADE_MATRIX": "1",
     "PENSTOCK_OPERATIONS_LONG": "1",
+    "PENSTOCK_COMPOSE_LONG": "1",
 }
 """What makes tests long; `make test` runs their short forms."""
 SIMULATION: Final = "simulation"
