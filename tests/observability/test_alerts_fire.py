@@ -172,13 +172,17 @@ def test_a_controller_that_is_killed_then_the_majority(watched: Watched) -> None
     watched.fires("NoActiveController", "MetadataStale", "NotReady")
     # Route on /readyz, restart on /healthz, never the other way: a node serves as long as it can, and no process is
     # better off for being started anew.
-    unready = {name: asked(watched, name, "readyz") for name in ("gateway-1", others[1], "node-1")}
-    assert unready == {
+    wanted = {
         "gateway-1": (503, "no controller heard of for more than stale_after_ms = 3000"),
         others[1]: (503, "no active controller is known; a majority of raft_peers must run"),
         "node-1": (200, "ready"),
     }
-    assert {asked(watched, name, "healthz") for name in unready} == {(200, "ok")}
+    wait_for(
+        lambda: {name: asked(watched, name, "readyz") for name in wanted} == wanted,
+        "each says why it is not ready",
+        FIRES_S,
+    )
+    assert {asked(watched, name, "healthz") for name in wanted} == {(200, "ok")}
     start_ready(cluster, others[0], active)
     watched.is_quiet("NoActiveController", "MetadataStale", "NotReady", "QuorumAtRisk")
 
@@ -201,6 +205,7 @@ def test_an_error_that_nothing_expected(watched: Watched) -> None:
         watched.fires("UnhandledError")
 
 
+@long_form
 def test_a_process_of_another_build(watched: Watched, tmp_path: Path) -> None:
     told = tmp_path / "penstock_runtime-99.0.dist-info"
     told.mkdir()

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiokafka
 import kafka.admin
-from confluent_kafka import KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from penstock.local.cluster import LocalCluster
@@ -108,6 +108,18 @@ class ConfluentCaller(Caller):
             # A leader that no one tells of yet is an answer; clients ask again.
             assert all(e.code() == KafkaError.LEADER_NOT_AVAILABLE for e in errors), errors
 
+        def list_offsets() -> None:
+            deadline = time.monotonic() + CALL_TIMEOUT_S
+            while True:
+                try:
+                    admin.list_offsets({place: latest()})[place].result(CALL_TIMEOUT_S)
+                    return
+                except KafkaException as error:
+                    # The epoch in the client's metadata is old; Java's admin client asks again by itself.
+                    if error.args[0].code() != KafkaError.FENCED_LEADER_EPOCH or time.monotonic() > deadline:
+                        raise
+                metadata()
+
         calls: dict[str, Callable[[], object]] = {
             "Metadata": metadata,
             "DescribeCluster": lambda: admin.describe_cluster().result(CALL_TIMEOUT_S),
@@ -115,7 +127,7 @@ class ConfluentCaller(Caller):
             "DescribeTopicPartitions": lambda: admin.describe_topics(TopicCollection([self._topic]))[
                 self._topic
             ].result(CALL_TIMEOUT_S),
-            "ListOffsets": lambda: admin.list_offsets({place: latest()})[place].result(CALL_TIMEOUT_S),
+            "ListOffsets": list_offsets,
         }
         while not self._stop.wait(CALL_EVERY_S):
             for what, call in calls.items():

@@ -1,8 +1,8 @@
 """From a build of before to this one and back, process by process, under load: nothing lost, doubled or failed.
 
-The short form runs with every other test: one walk over every mixture of roles of two builds, each role the first one
-at some time, each back again, with three clients. `make upgrade-test` runs the whole matrix, each order from one end to
-the other; it prints the seed of the order that it drew.
+The short form runs with every other test: one order, one client. `make upgrade-test` runs a walk over every mixture of
+roles of two builds, each back again, with three clients, and the whole matrix, each order from one end to the other; it
+prints the seed of the order that it drew.
 """
 
 from __future__ import annotations
@@ -178,6 +178,24 @@ def test_the_walk_has_every_mixture_and_every_way_back() -> None:
 
 
 def test_there_and_back_and_the_level_under_load(build: Build, tmp_path: Path) -> None:
+    with old_cluster(tmp_path / "cluster", build) as fleet:
+        with Clients(fleet.new.bootstrap, SHORT_CLIENTS).at_work() as clients:
+            # A new one among old ones, killed half-way, and back.
+            for name, how in (("node-1", signal.SIGKILL), ("controller-1", signal.SIGTERM)):
+                fleet.to_new(name)
+                clients.go_on()
+                fleet.to_old(name, how)
+                clients.go_on()
+            upgrade_all(fleet, clients, fleet.names(NODE, GATEWAY, CONTROLLER))
+            assert set(fleet.understood().values()) == {FEATURE_LEVEL}
+            raise_level(fleet)
+            clients.go_on()
+            refused = refuse_old(fleet, clients)
+        print(json.dumps({"refused": refused, **clients.figures()}, indent=1))
+
+
+@pytest.mark.skipif(not LONG, reason="the whole matrix: make upgrade-test")
+def test_every_mixture_of_builds_under_load(build: Build, tmp_path: Path) -> None:
     with old_cluster(tmp_path / "cluster", build) as fleet:
         *steps, (last, _) = WALK
         with Clients(fleet.new.bootstrap, tuple(WRITERS)).at_work() as clients:
