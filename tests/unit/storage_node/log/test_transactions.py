@@ -291,8 +291,18 @@ def test_a_plain_batch_inside_of_a_transaction_is_refused() -> None:
     t.data(producer, transactional=False)
 
 
-@pytest.mark.parametrize("damage", ["gone", "short", "long", "stale", "flipped"])
-@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(
+    ("damage", "is_clean"),
+    [
+        *(
+            (damage, is_clean)
+            for damage in ("short", "long", "stale", "flipped")
+            for is_clean in (True, False)
+        ),
+        # After a clean stop nothing says so but the batches: whoever compacts the segment, or scans it, sees it.
+        ("gone", False),
+    ],
+)
 def test_an_index_that_cannot_be_right_is_made_anew(damage: str, is_clean: bool) -> None:
     fs = new_disk(SEED)
     directory, log = new_log(fs, SMALL)
@@ -321,8 +331,6 @@ def test_an_index_that_cannot_be_right_is_made_anew(damage: str, is_clean: bool)
     else:
         fs.pwritev(fd, [b"\xff"], 1)
     fs.close(fd)
-    if damage == "gone" and is_clean:
-        return  # nothing says so but the batches; whoever compacts the segment, or scans it, sees it
     _, t.log = reopen(fs, SMALL)
     t.check(fs)
 
