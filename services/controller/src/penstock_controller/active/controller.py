@@ -53,6 +53,8 @@ LAST_MS = 2_000
 """Of the time that a node waits to be let go: kept for its leadership to move."""
 FOUNDING_PATIENCE_MS = 30_000
 """How long a new cluster waits for controllers that are linked to say their level."""
+FOUNDING_MEMBERS_MS = 10_000
+"""How long it waits for controllers that are not there yet: an older build that comes later could not take part."""
 NAMED_MAX = 20
 REBALANCE_CHANGES_MAX = 500
 REBALANCE_SLICE_CHANGES = 20
@@ -248,16 +250,19 @@ class Controller:
     async def _founding_level(self) -> int:
         """What every controller that is linked understands. Raises NotActive.
 
-        One that is linked answers by gRPC too, but for a wrong address: it is not waited for without an end.
+        A quorum is founded once, mostly with all its controllers started together: those that are not linked yet are
+        waited for a little. One that is linked answers by gRPC too, but for a wrong address: it is not waited for
+        without an end.
         """
         began_ms = self.clock_ms()
         while self.active and not self.image.cluster_id:
             levels = await self.ask_levels()
             linked = self.status.reachable | {self.settings.controller_id}
             level, silent = cluster.founding_level(linked, levels)
-            if not silent:
+            waited_ms = self.clock_ms() - began_ms
+            if not silent and (linked >= self.settings.member_ids or waited_ms > FOUNDING_MEMBERS_MS):
                 return level
-            if self.clock_ms() - began_ms > FOUNDING_PATIENCE_MS:
+            if waited_ms > FOUNDING_PATIENCE_MS:
                 self._lifecycle.log.warning(
                     "founded without the level of all controllers",
                     level=level,
