@@ -352,7 +352,8 @@ class GoalChecks:
 
 
 class FullFollowers:
-    """A full follower leaves an ISR that can do without it at once: where nothing else happens, in some seconds."""
+    """A full follower that lacks something leaves an ISR that can do without it at once: where nothing else happens,
+    in some seconds. One that lacks nothing stays (decision 0023)."""
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
@@ -378,6 +379,7 @@ class FullFollowers:
                         or node is None
                         or not node.disk_full
                         or len(state.isr) <= needed
+                        or self._lacks_nothing(state, node_id)
                     ):
                         continue
                     place = (state.key, node_id, state.leader_epoch)
@@ -388,6 +390,16 @@ class FullFollowers:
                 self._checker.fail(
                     "a full follower leaves the ISR", f"node {node_id} is full, and in sync for {key}"
                 )
+
+    def _lacks_nothing(self, state: PartitionImage, node_id: NodeId) -> bool:
+        """As the leader sees it. Who has no session with it may lack anything."""
+        registry = self._checker.world.host_of[f"n{state.leader}"].process.manager.registry
+        partition = registry.partitions.get(state.key)
+        led = None if partition is None else partition.replica.leadership
+        if partition is None or led is None:
+            return True
+        end = partition.log.log_end_offset
+        return any(follower == node_id and has >= end for follower, has, _ in led.lags(0))
 
     def _is_well(self, name: str, now_us: int) -> bool:
         world = self._checker.world
