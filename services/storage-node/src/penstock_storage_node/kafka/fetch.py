@@ -1,10 +1,12 @@
-"""Fetch: records up to the high watermark, waiting for them when there are too few.
+"""Fetch: records up to the high watermark, or the last stable offset, waiting for them when there are too few.
 
 Rules (KIP-74, ReplicaManager.fetchMessages): partitions are served in the order of the request;
 the first that has anything gives at least one whole batch, whatever the limits; a request waits
 up to max_wait_ms for min_bytes, but not when a partition has an error to tell. Sessions
 (KIP-227) are declined. A consumer that says its rack may be sent to a nearer replica (`preferred`,
-KIP-392). Waiting costs nothing: a rise of the high watermark wakes the request.
+KIP-392). Waiting costs nothing: a rise of the high watermark wakes the request. Who reads committed records alone
+gets what lies below the last stable offset, and the aborted transactions of what it gets (KIP-98): it leaves their
+batches out itself. That offset rises with the high watermark only.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.preferred_replica import NOBODY, check_follower, preferred_replica
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
-from penstock_storage_node.log import LogState, ReadData, ReadJob
+from penstock_storage_node.log import AbortedJob, LogState, ReadData, ReadJob, Rows
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition, wait_for_change
 from penstock_storage_node.replication.leadership import Leadership
@@ -117,7 +119,7 @@ class _Look:
         self._sent: list[tuple[Partition, int]] = []
         self._has_error = False
         self._next = 0
-        self._job: tuple[ReadJob, Partition, FetchResult] | None = None
+        self._job: tuple[ReadJob | AbortedJob, Partition, FetchResult] | None = None
 
     def read_now(self) -> bool:
         """Read as far as memory and page cache go; False when the disk must be waited for."""
@@ -131,22 +133,32 @@ class _Look:
                 self._read(item, result)
             except PenstockError as e:
                 self._fail(result, e)
-            if self._job is not None:
+            if self._is_waiting():
                 return False
         return True
 
     async def read_on(self) -> None:
         """Finish the pass, waiting for the disk where needed."""
         while self._job is not None:
-            job, partition, result = self._job
-            self._job = None
-            try:
+            await self._run_job(*self._job)
+
+    async def _run_job(self, job: ReadJob | AbortedJob, partition: Partition, result: FetchResult) -> None:
+        self._job = None
+        try:
+            if isinstance(job, AbortedJob):
+                self._name_aborted(result, await partition.look_up(job.run))
+            else:
                 self._take(result, partition, await partition.run_read(job))
-            except PenstockError as e:
-                self._fail(result, e)
-            except OSError as e:
-                self._fail(result, PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.name}: {e}"))
+        except PenstockError as e:
+            self._fail(result, e)
+        except OSError as e:
+            self._fail(result, PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.name}: {e}"))
+        if not self._is_waiting():
             self.read_now()
+
+    def _is_waiting(self) -> bool:
+        """Whether the disk must be waited for."""
+        return self._job is not None
 
     def _read(self, item: FetchPartition, result: FetchResult) -> None:
         registry = self._manager.registry
@@ -166,10 +178,7 @@ class _Look:
             if self._rack and self._redirect(item, result, partition, leadership):
                 return
         high_watermark, offset = replica.high_watermark, item.fetch_offset
-        result.high_watermark = result.last_stable_offset = high_watermark
-        result.log_start_offset = log.log_start_offset
-        if self._isolation_level == READ_COMMITTED:
-            result.aborted = ()
+        upper_offset = self._describe(result, partition)
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise PenstockError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -178,13 +187,23 @@ class _Look:
         self.partitions.append(partition)
         self._watermarks.append((partition, high_watermark))
         limit = min(item.max_bytes, self._budget)
-        if offset >= high_watermark or (limit <= 0 and self._size_bytes):
+        if offset >= upper_offset or (limit <= 0 and self._size_bytes):
             return
-        found = partition.read(offset, max(limit, 0), high_watermark, min_one=not self._size_bytes)
+        found = partition.read(offset, max(limit, 0), upper_offset, min_one=not self._size_bytes)
         if isinstance(found, ReadJob):
             self._job = (found, partition, result)
         else:
             self._take(result, partition, found)
+
+    def _describe(self, result: FetchResult, partition: Partition) -> int:
+        """Say where the partition's log begins and ends; returns the end of what this reader may see."""
+        log, high_watermark = partition.log, partition.replica.high_watermark
+        result.high_watermark, result.log_start_offset = high_watermark, log.log_start_offset
+        result.last_stable_offset = stable = log.last_stable_offset(high_watermark)
+        if self._isolation_level != READ_COMMITTED:
+            return high_watermark
+        result.aborted = ()
+        return stable
 
     def _redirect(
         self, item: FetchPartition, result: FetchResult, partition: Partition, leadership: Leadership
@@ -196,10 +215,7 @@ class _Look:
         )
         if result.preferred_replica == NOBODY:
             return False
-        result.high_watermark = result.last_stable_offset = partition.replica.high_watermark
-        result.log_start_offset = partition.log.log_start_offset
-        if self._isolation_level == READ_COMMITTED:
-            result.aborted = ()
+        self._describe(result, partition)
         self._is_redirected = True
         return True
 
@@ -208,6 +224,16 @@ class _Look:
         result.records = data.buffers
         self._size_bytes += data.size_bytes
         self._budget -= data.size_bytes
+        if self._isolation_level == READ_COMMITTED:
+            aborted = partition.log.aborted_between(data.base_offset, data.next_offset)
+            if isinstance(aborted, AbortedJob):
+                self._job = (aborted, partition, result)
+            else:
+                self._name_aborted(result, aborted)
+
+    @staticmethod
+    def _name_aborted(result: FetchResult, rows: Rows) -> None:
+        result.aborted = [(row.producer_id, row.first_offset) for row in rows]
 
     def _fail(self, result: FetchResult, error: PenstockError) -> None:
         self._has_error = True

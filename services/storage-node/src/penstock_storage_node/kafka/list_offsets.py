@@ -6,7 +6,9 @@ Timestamps: -1 the end (high watermark), -2 the log start, -3 the record with th
 version does not have yet is UNSUPPORTED_VERSION (Kafka: isListOffsetsTimestampUnsupported). After an
 election the end is not known until the high watermark reaches the start of the leader's epoch, mostly
 a moment later: the question waits ELECTION_WAIT_S for it, then it is OFFSET_NOT_AVAILABLE (KIP-207; Kafka
-says so at once, and not every client asks again: librdkafka's `query_watermark_offsets` does not).
+says so at once, and not every client asks again: librdkafka's `query_watermark_offsets` does not). To who reads
+committed records alone the end is the last stable offset, and records at or above it are not there (Kafka:
+Partition.fetchOffsetForTimestamp).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
 from penstock_frontend.listener.listener import Buffer, Response
 from penstock_kafka.wire import codec
+from penstock_kafka.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
@@ -67,6 +70,8 @@ class ListOffsetsHandler:
         topic_type = codec.entity_type(*version, "ListOffsetsTopicResponse")
         item_type = codec.entity_type(*version, "ListOffsetsPartitionResponse")
         topics = []
+        # Version 0 and 1 have no such field.
+        isolation_level = getattr(request, "isolation_level", READ_UNCOMMITTED)
         deadline_s = asyncio.get_running_loop().time() + ELECTION_WAIT_S
         for topic in request.topics:
             items = []
@@ -79,7 +84,7 @@ class ListOffsetsHandler:
                     _check_timestamp(p.timestamp, header.api_version)
                     epoch = getattr(p, "current_leader_epoch", -1)
                     partition, leadership = self._led(topic.name, p.partition_index, epoch)
-                    found = await self._find(partition, leadership, p.timestamp, deadline_s)
+                    found = await self._find(partition, leadership, p.timestamp, deadline_s, isolation_level)
                 except PenstockError as e:
                     error = e.code
                     caller.note(error)
@@ -97,7 +102,12 @@ class ListOffsetsHandler:
         return [_encode(header, topics)]
 
     async def _find(
-        self, partition: Partition, leadership: Leadership, timestamp: int, deadline_s: float
+        self,
+        partition: Partition,
+        leadership: Leadership,
+        timestamp: int,
+        deadline_s: float,
+        isolation_level: int,
     ) -> _Found:
         replica, log = partition.replica, partition.log
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -107,6 +117,8 @@ class ListOffsetsHandler:
             return -1, -1, -1
         await _know_end(partition, leadership, deadline_s)
         upper = replica.high_watermark
+        if isolation_level == READ_COMMITTED:
+            upper = log.last_stable_offset(upper)
         if timestamp == LATEST:
             return -1, upper, leadership.epoch
         if timestamp == MAX_TIMESTAMP:

@@ -27,14 +27,17 @@
 `writer`           staged data to disk: write and flush jobs in order
 """
 
+from penstock_storage_node.log.aborted_index import Rows
 from penstock_storage_node.log.directory import DirectoryPorts, LogDirectory, PartitionDirectory
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob
 from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
+from penstock_storage_node.log.reader import AbortedJob
 from penstock_storage_node.log.state import Appended, Duplicate, LogIdentity, LogState
 
 __all__ = [
+    "AbortedJob",
     "Appended",
     "Checkpointed",
     "DirectoryPorts",
@@ -49,5 +52,6 @@ __all__ = [
     "PartitionLog",
     "ReadData",
     "ReadJob",
+    "Rows",
     "WriteJob",
 ]
