@@ -420,6 +420,25 @@ def test_cancel_ends_after_the_step_under_way() -> None:
     ]
 
 
+def test_cancel_does_not_wait_for_what_ails_another_controller() -> None:
+    cluster = Restarted()
+    number = cluster.begin(roles=["controller"])
+    cluster.looks(number)
+    assert cluster.under_way(number) == "controller-2"
+    cluster.stop("controller-2")
+    cluster.stop("controller-3")
+    assert not cluster.control(number, api.OPERATION_CONTROL_CANCEL)
+    assert cluster.looks(number).state == pb.OPERATION_STATE_CANCELLING
+    cluster.start_process("controller-2")
+    ended = cluster.looks(number)
+    assert ended.state == pb.OPERATION_STATE_CANCELLED
+    assert list(states(ended).values()) == [
+        pb.OPERATION_STEP_STATE_DONE,
+        pb.OPERATION_STEP_STATE_TODO,
+        pb.OPERATION_STEP_STATE_TODO,
+    ]
+
+
 def test_a_person_pauses_and_resumes() -> None:
     cluster = Restarted()
     number = cluster.begin(process_names=["node-1", "node-2"])

@@ -37,6 +37,11 @@ class QuorumSeen:
     answers: Mapping[int, ControllerSeen] = field(default_factory=dict)
     """Of those that answered, the active one too."""
 
+    def trouble_of(self, controller_id: int) -> str:
+        """As `trouble`, of one of them, whatever ails the others."""
+        seen = {i: answer for i, answer in self.answers.items() if i == controller_id}
+        return QuorumSeen(self.members & {controller_id}, self.active_id, seen).trouble()
+
     def trouble(self) -> str:
         """Why one of them may not be missed now, for people; empty where all vote and are up to date."""
         silent = sorted(self.members - self.answers.keys())

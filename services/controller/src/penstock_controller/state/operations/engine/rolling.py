@@ -343,7 +343,10 @@ class _Restart:
             return None
         if not boot_id:
             return "does not answer"
-        return f"is not up to date ({quorum.trouble()})" if quorum.trouble() else self._same(step, boot_id)
+        # What ails another one is in the way of the next step, and there is none where it is cancelled.
+        is_last = self._new.state == pb.OPERATION_STATE_CANCELLING
+        trouble = quorum.trouble_of(controller_id_of(step.name)) if is_last else quorum.trouble()
+        return f"is not up to date ({trouble})" if trouble else self._same(step, boot_id)
 
     def _node_lacks(self, step: pb.OperationStep, boot_id: bytes) -> str | None:
         node = node_of(self._image, step.name)
