@@ -70,7 +70,9 @@ class RangeReader:
         poll_timeout_ms: int,
         missing_grace_ms: int = MISSING_GRACE_MS,
         credentials_file: str = "",
+        read_committed: bool = False,
     ) -> None:
+        self._read_committed = read_committed
         self._credentials_file = credentials_file
         self._access = Access(credentials_file)
         self._range = wanted
@@ -120,6 +122,7 @@ class RangeReader:
                 to_offset=self._range.end,
                 max_chunk_bytes=self._chunk_bytes,
                 takes_pieces=True,
+                read_committed=self._read_committed,
             ),
             timeout=self._poll_timeout_ms / 1000,
             metadata=metadata,
@@ -139,6 +142,10 @@ class RangeReader:
         return False
 
     def _take(self, response: data_pb2.FetchRangeResponse) -> Iterator[Any]:
+        if self._read_committed and not response.read_committed:
+            raise GatewayError(
+                f"{self._where}: its storage node does not know isolation read_committed yet: upgrade the node"
+            )
         records: bytes | bytearray = response.records
         if self._assembly.is_under_way and (records or (response.done and not response.HasField("piece"))):
             raise GatewayError(
@@ -236,7 +243,9 @@ class RangeReader:
         return False
 
     def _bounds(self) -> tuple[int, int]:
-        client = GatewayClient(self._gateways, credentials_file=self._credentials_file)
+        client = GatewayClient(
+            self._gateways, credentials_file=self._credentials_file, read_committed=self._read_committed
+        )
         topic, partition = self._range.topic, self._range.partition
         first, last = client.list_offsets(
             [Query(topic, partition, EARLIEST), Query(topic, partition, LATEST)]

@@ -209,8 +209,10 @@ class GatewayClient:
         retry_interval_ms: int = 10,
         retry_budget_ms: int = RETRY_BUDGET_MS,
         credentials_file: str = "",
+        read_committed: bool = False,
     ) -> None:
         self._access = Access(credentials_file)
+        self._read_committed = read_committed
         self.addresses = tuple(addresses)
         self._at = 0
         self._retries_max = retries_max
@@ -226,6 +228,7 @@ class GatewayClient:
             retries_max=options.retries_max,
             retry_interval_ms=options.retry_interval_ms,
             credentials_file=options.credentials_file,
+            read_committed=options.read_committed,
         )
 
     def describe(self, topics: Sequence[str] | None) -> dict[str, TopicInfo]:
@@ -265,6 +268,7 @@ class GatewayClient:
                 for query in queries
             ],
             wait_ms=wait_ms,
+            read_committed=self._read_committed,
         )
 
         def call(

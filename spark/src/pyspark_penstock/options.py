@@ -131,6 +131,8 @@ class SourceOptions:
     retry_interval_ms: int = 10
     chunk_bytes: int = 1024 * 1024
     latest_wait_ms: int = 50
+    read_committed: bool = False
+    """Leave out what transactions have aborted, and wait at what they have not decided."""
     credentials_file: str = ""
     """Path of a client file, which each process reads for itself; "" for none."""
 
@@ -175,6 +177,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         retry_interval_ms=reader.number("fetchOffset.retryIntervalMs", 10, least=0),
         chunk_bytes=reader.number("fetch.chunkBytes", 1024 * 1024, least=1024, most=8 * 1024 * 1024),
         latest_wait_ms=reader.number("latestWaitMs", 50, least=0, most=30_000),
+        read_committed=_isolation(reader),
         credentials_file=_credentials_file(given),
     )
 
@@ -212,13 +215,21 @@ def _check_fixed(reader: _Reader) -> None:
         raise OptionError("verifyCrc can't be switched off: the check runs faster than the data comes")
     if reader.word("fetchMode", "gateway") not in ("gateway", "auto"):
         raise NotBuiltYetError("fetchMode other than gateway is not built yet; leave it out")
-    for name in ("isolation", "kafka.isolation.level"):
-        if reader.word(name, "read_uncommitted") != "read_uncommitted":
-            raise NotBuiltYetError(
-                f"{name} other than read_uncommitted is not built yet: it comes with transactions"
-            )
     if reader.word("kafka.security.protocol", "plaintext") != "plaintext":
         raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {_USE_FILE}")
+
+
+def _isolation(reader: _Reader) -> bool:
+    """Whether committed records alone are read. The option has a name of its own and Kafka's; they may not differ."""
+    said = set()
+    for name in ("isolation", "kafka.isolation.level"):
+        level = reader.word(name, "")
+        if level not in ("", "read_uncommitted", "read_committed"):
+            raise OptionError(f"option {name} is read_uncommitted or read_committed, not {level!r}")
+        said |= {level} - {""}
+    if len(said) > 1:
+        raise OptionError("options isolation and kafka.isolation.level say different things; leave one out")
+    return said == {"read_committed"}
 
 
 class _Reader:

@@ -50,6 +50,7 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
         chunk_bytes=options.chunk_bytes,
         poll_timeout_ms=options.poll_timeout_ms,
         credentials_file=options.credentials_file,
+        read_committed=options.read_committed,
     )
     return reader.batches()
 

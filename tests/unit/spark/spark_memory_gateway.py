@@ -49,6 +49,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         """Set while a ListOffsets waits."""
         self.fault: Callable[[Any, int], None] | None = None
         """Called with (context, chunks sent so far) before each chunk of FetchRange."""
+        self.is_old = False
+        """It does not know of readers of committed records."""
         self.latest_shift = 0
         """Added to every latest offset: a new leader that doesn't know its high watermark yet."""
         self.mute_describe: set[str] = set()
@@ -210,4 +212,5 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                 high_watermark=log.end,
                 topic_id=topic.topic_id,
                 done=position >= request.to_offset,
+                read_committed=request.read_committed and not self.is_old,
             )

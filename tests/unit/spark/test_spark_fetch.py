@@ -46,6 +46,7 @@ def read(
     poll_timeout_ms: int = 60_000,
     topic_id: bytes | None = None,
     chunk_bytes: int = 4096,
+    read_committed: bool = False,
 ) -> list[int]:
     wanted = OffsetRange("flights", 0, start, end, topic_id or cluster.topics["flights"].topic_id)
     reader = RangeReader(
@@ -56,6 +57,7 @@ def read(
         chunk_bytes=chunk_bytes,
         poll_timeout_ms=poll_timeout_ms,
         missing_grace_ms=300,
+        read_committed=read_committed,
     )
     offsets: list[int] = []
     for batch in reader.batches():
@@ -94,6 +96,14 @@ def test_the_next_gateway_is_tried(cluster: MemoryGateway) -> None:
     assert read(cluster, gateways=("127.0.0.1:1", cluster.addresses[0])) == list(range(1000))
     client = GatewayClient(["127.0.0.1:1", cluster.addresses[0]])
     assert set(client.describe(None)) == {"flights"}
+
+
+def test_a_node_that_would_send_what_is_aborted_is_not_read(cluster: MemoryGateway) -> None:
+    assert read(cluster, read_committed=True) == list(range(1000))
+    cluster.is_old = True
+    assert read(cluster) == list(range(1000))
+    with pytest.raises(GatewayError, match="does not know isolation read_committed yet: upgrade the node"):
+        read(cluster, read_committed=True)
 
 
 def test_nobody_there_ends_in_one_clear_line(cluster: MemoryGateway) -> None:

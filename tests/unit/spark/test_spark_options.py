@@ -127,8 +127,7 @@ def test_refused(name: str, value: str, match: str) -> None:
     ("name", "value"),
     [
         ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
-        ("commitGroupId", "g"), ("fetchMode", "direct"), ("isolation", "read_committed"), ("columns", "value"),
-        ("kafka.isolation.level", "read_committed"),
+        ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:
@@ -142,6 +141,18 @@ def test_allowed_values_of_fixed_options() -> None:
                 "kafka.security.protocol": "PLAINTEXT"},
         streaming=False,
     )  # fmt: skip
+
+
+def test_isolation() -> None:
+    assert not parse().read_committed
+    assert not parse(isolation="read_uncommitted").read_committed
+    assert parse(isolation="Read_Committed").read_committed
+    assert parse(kafka_isolation_level="read_committed").read_committed
+    both = {"isolation": "read_committed", "kafka.isolation.level": "read_uncommitted"}
+    with pytest.raises(OptionError, match="leave one out"):
+        parse_options(BASE | both, streaming=False)
+    with pytest.raises(OptionError, match="read_uncommitted or read_committed, not 'serializable'"):
+        parse(isolation="serializable")
 
 
 def test_precedence_of_starts() -> None:

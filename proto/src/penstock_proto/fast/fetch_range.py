@@ -28,6 +28,7 @@ def encode_fetch_range_response(
     leader_epoch: int,
     done: bool = False,
     piece_of: tuple[int, int, int] | None = None,
+    read_committed: bool = False,
 ) -> bytes:
     """A FetchRangeResponse without an error.
 
@@ -39,6 +40,8 @@ def encode_fetch_range_response(
     head += b"\x32" + varint(len(topic_id)) + topic_id + b"\x38" + varint(leader_epoch)
     if done:
         head += b"\x40\x01"
+    if read_committed:
+        head += b"\x50\x01"
     if piece_of is not None:
         head += piece_head(b"\x4a", *piece_of, size_bytes)
     elif size_bytes:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock_proto/v1/data.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"\xe3\x01\n\x11\x46\x65tchRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0b\x66rom_offset\x18\x04 \x01(\x03\x12\x11\n\tto_offset\x18\x05 \x01(\x03\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x14\n\x0ctakes_pieces\x18\x07 \x01(\x08\x12\x16\n\x0eprincipal_type\x18\x08 \x01(\t\x12\x16\n\x0eprincipal_name\x18\t \x01(\t\x12\x13\n\x0b\x63lient_host\x18\n \x01(\t\"V\n\nBatchPiece\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xed\x01\n\x12\x46\x65tchRangeResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x10\n\x08topic_id\x18\x06 \x01(\x0c\x12\x14\n\x0cleader_epoch\x18\x07 \x01(\x05\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\x12&\n\x05piece\x18\t \x01(\x0b\x32\x17.penstock.v1.BatchPieceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock_proto/v1/data.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"\xfb\x01\n\x11\x46\x65tchRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0b\x66rom_offset\x18\x04 \x01(\x03\x12\x11\n\tto_offset\x18\x05 \x01(\x03\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x14\n\x0ctakes_pieces\x18\x07 \x01(\x08\x12\x16\n\x0eprincipal_type\x18\x08 \x01(\t\x12\x16\n\x0eprincipal_name\x18\t \x01(\t\x12\x13\n\x0b\x63lient_host\x18\n \x01(\t\x12\x16\n\x0eread_committed\x18\x0b \x01(\x08\"V\n\nBatchPiece\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x85\x02\n\x12\x46\x65tchRangeResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0f\n\x07records\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x10\n\x08topic_id\x18\x06 \x01(\x0c\x12\x14\n\x0cleader_epoch\x18\x07 \x01(\x05\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\x12&\n\x05piece\x18\t \x01(\x0b\x32\x17.penstock.v1.BatchPiece\x12\x16\n\x0eread_committed\x18\n \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.data_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FETCHRANGEREQUEST']._serialized_start=78
-  _globals['_FETCHRANGEREQUEST']._serialized_end=305
-  _globals['_BATCHPIECE']._serialized_start=307
-  _globals['_BATCHPIECE']._serialized_end=393
-  _globals['_FETCHRANGERESPONSE']._serialized_start=396
-  _globals['_FETCHRANGERESPONSE']._serialized_end=633
+  _globals['_FETCHRANGEREQUEST']._serialized_end=329
+  _globals['_BATCHPIECE']._serialized_start=331
+  _globals['_BATCHPIECE']._serialized_end=417
+  _globals['_FETCHRANGERESPONSE']._serialized_start=420
+  _globals['_FETCHRANGERESPONSE']._serialized_end=681
 # @@protoc_insertion_point(module_scope)

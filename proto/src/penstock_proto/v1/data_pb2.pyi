@@ -33,6 +33,7 @@ class FetchRangeRequest(_message.Message):
     PRINCIPAL_TYPE_FIELD_NUMBER: _builtins.int
     PRINCIPAL_NAME_FIELD_NUMBER: _builtins.int
     CLIENT_HOST_FIELD_NUMBER: _builtins.int
+    READ_COMMITTED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     topic_id: _builtins.bytes
     """When set (16 bytes), a topic of the same name with another id is an error."""
@@ -55,6 +56,10 @@ class FetchRangeRequest(_message.Message):
     """
     principal_name: _builtins.str
     client_host: _builtins.str
+    read_committed: _builtins.bool
+    """Batches of aborted transactions are left out, and nothing at or above the last stable offset is read: it takes the
+    place of the high watermark in what is said here and in the responses.
+    """
     def __init__(
         self,
         *,
@@ -68,10 +73,11 @@ class FetchRangeRequest(_message.Message):
         principal_type: _builtins.str = ...,
         principal_name: _builtins.str = ...,
         client_host: _builtins.str = ...,
+        read_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_host", b"client_host", "from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "principal_name", b"principal_name", "principal_type", b"principal_type", "takes_pieces", b"takes_pieces", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_host", b"client_host", "from_offset", b"from_offset", "max_chunk_bytes", b"max_chunk_bytes", "partition", b"partition", "principal_name", b"principal_name", "principal_type", b"principal_type", "read_committed", b"read_committed", "takes_pieces", b"takes_pieces", "to_offset", b"to_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,6 +136,7 @@ class FetchRangeResponse(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    READ_COMMITTED_FIELD_NUMBER: _builtins.int
     records: _builtins.bytes
     """RecordBatch v2, one after another, as stored."""
     next_offset: _builtins.int
@@ -142,6 +149,8 @@ class FetchRangeResponse(_message.Message):
     """Leader epoch of the node that answered."""
     done: _builtins.bool
     """True on the last message of a stream that is complete."""
+    read_committed: _builtins.bool
+    """As asked for. A node of before does not know of it, and sends what is aborted too."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set on the last message of a stream that could not go on."""
@@ -164,10 +173,11 @@ class FetchRangeResponse(_message.Message):
         leader_epoch: _builtins.int = ...,
         done: _builtins.bool = ...,
         piece: Global___BatchPiece | None = ...,
+        read_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "piece", b"piece", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "piece", b"piece", "read_committed", b"read_committed", "records", b"records", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -242,10 +242,13 @@ class ListOffsetsRequest(_message.Message):
 
     QUERIES_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    READ_COMMITTED_FIELD_NUMBER: _builtins.int
     wait_ms: _builtins.int
     """Wait up to this many ms until some "latest" is above its known_offset;
     0 answers at once.
     """
+    read_committed: _builtins.bool
+    """"latest" is the last stable offset, and records at or above it are not found."""
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetQuery]: ...
     def __init__(
@@ -253,10 +256,11 @@ class ListOffsetsRequest(_message.Message):
         *,
         queries: _abc.Iterable[Global___OffsetQuery] | None = ...,
         wait_ms: _builtins.int = ...,
+        read_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries", "read_committed", b"read_committed", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,11 +19,13 @@ def test_fetch_range_response() -> None:
         topic_id=b"i" * 16,
         leader_epoch=4,
         done=True,
+        read_committed=True,
     )
     read = data_pb2.FetchRangeResponse.FromString(message)
     assert read.records == b"x" * 300 + b"y"
     assert (read.next_offset, read.log_start_offset, read.high_watermark) == (9, 2, 10)
     assert (read.topic_id, read.leader_epoch, read.done) == (b"i" * 16, 4, True)
+    assert read.read_committed
 
 
 def test_a_piece_stands_in_the_place_of_records() -> None:

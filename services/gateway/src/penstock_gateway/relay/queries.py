@@ -20,6 +20,7 @@ from penstock_gateway.relay.items import ItemAnswer, Named
 from penstock_gateway.relay.request import SLACK_MS, Outcome, Relayed
 from penstock_gateway.relay.rights import RequestRights
 from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.fetch import READ_UNCOMMITTED
 from penstock_kafka.wire.frames import RequestHeader, request_header, response_header, skip_response_header
 from penstock_kafka.wire.primitives import INT32, Buffer, Reader, check_decoded_size, put_count, put_string
 
@@ -243,9 +244,13 @@ NATIVE_VERSION: Final = 7
 """ListOffsets version that the native API speaks to nodes: the first with -3 (KIP-734)."""
 
 
-def encode_list_offsets(items: Sequence[tuple[str, int, int]]) -> bytes:
+def encode_list_offsets(
+    items: Sequence[tuple[str, int, int]], isolation_level: int = READ_UNCOMMITTED
+) -> bytes:
     """A ListOffsets frame for (topic, partition, timestamp)s, of version NATIVE_VERSION."""
     layout = ListOffsetsQuery.layout_of(NATIVE_VERSION)
     values = [Question(topic, (partition, -1, timestamp)) for topic, partition, timestamp in items]
     head = request_header(ApiKey.LIST_OFFSETS, NATIVE_VERSION, 0, None)
-    return head + struct.pack(">ib", -1, 0) + _put_topics(values, layout.question, True) + b"\x00"
+    return (
+        head + struct.pack(">ib", -1, isolation_level) + _put_topics(values, layout.question, True) + b"\x00"
+    )

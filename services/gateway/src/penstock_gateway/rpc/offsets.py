@@ -15,6 +15,7 @@ from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import NATIVE_VERSION, ListOffsetsQuery, encode_list_offsets, read_answers
 from penstock_gateway.relay.request import Ending, Outcome, Relayed
 from penstock_kafka.wire.fetch import (
+    READ_UNCOMMITTED,
     FetchPartition,
     FetchRequest,
     decode_fetch_response,
@@ -65,7 +66,9 @@ def submit(client: ClientRelay, kind: type[Relayed[Any]], frame: Buffer) -> asyn
     return future
 
 
-async def list_offsets(client: ClientRelay, queries: Sequence[tuple[str, int, int]]) -> list[OffsetAnswer]:
+async def list_offsets(
+    client: ClientRelay, queries: Sequence[tuple[str, int, int]], isolation_level: int = READ_UNCOMMITTED
+) -> list[OffsetAnswer]:
     """Answers to (topic, partition, timestamp)s, in their order.
 
     Timestamps as in Kafka: -1 latest, -2 earliest, -3 of the largest timestamp. A Kafka
@@ -82,7 +85,9 @@ async def list_offsets(client: ClientRelay, queries: Sequence[tuple[str, int, in
             rounds.append({(topic, partition): index})
     layout = ListOffsetsQuery.layout_of(NATIVE_VERSION)
     futures = [
-        submit(client, ListOffsetsQuery, encode_list_offsets([queries[i] for i in one.values()]))
+        submit(
+            client, ListOffsetsQuery, encode_list_offsets([queries[i] for i in one.values()], isolation_level)
+        )
         for one in rounds
     ]
     for one, future in zip(rounds, futures, strict=True):
@@ -95,7 +100,12 @@ async def list_offsets(client: ClientRelay, queries: Sequence[tuple[str, int, in
     return [missing if a is None else a for a in answers]
 
 
-async def wait_for_records(client: ClientRelay, at: Sequence[tuple[str, int, int]], wait_ms: int) -> bool:
+async def wait_for_records(
+    client: ClientRelay,
+    at: Sequence[tuple[str, int, int]],
+    wait_ms: int,
+    isolation_level: int = READ_UNCOMMITTED,
+) -> bool:
     """Wait until one of (topic, partition, offset) has a record there; False when some failed.
 
     A Fetch with the smallest limits: idle it costs nothing, and it ends with the first
@@ -104,7 +114,7 @@ async def wait_for_records(client: ClientRelay, at: Sequence[tuple[str, int, int
     partitions = [
         FetchPartition(topic, None, partition, NO_EPOCH, offset, -1, -1, 1) for topic, partition, offset in at
     ]
-    request = FetchRequest(wait_ms, 1, 1, partitions=partitions)
+    request = FetchRequest(wait_ms, 1, 1, isolation_level, partitions=partitions)
     data = await submit(client, Fetch, encode_fetch_request(FETCH_VERSION, 0, None, request))
     return all(r.error == 0 for r in decode_fetch_response(data, FETCH_VERSION).results)
 

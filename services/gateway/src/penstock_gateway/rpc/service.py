@@ -36,6 +36,7 @@ from penstock_gateway.rpc.guard import identity_of
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_gateway.rpc.query_sessions import QuerySessions
+from penstock_kafka.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
 
@@ -195,17 +196,18 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         queries = [(q.topic, q.partition, q.timestamp_ms) for q in request.queries]
         deadline_ms = self._relay.clock_ms() + min(request.wait_ms, WAIT_MS_MAX)
         waiting: ClientRelay | None = None
+        isolation_level = READ_COMMITTED if request.read_committed else READ_UNCOMMITTED
         try:
             while True:
                 with self._sessions.of(identity_of(context)) as session:
-                    answers = await list_offsets(session, queries)
+                    answers = await list_offsets(session, queries, isolation_level)
                 at = _where_to_wait(request.queries, answers)
                 left_ms = deadline_ms - self._relay.clock_ms()
                 if left_ms <= 0 or not at:
                     return answers
                 if waiting is None:
                     waiting = self._open(context)
-                if not await wait_for_records(waiting, at, min(left_ms, WAIT_ROUND_MS)):
+                if not await wait_for_records(waiting, at, min(left_ms, WAIT_ROUND_MS), isolation_level):
                     # A leader moved, most likely: not a reason to spin.
                     await asyncio.sleep(RETRY_MS / 1000)
         finally:

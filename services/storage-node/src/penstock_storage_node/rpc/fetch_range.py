@@ -1,9 +1,10 @@
 """FetchRange: raw batches of offsets from..to of one partition, as a server stream.
 
-Never beyond the high watermark. A range that ends above it waits there for records. One chunk is
-read ahead while the one before it is on its way, unless that one is a large batch, which goes in
-pieces: two of them are not held in memory. Failures end the stream with a message that
-says where it stood, so that the reader goes on elsewhere by offset.
+Never beyond the high watermark, or the last stable offset where committed records alone are read: batches of aborted
+transactions are left out then, so that no reader has to know of them. A range that ends above it waits there for
+records. One chunk is read ahead while the one before it is on its way, unless that one is a large batch, which goes in
+pieces: two of them are not held in memory. Failures end the stream with a message that says where it stood, so that the
+reader goes on elsewhere by offset.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from penstock_frontend.authorizer import (
     ResourceType,
     client_identity,
 )
+from penstock_kafka.records.batch import iter_batches
+from penstock_kafka.wire.primitives import Buffer
 from penstock_proto.fast.fetch_range import encode_fetch_range_response
 from penstock_proto.fast.pieces import cut
 from penstock_proto.v1 import common_pb2
 from penstock_proto.v1 import data_pb2 as pb
-from penstock_storage_node.log import LogState, ReadData, ReadJob
+from penstock_storage_node.log import AbortedJob, LogState, ReadData, ReadJob, Rows
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.rpc.replicate_leader import Context
@@ -59,7 +62,8 @@ class _Range:
         self._check_right(replica.topic)
         replica.require_leader()
         self.next_offset = request.from_offset
-        self.to_offset = request.to_offset if request.to_offset >= 0 else replica.high_watermark
+        self._read_committed = request.read_committed
+        self.to_offset = request.to_offset if request.to_offset >= 0 else self.end_offset
         self._from_offset = request.from_offset
         self._takes_pieces = request.takes_pieces
         self._chunk_bytes = min(request.max_chunk_bytes or FORWARD_CHUNK_BYTES_MAX, CHUNK_BYTES_MAX)
@@ -77,21 +81,35 @@ class _Range:
                 f"{self._who.principal} has no right to READ topic {topic}",
             )
 
+    @property
+    def end_offset(self) -> int:
+        """End of what this reader may see."""
+        high_watermark = self.partition.replica.high_watermark
+        return (
+            self.partition.log.last_stable_offset(high_watermark) if self._read_committed else high_watermark
+        )
+
     async def next_chunk(self) -> ReadData | None:
-        """The next batches; None at the end of the range. Waits at the high watermark."""
+        """The next batches; None at the end of the range. Waits at the end of what it may see."""
         while self.next_offset < self.to_offset:
             replica, log = self.partition.replica, self.partition.log
             replica.require_leader()
             self._check_right(replica.topic)  # it may be taken away while the stream is open
             if log.state is LogState.FAILED:
                 raise PenstockError(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk under {replica.name} failed")
-            upper = min(replica.high_watermark, self.to_offset)
+            upper = min(self.end_offset, self.to_offset)
             if self.next_offset >= upper:
                 await self._wait(self.partition)
                 continue
             found = self.partition.read(self.next_offset, self._chunk_bytes, upper)
             if isinstance(found, ReadJob):
                 found = await self.partition.run_read(found)
+            if self._read_committed and found.size_bytes:
+                found, end = await self._decided(found), found.next_offset
+                if not found.size_bytes:
+                    self.next_offset = end
+                    await asyncio.sleep(0)
+                    continue
             if found.size_bytes > WHOLE_BATCH_BYTES_MAX and not self._takes_pieces:
                 raise PenstockError(
                     ErrorCode.MESSAGE_TOO_LARGE,
@@ -104,6 +122,13 @@ class _Range:
             # Nothing is stored in what is left (compaction may leave such gaps).
             self.next_offset = upper
         return None
+
+    async def _decided(self, data: ReadData) -> ReadData:
+        """Without the batches of aborted transactions."""
+        rows = self.partition.log.aborted_between(data.base_offset, data.next_offset)
+        if isinstance(rows, AbortedJob):
+            rows = await self.partition.look_up(rows.run)
+        return without(data, rows) if rows else data
 
     async def _wait(self, partition: Partition) -> None:
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,11 +167,12 @@ class _Range:
             data.size_bytes if data else 0,
             next_offset=next_offset,
             log_start_offset=partition.log.log_start_offset,
-            high_watermark=partition.replica.high_watermark,
+            high_watermark=self.end_offset,
             topic_id=partition.key.topic_id,
             leader_epoch=partition.replica.leader_epoch,
             done=data is None,
             piece_of=piece_of,
+            read_committed=self._read_committed,
         )
 
 
@@ -155,6 +181,27 @@ def identity_of(request: pb.FetchRangeRequest) -> Identity:
     if not request.principal_type:
         return client_identity(ANONYMOUS, request.client_host)
     return client_identity(Principal(request.principal_type, request.principal_name), request.client_host)
+
+
+def without(data: ReadData, rows: Rows) -> ReadData:
+    """What was read, but for the batches of these aborted transactions."""
+    joined = data.buffers[0] if len(data.buffers) == 1 else b"".join(data.buffers)
+    view = memoryview(joined)
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        spans.setdefault(row.producer_id, []).append((row.first_offset, row.last_offset))
+    kept: list[Buffer] = []
+    first_offset, size_bytes = data.next_offset, 0
+    for info in iter_batches(joined):
+        if info.is_transactional and not info.is_control:
+            mine = spans.get(info.producer_id, ())
+            if any(first <= info.base_offset < marker for first, marker in mine):
+                continue
+        if not kept:
+            first_offset = info.base_offset
+        kept.append(view[info.position : info.position + info.size_bytes])
+        size_bytes += info.size_bytes
+    return ReadData(first_offset, data.next_offset, kept, size_bytes)
 
 
 class FetchRangeService:
@@ -209,4 +256,5 @@ class FetchRangeService:
         response.leader_epoch = max(partition.replica.leader_epoch, 0)
         response.log_start_offset = partition.log.log_start_offset
         response.high_watermark = partition.replica.high_watermark
+        response.read_committed = request.read_committed
         return response.SerializeToString()
