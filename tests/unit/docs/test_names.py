@@ -67,6 +67,7 @@ OTHERS = frozenset(
         "events.log",
         "flexibleVersions",
         "kafka.bootstrap.servers",
+        "kafka.isolation.level",
         "meta.properties",
         "num.partitions",
         "penstock.roles",
