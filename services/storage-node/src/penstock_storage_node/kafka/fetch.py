@@ -83,8 +83,10 @@ class FetchHandler:
             if look.satisfied(request) or loop.time() >= deadline_s:
                 return look.encode(header)
             caller.is_long_poll = True
-            if not look.changed():
+            while not look.changed() and loop.time() < deadline_s:
                 await wait_for_change(look.partitions, deadline_s)
+                if request.isolation_level != READ_COMMITTED:
+                    break
             if request.min_bytes > 1 and loop.time() < deadline_s:
                 await asyncio.sleep(GATHER_MS / 1000)
             look = _Look(self, caller, request)
@@ -114,7 +116,8 @@ class _Look:
         self._isolation_level = request.isolation_level
         self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
         self._results: list[FetchResult] = []
-        self._watermarks: list[tuple[Partition, int]] = []
+        self._seen: list[tuple[Partition, Leadership | None, int]] = []
+        """Those partitions, who led, and the end of what this reader may see."""
         self._size_bytes = 0
         self._sent: list[tuple[Partition, int]] = []
         self._has_error = False
@@ -177,7 +180,7 @@ class _Look:
             leadership = replica.require_leader(item.current_leader_epoch)
             if self._rack and self._redirect(item, result, partition, leadership):
                 return
-        high_watermark, offset = replica.high_watermark, item.fetch_offset
+        offset = item.fetch_offset
         upper_offset = self._describe(result, partition)
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise PenstockError(
@@ -185,7 +188,7 @@ class _Look:
                 f"offset {offset} of {replica.name} is not in {log.log_start_offset}..{log.log_end_offset}",
             )
         self.partitions.append(partition)
-        self._watermarks.append((partition, high_watermark))
+        self._seen.append((partition, replica.leadership, upper_offset))
         limit = min(item.max_bytes, self._budget)
         if offset >= upper_offset or (limit <= 0 and self._size_bytes):
             return
@@ -253,11 +256,20 @@ class _Look:
         )
 
     def changed(self) -> bool:
-        """Whether something rose while this pass waited for the disk."""
+        """Whether there is news for this reader since this pass looked. Beside an open transaction the high watermark
+        rises with all that others write, and whoever reads committed records has nothing of that."""
         return any(
-            partition.closed or partition.replica.high_watermark != high_watermark
-            for partition, high_watermark in self._watermarks
+            partition.closed
+            or partition.replica.leadership is not leadership
+            or self._end_of(partition) != end_offset
+            for partition, leadership, end_offset in self._seen
         )
+
+    def _end_of(self, partition: Partition) -> int:
+        high_watermark = partition.replica.high_watermark
+        if self._isolation_level != READ_COMMITTED:
+            return high_watermark
+        return partition.log.last_stable_offset(high_watermark)
 
     def encode(self, header: RequestHeader) -> Response:
         self._manager.metrics.fetched_bytes += self._size_bytes

@@ -116,13 +116,15 @@ class ListOffsetsHandler:
         if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return -1, -1, -1
         await _know_end(partition, leadership, deadline_s)
-        upper = replica.high_watermark
+        high_watermark = upper = replica.high_watermark
         if isolation_level == READ_COMMITTED:
-            upper = log.last_stable_offset(upper)
+            upper = log.last_stable_offset(high_watermark)
         if timestamp == LATEST:
             return -1, upper, leadership.epoch
         if timestamp == MAX_TIMESTAMP:
-            found = await partition.look_up(lambda: log.offset_of_max_timestamp(upper))
+            found = await partition.look_up(lambda: log.offset_of_max_timestamp(high_watermark))
+            if found is not None and found[0] >= upper:
+                return -1, -1, -1
         else:
             found = await partition.look_up(lambda: log.offset_for_timestamp(timestamp, upper))
         if found is None:
