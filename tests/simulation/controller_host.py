@@ -104,6 +104,7 @@ class ControllerProcess(Process):
                 settings.session_timeout_ms,
                 settings.heartbeat_ms,
                 settings.rebalance_ms,
+                frozenset(world.controller_ids),
             ),
             self.lifecycle,
             self._ports(),

@@ -70,7 +70,7 @@ class CoreSettings:
     heartbeat_interval_ms: int
     rebalance_interval_ms: int
     # Ids in raft_peers.
-    member_ids: frozenset[int] = frozenset()
+    member_ids: frozenset[int]
     # Of a cluster that is yet to be founded.
     first_users: tuple[BootstrapUser, ...] = ()
 
