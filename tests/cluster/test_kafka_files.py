@@ -16,8 +16,10 @@ from confluent_kafka.admin import AdminClient
 
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
+from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import Record, read_all, read_records
 from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory, PartitionLog, ReadJob
+from penstock_storage_node.transactions import records as transactions
 from support.cluster import running_cluster
 from support.kafka import (
     Load,
@@ -378,3 +380,47 @@ def test_the_dump_says_what_is_wrong() -> None:
     assert len(complaints(bad)) == 4
     assert not complaints("baseOffset: 0 isvalid: true\n| offset: 0 key: error\nDumping /failed/0.log")
     assert json.dumps(complaints("  7 is followed by 9", gaps_allowed=True)) == "[]"
+
+
+def test_kafkas_tool_reads_records_of_the_transaction_coordinator(tmp_path: Path) -> None:
+    """Both versions of a value, a tombstone, and the tag that is ours."""
+    shop = transactions.TransactionValue(
+        500,
+        3,
+        60_000,
+        transactions.State.ONGOING,
+        frozenset({("b", 1), ("a", 7)}),
+        10,
+        11,
+        1,
+        2,
+        2,
+        last_epoch=5,
+    )
+    values = [
+        (transactions.put_key("shop"), transactions.put_value(shop)),
+        (transactions.put_key("plain"), transactions.put_value(shop, flexible=False)),
+        (transactions.put_key("new"), transactions.put_value(transactions.TransactionValue(1, 0, 1))),
+        (transactions.put_key("gone"), None),
+    ]
+    directory = tmp_path / "__transaction_state-0"
+    directory.mkdir()
+    log = directory / "00000000000000000000.log"
+    log.write_bytes(build_batch([NewRecord(key, value, 1000) for key, value in values], leader_epoch=0))
+    output = dump_log_segments([log], "--transaction-log-decoder")
+    assert not complaints(output)
+    common = {
+        "producerId": 500,
+        "producerEpoch": 3,
+        "transactionTimeoutMs": 60_000,
+        "transactionStatus": 1,
+        "transactionPartitions": [{"topic": "a", "partitionIds": [7]}, {"topic": "b", "partitionIds": [1]}],
+        "transactionLastUpdateTimestampMs": 10,
+        "transactionStartTimestampMs": 11,
+    }
+    tagged = {"previousProducerId": 1, "nextProducerId": 2, "clientTransactionVersion": 2}
+    payloads = [line.partition(" payload: ")[2] for line in output.splitlines() if " payload: " in line]
+    assert json.loads(payloads[0]) == {"version": "1", "data": common | tagged}
+    assert json.loads(payloads[1]) == {"version": "0", "data": common}
+    assert json.loads(payloads[2])["data"]["transactionPartitions"] is None
+    assert payloads[3] == "<DELETE>"
