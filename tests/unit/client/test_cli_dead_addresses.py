@@ -11,8 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import click
 import pytest
 
 from penstock.errors import ExitCode
+from support.forked_commands import ForkedCommand, ForkedCommands, forked_commands
 from unit.client.cli_tree import leaves
 
 ADDRESS_OPTIONS = {"bootstrap": "--bootstrap", "gateway": "--gateway", "controllers": "--controllers"}
@@ -102,18 +102,19 @@ def shown(parameter: click.Parameter) -> str:
     return f"{parameter.metavar or ''} {getattr(parameter, 'help', '') or ''}"
 
 
-CALLS = [
-    *(
-        pytest.param(
+CALLS = {
+    **{
+        f"{name} {ADDRESS_OPTIONS[option]}": (
             [*name.split(), *WORDS.get(name, []), *MORE_WORDS.get((name, option), [])],
             option,
-            id=f"{name} {ADDRESS_OPTIONS[option]}",
         )
         for name, command in leaves().items()
         for option in takes(command)
-    ),
-    pytest.param(["produce", "x", "--receipt"], "bootstrap", id="produce --receipt --bootstrap"),
-]
+    },
+    "produce --receipt --bootstrap": (["produce", "x", "--receipt"], "bootstrap"),
+}
+AHEAD = 6
+"""Commands that run already while one is waited for: each waits a second for the address that is silent."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,13 @@ class Dead:
     silent: str
     nameless: str = "no-such-host.invalid:9092"
 
+    def faults(self) -> dict[str, str]:
+        return {
+            self.refusing: "connection refused",
+            self.silent: "no answer within 1 s",
+            self.nameless: "no such host",
+        }
+
 
 @pytest.fixture(scope="module")
 def dead() -> Iterator[Dead]:
@@ -133,30 +141,42 @@ def dead() -> Iterator[Dead]:
         yield Dead(*(f"127.0.0.1:{s.getsockname()[1]}" for s in (refusing, silent)))
 
 
-@contextmanager
-def started(words: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
+    with forked_commands(tmp_path_factory.mktemp("commands")) as found:
+        yield found
+
+
+def started(commands: ForkedCommands, words: list[str], directory: Path) -> ForkedCommand:
     """`penstock` with an open stdin, in an empty directory, with a second for each address."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *words],
-        cwd=directory,
-        env={**environment, "PENSTOCK_TIMEOUT_S": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        yield process
-        process.kill()
+    return commands.start(words, directory, {**environment, "PENSTOCK_TIMEOUT_S": "1"})
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its end, with stdin open until then: exit status, stdout, stderr."""
-    code = process.wait(PROCESS_TIMEOUT_S)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    return code, process.stdout.read(), process.stderr.read()
+@pytest.fixture(scope="module")
+def calls(
+    commands: ForkedCommands, dead: Dead, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, ForkedCommand]]:
+    """The processes of a call by address, and those of the next ones begun."""
+    cwd = tmp_path_factory.mktemp("empty")
+    names = list(CALLS)
+    begun: dict[str, dict[str, ForkedCommand]] = {}
+
+    def begin(name: str) -> None:
+        words, option = CALLS[name]
+        begun[name] = {
+            address: started(commands, [*words, ADDRESS_OPTIONS[option], address], cwd)
+            for address in dead.faults()
+        }
+
+    def get(name: str) -> dict[str, ForkedCommand]:
+        at = names.index(name)
+        for following in names[at : at + 1 + AHEAD]:
+            if following not in begun:
+                begin(following)
+        return begun[name]
+
+    return get
 
 
 def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> None:
@@ -170,36 +190,27 @@ def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> No
     assert set(WORDS) <= set(leaves())
 
 
-@pytest.mark.parametrize(("words", "option"), CALLS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_dead_address_is_one_line_that_names_it_and_the_mend(
-    words: list[str], option: str, dead: Dead, tmp_path: Path
+    name: str, dead: Dead, calls: Callable[[str], dict[str, ForkedCommand]]
 ) -> None:
-    faults = {
-        dead.refusing: "connection refused",
-        dead.silent: "no answer within 1 s",
-        dead.nameless: "no such host",
-    }
-    with ExitStack() as stack:
-        processes = {
-            address: stack.enter_context(started([*words, ADDRESS_OPTIONS[option], address], tmp_path))
-            for address in faults
-        }
-        for address, fault in faults.items():
-            code, out, error = outcome(processes[address])
-            assert (code, out) == (ExitCode.UNREACHABLE, ""), (address, error)
-            assert error.count("\n") == 1, error
-            assert f"{address}: " in error, error
-            assert fault in error, error
-            assert MENDS.search(error), error
-            assert "Traceback" not in error
+    processes = calls(name)
+    for address, fault in dead.faults().items():
+        code, out, error = processes[address].outcome(PROCESS_TIMEOUT_S)
+        assert (code, out) == (ExitCode.UNREACHABLE, ""), (address, error)
+        assert error.count("\n") == 1, error
+        assert f"{address}: " in error, error
+        assert fault in error, error
+        assert MENDS.search(error), error
+        assert "Traceback" not in error
 
 
 def test_the_first_address_that_answers_counts_and_all_are_named_when_none_does(
-    dead: Dead, tmp_path: Path
+    dead: Dead, commands: ForkedCommands, tmp_path: Path
 ) -> None:
     addresses = [dead.refusing, dead.nameless, dead.silent]
-    with started(["topic", "list", "--bootstrap", ",".join(addresses)], tmp_path) as process:
-        code, _, error = outcome(process)
+    process = started(commands, ["topic", "list", "--bootstrap", ",".join(addresses)], tmp_path)
+    code, _, error = process.outcome(PROCESS_TIMEOUT_S)
     assert code == ExitCode.UNREACHABLE
     assert [address for address in addresses if address in error] == addresses
 

@@ -148,6 +148,7 @@ def test_several_are_killed_side_by_side(fake_cluster: LocalCluster) -> None:
     assert "still there 2 s after SIGTERM" in told.value.message
     wait_for(lambda: states(fake_cluster)["node-2"] == "dead", "node-2 ends", 120)
     assert states(fake_cluster)["node-1"] == "running"
+    fake_cluster.kill("node-1")
 
 
 def test_nothing_is_killed_when_one_of_several_is_dead_already(fake_cluster: LocalCluster) -> None:
