@@ -8,7 +8,7 @@ Each takes the id's committed value and a request, and says one of:
   then;
 * `NEEDS_ID`: a fresh producer id has to be drawn first, the request comes again with it.
 
-What is pending is not known here: whoever calls lets one change of an id follow the other.
+What is pending is not known here: `shard` lets one change of an id follow the other.
 
 *TV* is the transaction version that the client goes by (KIP-890): 0 for one that adds partitions itself, and keeps
 its epoch from transaction to transaction; 2 for one whose epoch rises with every transaction.
