@@ -15,6 +15,7 @@
 `rpc`          the node's gRPC: replication, relayed requests, range reads
 `settings`     settings of the storage node role
 `topic_traffic`  bytes and records in and out by topic
+`transactions`  the transaction coordinator: what decides
 
 Each package may import those below it, never one above (`make lint`).
 """
