@@ -208,6 +208,17 @@ async def test_one_that_is_not_admitted_helps_nobody_to_lead(
     await commit(controllers, channels)
 
 
+async def test_one_that_is_alone_is_not_ready(controllers: Controllers) -> None:
+    """It keeps the leader that it knew, since it asks before it stands; whoever routes by /readyz must not."""
+    await until(lambda: all(ready(controllers, n)[0] == 200 for n in (1, 2, 3)))
+    for number in (1, 2):
+        controllers.kill(number)
+    alone = 503, "no active controller is known; a majority of raft_peers must run"
+    await until(lambda: (ready(controllers, 3)[0], ready(controllers, 3)[1].strip()) == alone)
+    controllers.start(1)
+    await until(lambda: all(ready(controllers, n)[0] == 200 for n in (1, 3)))
+
+
 async def test_wrong_uses_are_refused(controllers: Controllers, channels: ChannelPool) -> None:
     active = await until_recorded(controllers, channels)
     lost, other = active % 3 + 1, (active + 1) % 3 + 1

@@ -174,6 +174,7 @@ def test_a_controller_that_is_killed_then_the_majority(watched: Watched) -> None
     # better off for being started anew.
     wanted = {
         "gateway-1": (503, "no controller heard of for more than stale_after_ms = 3000"),
+        others[1]: (503, "no active controller is known; a majority of raft_peers must run"),
         "node-1": (200, "ready"),
     }
     wait_for(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock_controller.active.command_queue import CommandQueue
-from penstock_controller.active.controller import Controller, CoreSettings
+from penstock_controller.active.controller import LEADER_SILENCE_MS, Controller, CoreSettings
 from penstock_controller.active.events_file import EventsFile
 from penstock_controller.active.ports import ControllerPorts
 from penstock_controller.active.raft_metrics import RaftMetrics
@@ -156,6 +156,7 @@ def _core_settings(settings: ControllerSettings, directory: DataDirectory) -> Co
         settings.leader_rebalance_interval_ms,
         frozenset(parse_member(member)[0] or 0 for member in settings.raft_peers),
         _first_users(settings, directory),
+        max(LEADER_SILENCE_MS, 2 * settings.raft_silence_ms),
     )
 
 

@@ -51,6 +51,8 @@ PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
 LAST_MS = 2_000
 """Of the time that a node waits to be let go: kept for its leadership to move."""
+LEADER_SILENCE_MS = 3_000
+"""As gateways' stale_after_ms."""
 FOUNDING_PATIENCE_MS = 30_000
 """How long a new cluster waits for controllers that are linked to say their level."""
 FOUNDING_MEMBERS_MS = 10_000
@@ -73,6 +75,8 @@ class CoreSettings:
     member_ids: frozenset[int]
     # Of a cluster that is yet to be founded.
     first_users: tuple[BootstrapUser, ...] = ()
+    # One that has not heard the active controller for longer is not ready; the active one, when no majority answers.
+    leader_silence_ms_max: int = LEADER_SILENCE_MS
 
 
 class Controller:
@@ -188,10 +192,17 @@ class Controller:
         if status.active and not self.active:
             self._begin()
         self._metrics.is_active.set(float(status.active))
-        if status.leader_id < 0:
+        self._judge_ready()
+
+    def _judge_ready(self) -> None:
+        # Who asks before it stands keeps the leader that it knew for as long as nobody answers (pre-vote).
+        is_led = (
+            self.status.leader_id >= 0 and self.leader_silence_ms() <= self.settings.leader_silence_ms_max
+        )
+        if not is_led:
             self._lifecycle.set_not_ready("no active controller is known; a majority of raft_peers must run")
-        elif status.not_voting_reason:
-            self._lifecycle.set_not_ready(status.not_voting_reason)
+        elif self.status.not_voting_reason:
+            self._lifecycle.set_not_ready(self.status.not_voting_reason)
         elif self.image.cluster_id:
             self._lifecycle.set_ready()
 
@@ -476,6 +487,7 @@ class Controller:
             await asyncio.sleep(self._ports.tick_ms / 1000)
             if self.active:
                 self._tick(self.clock_ms())
+            self._judge_ready()
             self._metrics.image(self.image, self.watchers.count)
             self._metrics.command_queue.set(self.worker.waiting_count)
 
@@ -540,4 +552,4 @@ def _electing(
     return lambda ctx: elections.elect_preferred_among(ctx, some, may_lead, len(some))
 
 
-__all__ = ["Controller", "CoreSettings"]
+__all__ = ["LEADER_SILENCE_MS", "Controller", "CoreSettings"]
