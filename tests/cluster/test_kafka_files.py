@@ -20,6 +20,7 @@ from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import Record, read_all, read_records
 from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory, PartitionLog, ReadJob
 from penstock_storage_node.transactions import records as transactions
+from penstock_storage_node.transactions.effects import TopicPartitionName
 from support.cluster import running_cluster
 from support.kafka import (
     Load,
@@ -385,22 +386,23 @@ def test_the_dump_says_what_is_wrong() -> None:
 def test_kafkas_tool_reads_records_of_the_transaction_coordinator(tmp_path: Path) -> None:
     """Both versions of a value, a tombstone, and the tag that is ours."""
     shop = transactions.TransactionValue(
+        transactions.Status.ONGOING,
         500,
         3,
         60_000,
-        transactions.State.ONGOING,
-        frozenset({("b", 1), ("a", 7)}),
-        10,
-        11,
-        1,
-        2,
-        2,
+        update_ms=10,
+        partitions=frozenset({TopicPartitionName("b", 1), TopicPartitionName("a", 7)}),
+        start_ms=11,
+        previous_id=1,
+        next_id=2,
+        client_version=2,
         last_epoch=5,
     )
+    new = transactions.TransactionValue(transactions.Status.EMPTY, 1, 0, 1, 10)
     values = [
-        (transactions.put_key("shop"), transactions.put_value(shop)),
-        (transactions.put_key("plain"), transactions.put_value(shop, flexible=False)),
-        (transactions.put_key("new"), transactions.put_value(transactions.TransactionValue(1, 0, 1))),
+        (transactions.put_key("shop"), transactions.put_value(shop, 1)),
+        (transactions.put_key("plain"), transactions.put_value(shop, 0)),
+        (transactions.put_key("new"), transactions.put_value(new, 1)),
         (transactions.put_key("gone"), None),
     ]
     directory = tmp_path / "__transaction_state-0"

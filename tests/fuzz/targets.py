@@ -15,6 +15,7 @@ from fuzz import (
     record_targets,
     security_targets,
     token_targets,
+    transaction_targets,
     word_targets,
 )
 from fuzz.target import Target
@@ -33,6 +34,7 @@ TARGETS: Final[dict[str, Target]] = {
         token_targets,
         quota_targets,
         operation_targets,
+        transaction_targets,
     )
     for target in module.TARGETS
 }

@@ -13,6 +13,8 @@ from penstock_core.limits import TOPIC_NAME_LENGTH_MAX
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 """Where consumer groups are kept; Kafka's name for it."""
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+"""Where transactional ids are kept; Kafka's name for it."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 

@@ -14,8 +14,9 @@
 `role`         the storage node role
 `rpc`          the node's gRPC: replication, relayed requests, range reads
 `settings`     settings of the storage node role
+`timers`       deadlines as data: a queue that says which one rings, for whoever owns the clock
 `topic_traffic`  bytes and records in and out by topic
-`transactions`  the transaction coordinator: what decides
+`transactions`  the transaction coordinator: the partitions of `__transaction_state` led here
 
 Each package may import those below it, never one above (`make lint`).
 """

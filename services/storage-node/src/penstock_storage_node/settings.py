@@ -38,6 +38,15 @@ class GroupSettings:
     consumer_heartbeat_ms: int = 5_000
 
 
+@dataclass(frozen=True)
+class TransactionSettings:
+    """Named as in Kafka (TransactionStateManagerConfig), times in ms; what Kafka has not as in `transactions.shard`."""
+
+    timeout_max_ms: int = 900_000
+    id_expiration_ms: int = 7 * _DAY_MS
+    held_max: int = 20_000
+
+
 _GROUPS: Final = GroupSettings()
 
 

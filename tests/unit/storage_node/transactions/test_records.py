@@ -1,14 +1,15 @@
-"""Records of `__transaction_state`: Kafka's bytes, there and back."""
+"""The records of `__transaction_state`, byte for byte."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
+from penstock_kafka.wire.groups import group_partition, transaction_partition
 from penstock_kafka.wire.primitives import Malformed
+from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.records import (
-    State,
+    NO_PARTITIONS,
+    Status,
     TransactionValue,
     put_key,
     put_value,
@@ -16,98 +17,114 @@ from penstock_storage_node.transactions.records import (
     read_value,
 )
 
-OPEN = TransactionValue(
-    producer_id=0x0102,
-    producer_epoch=3,
-    timeout_ms=60_000,
-    state=State.ONGOING,
-    partitions=frozenset({("b", 1), ("a", 7), ("a", 2)}),
-    update_ms=0x0A,
-    start_ms=0x0B,
-)
+PARTITIONS = frozenset({TopicPartitionName("b", 7), TopicPartitionName("a", 1), TopicPartitionName("a", 0)})
+ONGOING = TransactionValue(Status.ONGOING, 4_000, 3, 60_000, 0x0102, PARTITIONS, 0x0101, 4_000, -1, 2)
+
+# By hand, from TransactionLogKey.json and TransactionLogValue.json.
+HEAD = "0000000000000fa000030000ea60"
+TIMES = "00000000000001020000000000000101"
+V0_PARTITIONS = "000000020001610000000200000000000000010001620000000100000007"
+V1_PARTITIONS = "030261030000000000000001000262020000000700"
+VECTORS = {
+    "ongoing, version 0": (0, ONGOING, "0000" + HEAD + "01" + V0_PARTITIONS + TIMES),
+    "ongoing, version 1": (
+        1,
+        ONGOING,
+        "0001" + HEAD + "01" + V1_PARTITIONS + TIMES + "0200080000000000000fa002020002",
+    ),
+    "empty, version 0": (
+        0,
+        TransactionValue(Status.EMPTY, 4_000, 3, 60_000, 0x0102),
+        "0000" + HEAD + "00ffffffff0000000000000102ffffffffffffffff",
+    ),
+    "empty, version 1, nothing tagged": (
+        1,
+        TransactionValue(Status.EMPTY, 4_000, 3, 60_000, 0x0102),
+        "0001" + HEAD + "00000000000000000102ffffffffffffffff00",
+    ),
+    "complete, an empty array": (
+        1,
+        TransactionValue(Status.COMPLETE_ABORT, 4_000, 3, 60_000, 0x0102, NO_PARTITIONS, 0x0101),
+        "0001" + HEAD + "0501" + TIMES + "00",
+    ),
+    "all that is tagged": (
+        1,
+        TransactionValue(
+            Status.PREPARE_COMMIT, 4_000, 3, 60_000, 0x0102, NO_PARTITIONS, 0x0101, 1, 2, 2, 4, 5
+        ),
+        "0001" + HEAD + "02"
+        "01" + TIMES + "05"
+        "00"
+        "08"
+        "0000000000000001"
+        "01"
+        "08"
+        "0000000000000002"
+        "02"
+        "02"
+        "0002"
+        "03"
+        "02"
+        "0004"
+        "e807"
+        "02"
+        "0005",
+    ),
+}
 
 
-def test_a_key() -> None:
-    assert put_key("shop") == bytes.fromhex("0000 0004") + b"shop"
-    assert read_key(put_key("shop")) == "shop"
-    assert read_key(b"\x00\x01\x00\x00") is None
-    with pytest.raises(Malformed):
-        read_key(b"\x00\x00\x00\x09x")
+@pytest.mark.parametrize("name", VECTORS)
+def test_values_are_kafkas(name: str) -> None:
+    version, value, text = VECTORS[name]
+    data = bytes.fromhex(text)
+    assert put_value(value, version).hex() == data.hex()
+    untagged = value._replace(previous_id=-1, client_version=0) if version == 0 else value
+    assert read_value(data) == untagged
 
 
-def test_the_flexible_form() -> None:
-    assert put_value(OPEN) == bytes.fromhex(
-        "0001 0000000000000102 0003 0000ea60 01"
-        "03 0261 03 00000002 00000007 00 0262 02 00000001 00"
-        "000000000000000a 000000000000000b 00"
-    )
-    tagged = OPEN._replace(previous_producer_id=1, next_producer_id=2, client_version=2, last_epoch=5)
-    assert put_value(tagged).endswith(
-        bytes.fromhex("04 00 08 0000000000000001 01 08 0000000000000002 02 02 0002 e807 02 0005")
-    )
-    assert read_value(put_value(tagged)) == tagged
+def test_keys_are_kafkas() -> None:
+    assert put_key("tä").hex() == "0000000374c3a4"
+    assert read_key(put_key("tä")) == "tä"
+    assert read_key(b"\x00\x01\x00\x01x") is None
 
 
-def test_the_plain_form_keeps_no_tags() -> None:
-    assert put_value(OPEN, flexible=False) == bytes.fromhex(
-        "0000 0000000000000102 0003 0000ea60 01"
-        "00000002 000161 00000002 00000002 00000007 000162 00000001 00000001"
-        "000000000000000a 000000000000000b"
-    )
-    tagged = OPEN._replace(client_version=2, last_epoch=5)
-    assert read_value(put_value(tagged, flexible=False)) == OPEN
+def test_fields_of_later_versions_are_passed_over() -> None:
+    plain = put_value(TransactionValue(Status.EMPTY, 1, 0, 1, 1), 1)
+    assert read_value(plain[:-1] + bytes.fromhex("0187ad4b03010203")) == read_value(plain)
 
 
-def test_empty_has_no_list_and_complete_an_empty_one() -> None:
-    empty = TransactionValue(1, 0, 1)
-    done = empty._replace(state=State.COMPLETE_COMMIT)
-    for flexible, none, zero in ((True, "00", "01"), (False, "ffffffff", "00000000")):
-        assert put_value(empty, flexible=flexible)[17:].startswith(bytes.fromhex(none))
-        assert put_value(done, flexible=flexible)[17:].startswith(bytes.fromhex(zero))
-        assert read_value(put_value(empty, flexible=flexible)) == empty
-        assert read_value(put_value(done, flexible=flexible)) == done
-
-
-def test_unknown_tags_are_stepped_over() -> None:
-    data = bytearray(put_value(TransactionValue(1, 0, 1)))
-    assert data[-1] == 0
-    data[-1:] = bytes.fromhex("02 03 02 0009 e907 01 ff")  # Kafka's next epoch, and one of tomorrow
-    assert read_value(bytes(data)) == TransactionValue(1, 0, 1)
+@pytest.mark.parametrize("name", VECTORS)
+def test_no_record_that_ends_early_is_believed(name: str) -> None:
+    data = bytes.fromhex(VECTORS[name][2])
+    for length in range(len(data)):
+        with pytest.raises(Malformed):
+            read_value(data[:length])
 
 
 @pytest.mark.parametrize(
-    "data",
+    "text",
     [
-        b"",
-        b"\x00\x02" + b"\0" * 40,
-        put_value(OPEN)[:-1],
-        put_value(OPEN).replace(bytes.fromhex("0000ea60 01"), bytes.fromhex("0000ea60 06")),
-        put_value(OPEN)[:-1] + bytes.fromhex("01 00 02 0001"),
+        "0002" + HEAD + "00000000000000000102ffffffffffffffff00",
+        "0001" + HEAD + "0601" + TIMES + "00",
+        "0001" + HEAD + "0901" + TIMES + "00",
+        "0001ffffffffffffffff00030000ea600000" + TIMES + "00",
+        "00010000000000000fa0ffff0000ea600000" + TIMES + "00",
+        "0001" + HEAD + "01ffffffff0f" + TIMES + "00",
+        "0000" + HEAD + "017fffffff" + TIMES,
+        "",
     ],
-    ids=["nothing", "version", "cut", "state", "tag"],
 )
-def test_what_is_no_value_is_refused(data: bytes) -> None:
+def test_what_no_coordinator_writes_is_refused(text: str) -> None:
     with pytest.raises(Malformed):
-        read_value(data)
+        read_value(bytes.fromhex(text))
 
 
-def test_there_and_back_at_random() -> None:
-    rng = random.Random(20261125)
-    for _ in range(500):
-        state = rng.choice(list(State))
-        value = TransactionValue(
-            rng.randrange(1 << 40),
-            rng.randrange(-1, 32_768),
-            rng.randrange(1 << 31),
-            state,
-            frozenset((f"t{rng.randrange(5)}", rng.randrange(50)) for _ in range(rng.randrange(20)))
-            if state in (State.ONGOING, State.PREPARE_ABORT, State.PREPARE_COMMIT)
-            else frozenset(),
-            rng.randrange(1 << 42),
-            rng.choice([-1, rng.randrange(1 << 42)]),
-            rng.choice([-1, rng.randrange(1 << 40)]),
-            rng.choice([-1, rng.randrange(1 << 40)]),
-            rng.choice([0, 2]),
-            rng.randrange(-1, 32_768),
-        )
-        assert read_value(put_value(value)) == value
+def test_ids_and_groups_are_spread_by_one_hash() -> None:
+    for name in ("t", "polygenelubricants", "a-long-transactional-id"):
+        assert transaction_partition(name, 50) == group_partition(name, 50)
+
+
+def test_states_are_called_as_by_kafka() -> None:
+    assert [status.label for status in Status] == [
+        *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
+    ]

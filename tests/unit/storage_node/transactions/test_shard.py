@@ -1,551 +1,637 @@
-"""A partition of `__transaction_state`: what waits for what, what outlives the coordinator, and when."""
+"""One partition of `__transaction_state`: pending transitions, held requests, barriers, markers, timers, loads."""
 
 from __future__ import annotations
 
-import random
+import itertools
 
 import pytest
 
 from penstock_core.errors import ErrorCode
-from penstock_storage_node.transactions.records import (
-    State,
-    TransactionValue,
-    put_key,
-    put_value,
-    read_key,
-    read_value,
-)
-from penstock_storage_node.transactions.shard import (
-    HOLD_MS,
-    INIT_HOLD_MS,
-    LATE_LEFT_MS,
-    RETRY_MS,
-    MarkersDue,
-    Record,
-)
-from unit.storage_node.transactions.shard_rig import EPOCH_MS, HERE, Asked, Rig
+from penstock_kafka.wire.primitives import Malformed
+from penstock_storage_node.transactions.effects import TopicPartitionName
+from penstock_storage_node.transactions.records import NO_PARTITIONS, Status, TransactionValue, put_key
+from penstock_storage_node.transactions.shard import HOLD_INIT_MS, HOLD_MS, LOADED_LEFT_MS, RETRY_MS
+from penstock_storage_node.transactions.state import NO_TIMEOUT_MS, Add, Answer, End
+from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
 
-BUSY = "CONCURRENT_TRANSACTIONS"
+BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
+FENCED = ErrorCode.PRODUCER_FENCED
+UNKNOWN = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+GONE = ErrorCode.NOT_COORDINATOR
 
 
-def test_the_life_of_one() -> None:
+def test_the_life_of_a_transaction_of_each_generation() -> None:
     rig = Rig()
-    first = rig.init()
-    rig.turn()
-    assert first.code == ""
+    pair = rig.producer()
+    assert pair == (1_001, 0)
+    assert codes(rig.add(pair, A0, B0)) == [NONE]
+    assert rig.end(pair) == [Answer(NONE, 1_001, 1)]
+    assert rig.value().status is Status.COMPLETE_COMMIT
+    assert [(m.producer_epoch, m.commit, m.partitions, m.transaction_version) for m in rig.sent] == [
+        (1, True, (A0, B0), 2)
+    ]
+    pair = (1_001, 1)
+    assert codes(rig.add(pair, A0, version=0), rig.end(pair, commit=False, version=0)) == [NONE, NONE]
+    assert rig.value().status is Status.COMPLETE_ABORT
+    assert rig.sent[-1].producer_epoch == 1
+    assert not rig.sent[-1].commit
+    assert rig.sent[-1].transaction_version == 0
+
+
+def test_nothing_counts_before_the_high_watermark_covers_it() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.hold = True
+    added = rig.add(pair, A0)
+    assert codes(added) == [None]
+    assert rig.value().status is Status.EMPTY
     rig.cover()
-    pair = first.pair
-    assert pair == (1001, 0)
-    added = rig.add(pair)
-    rig.turn()
-    assert added.code == ""
-    rig.cover()
-    assert added.code == "NONE"
+    assert codes(added) == [NONE]
     ended = rig.end(pair)
-    rig.turn()
-    # The decision is the covered record: no answer and no marker before it.
-    assert (ended.code, rig.markers) == ("", [])
+    assert codes(ended) == [None]
+    assert rig.sent == []
     rig.cover()
-    assert ended.pair == pair
-    assert rig.markers == [MarkersDue("id", *pair, True, HERE, 0)]
-    rig.settle()
-    assert [state for _, state in rig.states()] == ["EMPTY", "ONGOING", "PREPARE_COMMIT", "COMPLETE_COMMIT"]
+    assert codes(ended) == [NONE]
+    assert [m.partitions for m in rig.sent] == [(A0,)]
+    assert rig.value().status is Status.PREPARE_COMMIT
 
 
-def test_of_a_client_whose_epoch_rises() -> None:
+def test_complete_is_written_after_the_last_marker() -> None:
     rig = Rig()
-    pair = rig.open(version=2)
-    ended = rig.end(pair, version=2)
-    rig.cover()
-    assert ended.pair == (pair[0], 1)
-    assert rig.markers == [MarkersDue("id", pair[0], 1, True, HERE, 2)]
-    rig.settle()
-    # Again, the answer was lost; and by the next coordinator too.
-    for _ in range(2):
-        again = rig.end(pair, version=2)
-        rig.settle()
-        assert again.pair == (pair[0], 1)
-        rig = rig.moved()
-
-
-def test_bad_requests_are_refused_before_anything_is_looked_at() -> None:
-    rig = Rig()
-    assert rig.init("").code == "INVALID_REQUEST"
-    assert rig.init(producer_id=5).code == "INVALID_REQUEST"
-    assert rig.init("x" * 16_385).code == "INVALID_REQUEST"
-    assert rig.init(timeout_ms=0).code == "INVALID_TRANSACTION_TIMEOUT"
-    assert rig.init(timeout_ms=900_001).code == "INVALID_TRANSACTION_TIMEOUT"
-    rig.may_add = False
-    assert rig.init().code == "THROTTLING_QUOTA_EXCEEDED"
-    rig.turn()
-    assert not rig.appended
-
-
-def test_what_meets_a_change_waits_for_it() -> None:
-    rig = Rig()
-    pair = rig.ready()
-    added = rig.add(pair)
-    rig.turn()
-    ended = rig.end(pair)
-    assert ended.code == ""
-    rig.cover()
-    assert (added.code, ended.code) == ("NONE", "")
-    rig.cover()
-    assert ended.code == "NONE"
-    # Decided: the next transaction waits for its last marker.
-    following = rig.add(pair)
-    rig.turn()
-    assert following.code == ""
-    rig.settle()
-    assert following.code == "NONE"
-    assert rig.state() == "ONGOING"
-    assert rig.shard.held_count == 0
-
-
-def test_it_waits_no_longer_than_it_may() -> None:
-    rig = Rig()
-    pair = rig.open()
+    pair = rig.producer()
+    rig.add(pair, A0, A1, B0)
+    rig.hold_markers = True
     rig.end(pair)
+    key = (pair[0], pair[1] + 1)
+    for partitions in ([A0], [A0, B0], [TopicPartitionName("other", 0)]):
+        rig.shard.markers_written(*key, partitions)
+        rig.settle()
+        assert rig.value().status is Status.PREPARE_COMMIT
+    assert rig.shard.markers() == {key: {A1}}
+    rig.shard.markers_written(*pair, [A1])  # of another epoch
+    rig.settle()
+    assert rig.value().status is Status.PREPARE_COMMIT
+    rig.shard.markers_written(*key, [A1])
+    rig.settle()
+    assert rig.value().status is Status.COMPLETE_COMMIT
+    rig.shard.markers_written(*key, [A1])
+    rig.settle()
+
+
+def test_additions_that_wait_become_one_transition() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold_markers = True
+    rig.end(pair)
+    next_pair = (pair[0], pair[1] + 1)
+    wanted = [TopicPartitionName("x", number) for number in range(12)]
+    added = [rig.add(next_pair, partition) for partition in wanted]
+    assert codes(*added) == [None] * 12
+    before = len(rig.log.batches)
+    rig.hold_markers = False
+    rig.settle()
+    assert codes(*added) == [NONE] * 12
+    assert rig.value().partitions == frozenset(wanted)
+    assert len(rig.log.batches) == before + 2  # COMPLETE, and one for all
+
+
+def test_transitions_of_a_turn_are_one_batch_and_one_that_is_too_large_is_split() -> None:
+    rig = Rig()
+    rig.hold = True
+    answers: list[Answer] = []
+    for number in range(8):
+        rig.shard.init_producer(f"t{number}", TIMEOUT_MS, answers.append)
+    rig.turn()
+    assert [len(batch) for batch in rig.log.batches] == [8]
+    rig.log.record_bytes_max = 150
+    for number in range(8, 16):
+        rig.shard.init_producer(f"t{number}", TIMEOUT_MS, answers.append)
+    rig.turn()
+    assert [len(batch) for batch in rig.log.batches] == [8, 2, 2, 2, 2]
     rig.cover()
-    added, begun = rig.add(pair), rig.init()
-    rig.later(HOLD_MS - 1)
-    assert (added.code, begun.code) == ("", "")
-    rig.later(1)
-    assert (added.code, begun.code) == (BUSY, "")
-    rig.later(INIT_HOLD_MS)
-    assert begun.code == BUSY
+    assert len({answer.producer_id for answer in answers}) == 16
+
+
+def test_who_meets_a_pending_transition_waits_for_a_while() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.hold = True
+    rig.add(pair, A0)
+    added, ended, begun = rig.add(pair, B0), rig.end(pair), rig.init()
+    assert rig.shard.held_count == 3
+    rig.pass_ms(HOLD_MS - 1)
+    assert codes(added, ended, begun) == [None, None, None]
+    rig.pass_ms(1)
+    assert codes(added, ended, begun) == [BUSY, BUSY, None]
+    rig.pass_ms(HOLD_INIT_MS - HOLD_MS)
+    assert codes(begun) == [BUSY]
     assert rig.shard.held_count == 0
 
 
-def test_adds_of_a_turn_are_one_change_and_a_turn_is_one_batch() -> None:
+def test_a_repeated_end_that_waits_is_of_the_transaction_that_it_met() -> None:
+    """Its copy must not end the one that an addition begins, which waited too, and longer."""
     rig = Rig()
-    pair, other = rig.ready(), rig.ready("other")
-    adds = [rig.add(pair, frozenset({("t", n)})) for n in range(12)]
-    adds.append(rig.add(other, name="other"))
-    rig.turn()
-    (batch,) = rig.appended
-    assert len(batch[0]) == 2
-    late = rig.add(pair, frozenset({("late", 0)}))
-    rig.cover()
-    assert {each.code for each in adds} == {"NONE"}
-    assert late.code == ""
-    rig.cover()
-    assert late.code == "NONE"
-    assert len(rig.shard.values["id"].partitions) == 13
+    pair = rig.producer()
+    rig.add(pair, A0, version=0)
+    rig.hold_markers = True
+    rig.end(pair, version=0)
+    added = rig.add(pair, B0, version=0)
+    late = rig.end(pair, version=0)
+    rig.hold_markers = False
+    rig.settle()
+    assert codes(added, late) == [NONE, NONE]
+    assert rig.value().status is Status.ONGOING
 
 
-def test_a_zombies_add_does_not_join() -> None:
+def test_nothing_is_begun_for_who_is_gone() -> None:
     rig = Rig()
-    old = rig.ready()
-    pair = rig.ready()
-    added, zombies = rig.add(pair), rig.add(old)
-    rig.cover()
-    assert (added.code, zombies.code) == ("NONE", "")
-    rig.cover()
-    assert zombies.code == "PRODUCER_FENCED"
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold_markers = True
+    rig.end(pair)
+    answers: list[Answer] = []
+    question = rig.shard.add("t", Add(pair[0], 1, frozenset({B0}), 2), answers.append)
+    rig.shard.drop(question)
+    rig.hold_markers = False
+    rig.settle()
+    rig.pass_ms(HOLD_MS)
+    assert answers == []
+    assert rig.value().status is Status.COMPLETE_COMMIT
+
+
+# -- sentences -----------------------------------------------------------------------------------
 
 
 def test_no_sentence_without_a_barrier() -> None:
     rig = Rig()
-    pair = rig.open()
-    stale = rig.end((pair[0], pair[1] + 1))
-    unknown = rig.add(pair, name="nobody")
-    assert (stale.code, unknown.code) == ("", "")
-    rig.turn()
-    # One record for all questions of a turn: what is there already, again.
-    ((records, _),) = rig.appended
-    assert records == [Record(put_key("id"), put_value(rig.shard.values["id"]))]
-    assert (stale.code, unknown.code) == ("", "")
+    pair = rig.producer()
+    rig.hold = True
+    stale = (pair[0], pair[1] + 3)
+    asked = [
+        rig.add(stale, A0),
+        rig.verify(pair, A0),
+        rig.end((5, 0)),
+        rig.end(pair),
+        rig.add((5, 0), A0, name="unknown"),
+    ]
+    assert codes(*asked) == [None] * 5
+    before = rig.value()
     rig.cover()
-    assert (stale.code, unknown.code) == ("PRODUCER_FENCED", "INVALID_PRODUCER_ID_MAPPING")
+    expected = [FENCED, ErrorCode.TRANSACTION_ABORTABLE, UNKNOWN, ErrorCode.INVALID_TXN_STATE, UNKNOWN]
+    assert codes(*asked) == expected
+    assert rig.log.newest("t") == before
+    assert rig.log.newest("unknown") is None
+
+
+def test_one_barrier_serves_all_of_a_turn_and_a_transition_is_one() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.hold = True
+    answers: list[Answer] = []
+    for _ in range(5):
+        rig.shard.end("t", End(pair[0], 9, True), answers.append)
+    rig.turn()
+    assert len(rig.log.batches) == 2
+    rig.shard.init_producer("u", TIMEOUT_MS, answers.append)
+    rig.shard.end("t", End(pair[0], 9, True), answers.append)
+    rig.turn()
+    assert [len(batch) for batch in rig.log.batches] == [1, 1, 1]
+    rig.cover()
+    assert [answer.error for answer in answers] == [*[FENCED] * 5, NONE, FENCED]
+
+
+def test_a_barrier_does_not_undo_what_is_pending() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.hold = True
+    added = rig.add(pair, A0)
+    refused = rig.verify(pair, B0)
+    newest = rig.log.newest("t")
+    assert newest is not None
+    assert newest.partitions == {A0}
+    rig.cover()
+    assert codes(added, refused) == [NONE, ErrorCode.TRANSACTION_ABORTABLE]
+    assert rig.value() == newest
 
 
 def test_a_deposed_coordinator_sentences_nobody() -> None:
     rig = Rig()
-    pair = rig.open()
-    asked = [rig.end((pair[0], 5)), rig.add(pair, name="nobody")]
-    told: list[dict[tuple[str, int], ErrorCode]] = []
-    rig.shard.verify("id", pair, frozenset({("t", 9)}), told.append)
-    rig.turn()
-    ((_, done),) = rig.appended
+    pair = rig.producer()
+    rig.hold = True
+    asked = rig.end((pair[0], 7))
     rig.shard.close()
-    done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert {each.code for each in asked} == {"NOT_COORDINATOR"}
-    assert told == [{("t", 9): ErrorCode.NOT_COORDINATOR}]
-
-
-def test_verifying() -> None:
+    assert codes(asked) == [GONE]
     rig = Rig()
-    pair = rig.open()
-    told: list[dict[tuple[str, int], ErrorCode]] = []
-    rig.shard.verify("id", pair, HERE, told.append)
-    assert told == [{("t", 0): ErrorCode.NONE}]
-    rig.shard.verify("id", pair, HERE | {("t", 9)}, told.append)
-    assert len(told) == 1
-    rig.cover()
-    assert told[1] == {("t", 0): ErrorCode.NONE, ("t", 9): ErrorCode.TRANSACTION_ABORTABLE}
+    pair = rig.producer()
+    rig.log.refuse = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert codes(rig.end((pair[0], 7)), rig.add(pair, A0)) == [GONE, GONE]
 
 
-def test_all_that_waits_at_the_end_looks_for_the_next_coordinator() -> None:
+def test_describe_names_what_is_there_and_is_sure_of_what_is_not() -> None:
     rig = Rig()
-    pair = rig.open()
-    ended = rig.end(pair)
+    rig.producer()
+    rig.hold = True
+    found: list[tuple[ErrorCode, TransactionValue | None]] = []
+    rig.shard.describe("t", lambda *answer: found.append(answer))
+    rig.shard.describe("nobody", lambda *answer: found.append(answer))
     rig.turn()
-    held, begun = rig.add(pair), rig.init("new")
-    rig.shard.close()
-    assert {each.code for each in (ended, held, begun)} == {"NOT_COORDINATOR"}
-    assert rig.add(pair).code == "NOT_COORDINATOR"
-
-
-def test_an_init_that_fences_is_asked_again_and_rises_the_epoch_once() -> None:
-    # KAFKA-16570: it was told 51 after it had fenced, which is right as long as the next question ends it.
-    rig = Rig()
-    pair = rig.open()
-    fencing = rig.init()
+    assert found == [(NONE, rig.value())]
     rig.cover()
-    assert fencing.code == BUSY
-    assert rig.markers == [MarkersDue("id", pair[0], 1, False, HERE, 2)]
-    zombie = rig.end(pair)
-    again = rig.init()
-    rig.settle()
-    assert again.pair == (pair[0], 2)
-    rig.settle()
-    assert zombie.code == "PRODUCER_FENCED"
+    assert found[1:] == [(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, None)]
 
 
-def test_a_transaction_that_takes_too_long_is_aborted() -> None:
-    rig = Rig()
-    pair = rig.open()
-    rig.later(59_999)
-    assert not rig.appended
-    rig.later(1)
-    rig.settle()
-    value = rig.shard.values["id"]
-    assert (value.state, value.producer_epoch) == (State.COMPLETE_ABORT, 1)
-    late = rig.end(pair)
-    rig.settle()
-    assert late.code == "PRODUCER_FENCED"
-
-
-def test_a_transaction_that_ends_in_time_is_not_aborted_later() -> None:
-    rig = Rig()
-    pair = rig.open()
-    rig.later(50_000)
-    rig.end(pair)
-    rig.settle()
-    rig.add(pair)
-    rig.settle()
-    rig.later(59_999)
-    assert rig.state() == "ONGOING"
-    assert not rig.appended
-    rig.later(1)
-    rig.settle()
-    assert rig.state() == "COMPLETE_ABORT"
-
-
-@pytest.mark.parametrize("wall_step_ms", [-3_600_000, 0, 3_600_000])
-def test_after_a_move_a_clock_that_jumped_aborts_nothing_at_once(wall_step_ms: int) -> None:
-    rig = Rig()
-    rig.open()
-    value = rig.shard.values["id"]
-    begun = value._replace(start_ms=EPOCH_MS - wall_step_ms)
-    new = Rig([Record(put_key("id"), put_value(begun))])
-    new.later(LATE_LEFT_MS - 1)
-    assert new.state() == "ONGOING"
-    assert not new.appended
-    new.later(60_000)
-    new.settle()
-    assert new.state() == "COMPLETE_ABORT"
-
-
-def test_a_decided_transaction_is_ended_by_the_next_coordinator() -> None:
-    rig = Rig()
-    pair = rig.open()
-    rig.end(pair)
-    rig.cover()
-    new = rig.moved()
-    assert new.markers == [MarkersDue("id", *pair, True, HERE, 0)]
-    waiting = new.end(pair)
-    assert waiting.code == ""
-    new.settle()
-    assert waiting.code == "NONE"
-
-
-def test_a_decision_that_was_not_covered_is_open_again() -> None:
-    rig = Rig()
-    pair = rig.open()
-    ended = rig.end(pair)
-    rig.turn()
-    new = rig.moved()
-    assert ended.code == "NOT_COORDINATOR"
-    assert not new.markers
-    again = new.end(pair, commits=False)
-    new.settle()
-    assert again.code == "NONE"
-    assert new.state() == "COMPLETE_ABORT"
-
-
-def test_markers_of_another_epoch_end_nothing() -> None:
-    rig = Rig()
-    pair = rig.open()
-    rig.end(pair)
-    rig.cover()
-    rig.shard.markers_done("id", pair[0], pair[1] + 1)
-    rig.shard.markers_done("nobody", *pair)
-    rig.turn()
-    assert not rig.appended
-    rig.shard.markers_done("id", *pair)
-    rig.shard.markers_done("id", *pair)
-    rig.turn()
-    assert len(rig.appended) == 1
+# -- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("name", "timeout_ms", "changes", "code"),
     [
-        (ErrorCode.NOT_ENOUGH_REPLICAS, "COORDINATOR_NOT_AVAILABLE"),
-        (ErrorCode.KAFKA_STORAGE_ERROR, "NOT_COORDINATOR"),
+        ("", 1, {}, ErrorCode.INVALID_REQUEST),
+        ("ä" * 8_193, 1, {}, ErrorCode.INVALID_REQUEST),
+        ("t", 1, {"producer_id": 5}, ErrorCode.INVALID_REQUEST),
+        ("t", 1, {"producer_epoch": 5}, ErrorCode.INVALID_REQUEST),
+        ("t", 0, {}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ("t", -1, {}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ("t", 900_001, {}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ("t", NO_TIMEOUT_MS, {}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ("t", 900_000, {}, NONE),
+        ("t", -1, {"two_phase": True}, NONE),
     ],
 )
-def test_what_could_not_be_written_was_not_done(code: ErrorCode, told: str) -> None:
-    rig = Rig()
-    pair = rig.open()
-    rig.refuses = code
-    ended, sentence = rig.end(pair), rig.end((pair[0], 9))
-    rig.turn()
-    assert ended.code == told
-    # Held behind the change, and judged behind it: its barrier fails as well.
-    rig.turn()
-    assert sentence.code == told
-    rig.later(60_000)
-    assert rig.state() == "ONGOING"
-    rig.refuses = ErrorCode.NONE
-    rig.later(RETRY_MS)
-    rig.settle()
-    assert rig.state() == "COMPLETE_ABORT"
+def test_what_a_beginning_may_ask_for(
+    name: str, timeout_ms: int, changes: dict[str, int], code: ErrorCode
+) -> None:
+    assert codes(Rig().init(name, timeout_ms, **changes)) == [code]
 
 
-def test_an_end_that_could_not_be_noted_is_noted_later() -> None:
+def test_partitions_that_do_not_exist_are_named() -> None:
     rig = Rig()
-    pair = rig.open()
+    pair = rig.producer()
+    rig.unknown = {B0}
+    assert rig.add(pair, A0, B0) == [Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing=frozenset({B0}))]
+    assert rig.value().status is Status.EMPTY
+
+
+def test_new_ids_are_refused_when_the_node_is_full_and_old_ones_are_not() -> None:
+    rig = Rig()
+    rig.producer()
+    rig.room = False
+    assert codes(rig.init("new"), rig.init()) == [ErrorCode.THROTTLING_QUOTA_EXCEEDED, NONE]
+
+
+def test_a_transaction_has_room_for_its_end() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.log.record_bytes_max = 2_000
+    added = []
+    for number in range(600):
+        added += codes(rig.add(pair, TopicPartitionName("x", number)))
+    assert set(added) == {NONE, ErrorCode.UNKNOWN_SERVER_ERROR}
+    assert codes(rig.end(pair)) == [NONE]
+    assert rig.value().status is Status.COMPLETE_COMMIT
+
+
+def test_a_write_that_is_refused_changes_nothing() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.log.refuse = ErrorCode.NOT_ENOUGH_REPLICAS
+    none = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert codes(rig.add(pair, A0), rig.init("new"), rig.end((pair[0], 9))) == [none, none, none]
+    assert dict(rig.shard.values()).keys() == {"t"}
+    rig.log.refuse = None
+    assert codes(rig.add(pair, A0)) == [NONE]
+    rig.hold_markers = True
     rig.end(pair)
-    rig.cover()
-    rig.refuses = ErrorCode.NOT_ENOUGH_REPLICAS
-    (due,) = rig.markers
-    rig.shard.markers_done(due.transactional_id, due.producer_id, due.epoch)
-    rig.turn()
-    rig.shard.markers_done(due.transactional_id, due.producer_id, due.epoch)
-    rig.turn()
-    assert rig.state() == "PREPARE_COMMIT"
-    rig.refuses = ErrorCode.NONE
-    rig.later(RETRY_MS)
-    rig.cover()
-    assert rig.state() == "COMPLETE_COMMIT"
-
-
-def test_a_producer_id_is_drawn_before_anything_is_prepared() -> None:
-    rig = Rig()
-    rig.draws = []
-    first, second = rig.init(), rig.init()
-    rig.turn()
-    assert (first.code, second.code, rig.appended) == ("", "", [])
-    rig.draws.pop()(None)
-    # None was to be had: the first is told so, the second draws for itself.
-    assert first.code == "COORDINATOR_NOT_AVAILABLE"
-    rig.draws.pop()(77)
+    rig.hold_markers = False
+    rig.log.refuse = ErrorCode.NOT_ENOUGH_REPLICAS
     rig.settle()
-    assert second.pair == (77, 0)
+    assert rig.value().status is Status.PREPARE_COMMIT
+    rig.log.refuse = None
+    rig.pass_ms(RETRY_MS)
+    assert rig.value().status is Status.COMPLETE_COMMIT
 
 
-def test_what_comes_of_a_draw_after_the_end_is_nothing() -> None:
+def test_who_needs_a_producer_id_waits_for_it() -> None:
     rig = Rig()
-    rig.draws = []
-    asked = rig.init()
-    rig.shard.close()
-    rig.draws.pop()(77)
+    rig.ids_gone = True
+    first, second = rig.init("a"), rig.init("b")
+    rig.pass_ms(HOLD_MS)
+    rig.ids_gone = False
+    rig.shard.ids_arrived()
+    rig.settle()
+    assert codes(first, second) == [NONE, NONE]
+    rig.ids_gone = True
+    third = rig.init("c")
+    rig.pass_ms(HOLD_INIT_MS)
+    assert codes(third) == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_transaction_that_takes_too_long_is_aborted(version: int) -> None:
+    rig = Rig(version=version)
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.pass_ms(TIMEOUT_MS - 1)
+    rig.add(pair, B0)
+    assert rig.value().status is Status.ONGOING
+    rig.pass_ms(1)
+    assert (rig.value().status, rig.value().producer_epoch) == (Status.COMPLETE_ABORT, 1)
+    assert [(m.commit, m.partitions) for m in rig.sent] == [(False, (A0, B0))]
+    assert rig.shard.timed_out_count == 1
+    assert codes(rig.end(pair, version=0)) == [FENCED]
+
+
+def test_a_transaction_without_timeout_stays() -> None:
+    rig = Rig()
+    pair = rig.producer(two_phase=True)
+    rig.add(pair, A0)
+    rig.pass_ms(NO_TIMEOUT_MS)
+    assert rig.value().status is Status.ONGOING
+    rig.fail_over()
+    rig.pass_ms(NO_TIMEOUT_MS)
+    assert rig.value().status is Status.ONGOING
+
+
+def test_a_timeout_that_meets_a_transition_rings_after_it() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold = True
+    rig.add(pair, B0)
+    rig.pass_ms(TIMEOUT_MS)
+    rig.hold = False
+    rig.settle()
+    rig.pass_ms(1)
+    assert rig.value().status is Status.COMPLETE_ABORT
+
+
+@pytest.mark.parametrize("jump_ms", [-(10**9), 0, 10**9])
+def test_a_clock_that_jumps_aborts_nothing_after_a_load(jump_ms: int) -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.wall_offset_ms += jump_ms
+    rig.fail_over()
+    rig.settle()
+    rig.pass_ms(LOADED_LEFT_MS - 1)
+    assert rig.value().status is Status.ONGOING
+    rig.pass_ms(TIMEOUT_MS)
+    assert rig.value().status is Status.COMPLETE_ABORT
+
+
+def test_ids_that_nobody_uses_expire_and_come_back_with_another_producer_id() -> None:
+    rig = Rig()
+    pair, open_pair = rig.producer(), rig.producer("open", two_phase=True)
+    rig.add(open_pair, A0, name="open")
+    rig.pass_ms(rig.settings.id_expiration_ms - 1)
+    assert not rig.shard.expire()
+    rig.settle()
+    assert rig.value().status is Status.EMPTY
+    rig.pass_ms(1)
+    rig.hold = True
+    rig.shard.expire()
     rig.turn()
-    assert asked.code == "NOT_COORDINATOR"
-    assert not rig.appended
+    begun = rig.init()
+    assert codes(begun) == [None]
+    rig.hold = False
+    rig.settle()
+    assert begun[0].producer_id > open_pair[0] > pair[0]
+    assert dict(rig.shard.values()).keys() == {"t", "open"}
 
 
-def test_nothing_is_begun_for_a_connection_that_has_ended() -> None:
+# -- the log -------------------------------------------------------------------------------------
+
+
+def test_a_loaded_decision_waits_for_the_high_watermark() -> None:
     rig = Rig()
-    pair = rig.open()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold = True
     rig.end(pair)
+    rig.fail_over(covered=False)
+    assert rig.sent == []
+    begun = rig.init()
+    assert codes(begun) == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
     rig.cover()
-    late = rig.add(pair)
-    late.gone = True
+    assert [(m.commit, m.partitions) for m in rig.sent] == [(True, (A0,))]
+    rig.hold = False
     rig.settle()
-    assert (late.code, rig.state()) == ("", "COMPLETE_COMMIT")
+    assert rig.value().status is Status.COMPLETE_COMMIT
 
 
-def test_ids_at_rest_are_forgotten_after_their_time() -> None:
-    rig = Rig()
-    rig.ready("old")
-    rig.open("open")
-    rig.later(rig.shard.settings.id_expiration_ms - 1)
-    rig.settle()
-    rig.ready("young")
-    rig.later(1)
-    rig.settle()
-    for _ in range(4):
-        rig.shard.expire(2)
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_move_at_every_point_of_a_transaction(version: int) -> None:
+    """Whatever was appended, covered or kept when the coordinator moved: who asks again gets what was asked for."""
+    steps = 3
+    for moved, covered, kept_all, marked in itertools.product(range(steps), *[(False, True)] * 3):
+        rig = Rig()
+        pair = (0, 0)
+        rig.hold_markers = not marked
+        for step in range(steps):
+            rig.hold = step == moved
+            for _ in range(2):
+                if step == 0:
+                    answers = rig.init()
+                elif step == 1:
+                    answers = rig.add(pair, A0, B0, version=version)
+                else:
+                    answers = rig.end(pair, version=version)
+                if step != moved or not rig.hold:
+                    break
+                if covered:
+                    rig.cover()
+                rig.fail_over(None if kept_all else rig.log.committed)
+                rig.hold = False
+                rig.hold_markers = False
+                rig.settle()
+            assert codes(answers) == [NONE], (moved, covered, kept_all, step)
+            if step == 0:
+                pair = (answers[0].producer_id, answers[0].producer_epoch)
+        rig.hold_markers = False
         rig.settle()
-    assert "old" not in rig.shard.values
-    assert {"open", "young"} <= set(rig.shard.values)
-    assert ("old", "gone") in rig.states()
-    # It comes back as another producer.
-    assert rig.ready("old")[1] == 0
+        assert rig.value().status is Status.COMPLETE_COMMIT
+        assert {(m.commit, m.partitions) for m in rig.sent} == {(True, (A0, B0))}
+        assert rig.value().producer_epoch == pair[1] + (version == 2)
 
 
-def test_who_asks_while_an_id_dies_gets_a_new_one() -> None:
+def test_what_a_new_coordinator_does_with_each_state() -> None:
     rig = Rig()
-    pair = rig.ready()
-    rig.later(rig.shard.settings.id_expiration_ms)
-    rig.shard.expire(10)
-    rig.shard.expire(10)
-    asked = rig.init()
+    for number, status in enumerate(Status):
+        if status is not Status.DEAD:
+            busy = 1 <= number <= 3
+            partitions = frozenset({A0}) if busy else NO_PARTITIONS
+            rig.put(status.name, TransactionValue(status, 10 + number, 4, 60_000, 5, partitions, 5))
+    rig.put("none", TransactionValue(Status.PREPARE_ABORT, 30, 4, 60_000, 5, NO_PARTITIONS, 5))
+    rig.fail_over()
     rig.settle()
-    assert asked.pair[0] != pair[0]
+    assert {(m.producer_id, m.commit) for m in rig.sent} == {(12, True), (13, False)}
+    assert {name: value.status.label for name, value in rig.shard.values()} == {
+        "EMPTY": "Empty",
+        "ONGOING": "Ongoing",
+        "PREPARE_COMMIT": "CompleteCommit",
+        "PREPARE_ABORT": "CompleteAbort",
+        "COMPLETE_COMMIT": "CompleteCommit",
+        "COMPLETE_ABORT": "CompleteAbort",
+        "none": "CompleteAbort",
+    }
 
 
-def test_no_more_wait_than_may() -> None:
+def test_the_last_record_of_an_id_counts_and_damage_is_said() -> None:
     rig = Rig()
-    pair = rig.open()
+    empty = TransactionValue(Status.EMPTY, 10, 0, 60_000, 5)
+    for epoch in range(3):
+        rig.put("t", empty._replace(producer_epoch=epoch))
+    rig.fail_over()
+    assert rig.value().producer_epoch == 2
+    rig.shard.close()
+    rig.shard = rig.make_shard()
+    for data in (b"", b"\x00\x01\x00", b"\x00\x07"):
+        with pytest.raises(Malformed):
+            rig.shard.replay(put_key("t"), data)
+    rig.shard.replay(b"\x00\x05xx", b"")  # another kind of record
+    assert rig.shard.id_count == 0
+
+
+def test_two_ids_with_one_producer_id_end_one_after_the_other() -> None:
+    """Only a damaged log has them; the first of them waited for ever."""
+    rig = Rig()
+    decided = TransactionValue(Status.PREPARE_COMMIT, 9, 4, 60_000, 5, frozenset({A0}), 5)
+    for name in ("t", "u", "v"):
+        rig.put(name, decided)
+    rig.fail_over()
+    assert len(rig.due) == 1
+    rig.settle()
+    assert {value.status for _, value in rig.shard.values()} == {Status.COMPLETE_COMMIT}
+    assert len(rig.sent) == 3
+
+
+def test_all_in_flight_is_sent_away_when_leadership_ends() -> None:
+    rig = Rig()
+    pair, other = rig.producer(), rig.producer("u")
+    rig.ids_gone = True
+    waiting_id = rig.init("new")
+    rig.ids_gone = False
+    rig.hold = True
+    added = rig.add(pair, A0)
+    held = rig.end(pair)
+    doubt = rig.end((other[0], 9), name="u")
+    undecided: list[Answer] = []
+    rig.shard.add("u", Add(*other, frozenset({A0}), 2), undecided.append)
+    rig.shard.fenced()
+    assert codes(waiting_id, added, held, doubt, undecided) == [GONE] * 5
+    rig.shard.end_turn()
+    rig.log.advance(len(rig.log.batches))
+    assert codes(rig.init(), rig.end(pair)) == [GONE, GONE]
+    assert rig.shard.closed
+
+
+def test_records_have_no_tags_before_transaction_version_1_but_what_must_not_be_lost() -> None:
+    rig = Rig(version=0)
+    rig.producer()
+    assert rig.log.batches[-1][0].value is not None
+    assert rig.log.batches[-1][0].value[:2] == b"\x00\x00"
+    rig.put(
+        "t", TransactionValue(Status.PREPARE_COMMIT, 1_001, 32_767, 1, 5, frozenset({A0}), 5, 1_001, 2_000, 2)
+    )
+    rig.hold_markers = True
+    rig.fail_over()
+    assert codes(rig.verify((1, 1), A0)) == [UNKNOWN]  # writes a barrier
+    rig.hold_markers = False
+    rig.fail_over()
+    rig.settle()
+    assert (rig.value().producer_id, rig.value().producer_epoch) == (2_000, 0)
+
+
+def test_ids_at_rest_are_small() -> None:
+    """Not a bound on the byte: what an id keeps does not grow with what it has done."""
+    rig = Rig()
+    pair = rig.producer()
+    for epoch in range(5):
+        rig.add((pair[0], epoch), A0, B0)
+        rig.end((pair[0], epoch))
+    entry = rig.shard._ids["t"]
+    assert (entry.pending, entry.waiting, entry.timer) == (None, None, None)
+    assert rig.value().partitions is NO_PARTITIONS
+
+
+# -- mistakes that Kafka has made -----------------------------------------------------------------
+
+
+def test_kafka_16570_who_fences_is_not_told_to_come_back() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    (answer,) = rig.init()
+    assert answer.error is NONE
+    assert answer.producer_id == pair[0]
+    assert [m.commit for m in rig.sent] == [False]
+    assert rig.shard.fenced_count == 1
+    assert codes(rig.end(pair)) == [FENCED]
+    # Where the markers take longer than that it is told so, and is the only one who may come back.
+    rig.add((answer.producer_id, answer.producer_epoch), A0)
+    rig.hold_markers = True
+    fencing = rig.init()
+    rig.pass_ms(HOLD_INIT_MS)
+    assert codes(fencing) == [BUSY]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_kafka_19367_one_epoch_for_the_abort_and_one_for_the_producer(version: int) -> None:
+    rig = Rig(version=version)
+    pair = rig.producer()
+    rig.add(pair, A0)
+    assert rig.init()[0].producer_epoch == 2
+    assert rig.sent[0].producer_epoch == 1
+
+
+def test_kafka_19999_a_marker_that_is_said_to_be_done_twice_ends_one_transaction() -> None:
+    """A coordinator that comes back sends markers again; whoever has a newer epoch says that it is done."""
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0, A1)
+    rig.hold_markers = True
     rig.end(pair)
-    rig.cover()
-    most = rig.shard.settings.held_max
-    waiting = [rig.add(pair) for _ in range(most)]
-    assert rig.add(pair).code == BUSY
-    assert {each.code for each in waiting} == {""}
-    rig.settle()
-    assert {each.code for each in waiting} == {"NONE"}
+    rig.shard.markers_written(pair[0], 1, [A0])
+    rig.fail_over()
+    assert rig.sent[-1].partitions == (A0, A1)
+    for _ in range(2):
+        rig.shard.markers_written(pair[0], 1, [A0, A1])
+        rig.settle()
+    assert rig.value().status is Status.COMPLETE_COMMIT
+    rig.hold_markers = False
+    assert codes(rig.add((pair[0], 1), A0)) == [NONE]
 
 
-def test_bad_records_are_counted_and_passed_over() -> None:
-    good = Record(put_key("a"), put_value(TransactionValue(7, 0, 1)))
-    rig = Rig([Record(b"\0", b""), good, Record(put_key("b"), b"\0\7"), Record(b"\0\1\0\0", b"")])
-    assert set(rig.shard.values) == {"a"}
-    assert rig.shard.bad_records == 2
-
-
-def test_before_it_is_read_it_answers_nobody() -> None:
+def test_kafka_20090_and_20310_the_last_epoch_is_left_across_a_move() -> None:
     rig = Rig()
-    rig.shard.is_serving = False
-    told: list[dict[tuple[str, int], ErrorCode]] = []
-    rig.shard.verify("id", (1, 0), HERE, told.append)
-    assert told == [{("t", 0): ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}]
-    assert rig.init().code == "COORDINATOR_LOAD_IN_PROGRESS"
+    rig.put("t", TransactionValue(Status.EMPTY, 50, 32_766, TIMEOUT_MS, 5))
+    rig.fail_over()
+    pair = (50, 32_766)
+    assert codes(rig.add(pair, A0)) == [NONE]
+    rig.hold_markers = True
+    (answer,) = rig.end(pair)
+    assert (answer.error, answer.producer_epoch) == (NONE, 0)
+    rig.fail_over()
+    assert (rig.sent[-1].producer_id, rig.sent[-1].producer_epoch) == (50, 32_767)
+    repeated = rig.end(pair)
+    rig.hold_markers = False
+    rig.settle()
+    assert repeated == [answer]
+    rig.fail_over()
+    assert rig.end(pair) == [answer]
+    new_pair = (answer.producer_id, 0)
+    assert codes(rig.add(new_pair, A0), rig.end(new_pair)) == [NONE, NONE]
 
 
-# -- at random --------------------------------------------------------------------------------
-
-
-class Life:
-    """Producers of a few ids, a coordinator that moves, a log that refuses, markers that take their time."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.rig = Rig()
-        self.pairs: dict[str, tuple[int, int]] = {}
-        self.asked: list[tuple[str, str, Asked]] = []
-        self.decided: dict[tuple[str, int, int], bool] = {}
-        """Commit or not, by id and marker's epoch: as covered records say."""
-        self.seen = 0
-        self.acknowledged: set[tuple[str, int, int, bool]] = set()
-
-    def step(self) -> None:
-        rng, rig = self.rng, self.rig
-        name = rng.choice("abc")
-        pair = self.pairs.get(name, (-1, -1))
-        version = 2 if name == "a" else 0
-        match rng.randrange(9):
-            case 0:
-                known = pair if rng.random() < 0.5 else (-1, -1)
-                self.asked.append(("init", name, rig.init(name, *known)))
-            case 1 | 2:
-                what = frozenset({("t", rng.randrange(4))})
-                self.asked.append(("add", name, rig.add(pair, what, name, version)))
-            case 3 | 4:
-                ended = rig.end(pair, commits=rng.random() < 0.6, name=name, version=version)
-                self.asked.append(("end", name, ended))
-            case 5:
-                rig.later(rng.choice([1, 50, HOLD_MS, 61_000]))
-            case 6:
-                self.some_markers()
-            case 7:
-                rig.refuses = rng.choice([ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NOT_ENOUGH_REPLICAS])
-            case 8 if rng.random() < 0.2:
-                self.move()
-        if rng.random() < 0.5:
-            self.rig.turn()
-        if rng.random() < 0.5 and self.rig.appended:
-            self.rig.cover(rng.randint(1, len(self.rig.appended)))
-        self.look()
-
-    def some_markers(self) -> None:
-        self.rng.shuffle(self.rig.markers)
-        for _ in range(self.rng.randrange(3)):
-            if self.rig.markers:
-                due = self.rig.markers.pop()
-                self.rig.shard.markers_done(due.transactional_id, due.producer_id, due.epoch)
-
-    def move(self) -> None:
-        """Of what was appended any prefix may have been safe."""
-        safe = self.rng.randint(0, len(self.rig.appended))
-        for records, _ in self.rig.appended[:safe]:
-            self.rig.log += records
-        self.rig = self.rig.moved()
-        self.look()
-
-    def look(self) -> None:
-        rig = self.rig
-        for (name, _), (_, value) in zip(rig.states()[self.seen :], rig.log[self.seen :], strict=True):
-            self.on_record(str(name), value)
-        self.seen = len(rig.log)
-        for due in rig.markers:
-            key = due.transactional_id, due.producer_id, due.epoch
-            assert self.decided.get(key) is due.commits, "a marker without its decision, or against it"
-        for kind, name, asked in [each for each in self.asked if each[2].answers]:
-            if asked.code == "NONE" and kind in ("init", "end"):
-                self.pairs[name] = max(self.pairs.get(name, (-1, -1)), asked.pair)
-        self.asked = [each for each in self.asked if not each[2].answers]
-
-    def on_record(self, name: str, data: bytes | None) -> None:
-        if data is None:
-            return
-        value = read_value(data)
-        if value.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
-            key = name, value.producer_id, value.producer_epoch
-            # A producer that keeps its epoch ends many transactions with it; the last decision counts.
-            self.decided[key] = value.state is State.PREPARE_COMMIT
-
-    def end(self) -> None:
-        """Everything heals: every question has its answer, every transaction its end."""
-        self.rig.refuses = ErrorCode.NONE
-        for _ in range(3):
-            self.rig.settle()
-            self.rig.later(70_000)
-        self.rig.settle()
-        self.look()
-        assert not self.asked, self.asked
-        at_rest = {State.EMPTY, State.COMPLETE_ABORT, State.COMPLETE_COMMIT}
-        assert {value.state for value in self.rig.shard.values.values()} <= at_rest
-        assert self.rig.shard.held_count == 0
-        epochs: dict[tuple[str, int], int] = {}
-        for key, data in self.rig.log:
-            if data is not None:
-                value, name = read_value(data), str(read_key(key))
-                assert value.producer_epoch >= epochs.get((name, value.producer_id), -1), "an epoch fell"
-                epochs[name, value.producer_id] = value.producer_epoch
-        # What is in the log is what is known.
-        again = Rig(self.rig.log, now_ms=self.rig.now_ms)
-        assert again.shard.values == self.rig.shard.values
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens(seed: int) -> None:
-    life = Life(seed)
-    for _ in range(200):
-        life.step()
-    life.end()
+def test_a_repeated_beginning_is_known_after_a_move() -> None:
+    """KIP-360; Kafka keeps the last epoch in memory alone, and ends such a client."""
+    rig = Rig()
+    pair = rig.producer()
+    (answer,) = rig.init(producer_id=pair[0], producer_epoch=pair[1])
+    assert answer.producer_epoch == 1
+    rig.fail_over()
+    assert rig.init(producer_id=pair[0], producer_epoch=pair[1]) == [answer]

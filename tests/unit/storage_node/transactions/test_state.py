@@ -1,331 +1,356 @@
-"""One transactional id: the tables of each request, by state and by TV, and what Kafka once got wrong."""
+"""One transactional id: every request in every state with every epoch, against the tables written out a second time."""
 
 from __future__ import annotations
 
-from itertools import product
+import itertools
+from typing import Any
 
 import pytest
 
 from penstock_core.errors import ErrorCode
-from penstock_storage_node.transactions import state as st
-from penstock_storage_node.transactions.records import Partitions, State, TransactionValue
-from penstock_storage_node.transactions.state import Answer, Change, End, Init, Refusal, Verdict
+from penstock_storage_node.transactions import state
+from penstock_storage_node.transactions.records import NO_PARTITIONS, Status, TransactionValue
+from penstock_storage_node.transactions.state import (
+    Add,
+    Answer,
+    Begin,
+    End,
+    Init,
+    NeedId,
+    Outcome,
+    Server,
+    Verify,
+    Wait,
+    decide,
+)
+from unit.storage_node.transactions.transaction_rig import A0, A1, B0
 
-NOW_MS = 1_000_000
-PID, LAST_PID, FRESH_PID = 500, 499, 900
-HERE = frozenset({("t", 0)})
-MORE = frozenset({("t", 1)})
-OPEN_STATES = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
-ALL = tuple(State)
-
-
-def value(state: State, epoch: int = 5, last: int = -1, previous: int = -1) -> TransactionValue:
-    return TransactionValue(
-        PID,
-        epoch,
-        60_000,
-        state,
-        HERE if state in OPEN_STATES else frozenset(),
-        update_ms=900_000,
-        start_ms=-1 if state is State.EMPTY else 800_000,
-        previous_producer_id=previous,
-        last_epoch=last,
-    )
-
-
-def told(verdict: Verdict) -> object:
-    """In short: a code, a pair, "needs id", or (new state, new epoch, reply)."""
-    if isinstance(verdict, Refusal):
-        return verdict.code.name
-    if isinstance(verdict, Answer):
-        return verdict.producer_id, verdict.epoch
-    if isinstance(verdict, Change):
-        return verdict.value.state.name, verdict.value.producer_epoch, told(verdict.reply)
-    return "needs id"
+PID, PREVIOUS, OTHER, NEW = 100, 90, 55, 777
+EPOCHS = (0, 1, 5, 6, 32_765, 32_766, 32_767)
+ASKED = (-1, 0, 1, 4, 5, 6, 7, 32_764, 32_765, 32_766, 32_767)
+THERE = frozenset({A0, A1})
+NOW_MS, BEGAN_MS = 5_000, 3_000
+STATES = tuple(status for status in Status if status is not Status.DEAD)
+BUSY = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT)
+UNKNOWN, FENCED, BAD = (
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_TXN_STATE,
+)
 
 
-# -- InitProducerId --------------------------------------------------------------------------
+def value_of(status: Status, epoch: int = 5, **changes: Any) -> TransactionValue:
+    """An id in some state."""
+    partitions = THERE if status in BUSY else NO_PARTITIONS
+    start_ms = -1 if status is Status.EMPTY else BEGAN_MS
+    made = TransactionValue(status, PID, epoch, 60_000, 4_000, partitions, start_ms, PREVIOUS)
+    return made._replace(**changes)
 
 
-def init(old: TransactionValue | None, request: Init, fresh: int | None = None, server: int = 2) -> Verdict:
-    return st.init_producer_id(old, request, NOW_MS, server, fresh)
+def seen(outcome: Outcome) -> tuple[Any, ...]:
+    """An outcome, short enough to be compared with a row of a table."""
+    if isinstance(outcome, Answer):
+        return ("told", outcome.error, outcome.producer_id, outcome.producer_epoch)
+    if isinstance(outcome, Begin):
+        value, answer = outcome
+        told = None if answer is None else (answer.producer_id, answer.producer_epoch)
+        return (
+            "begin",
+            value.status,
+            value.producer_id,
+            value.producer_epoch,
+            value.next_id,
+            value.last_epoch,
+            told,
+        )
+    return ("wait",) if isinstance(outcome, Wait) else ("id",)
 
 
-def test_a_new_id() -> None:
-    assert told(init(None, Init(1))) == "needs id"
-    assert told(init(None, Init(1), FRESH_PID)) == ("EMPTY", 0, (FRESH_PID, 0))
-    # One that was forgotten here: whatever the producer says of itself, it gets a new producer id.
-    assert told(init(None, Init(1, PID, 7), FRESH_PID)) == ("EMPTY", 0, (FRESH_PID, 0))
+def told(error: ErrorCode, pid: int = -1, epoch: int = -1) -> tuple[Any, ...]:
+    return ("told", error, pid, epoch)
 
 
-@pytest.mark.parametrize("state", st.AT_REST)
-def test_at_rest_the_epoch_rises(state: State) -> None:
-    found = init(value(state), Init(1234))
-    assert told(found) == ("EMPTY", 6, (PID, 6))
-    assert isinstance(found, Change)
-    assert (found.value.timeout_ms, found.value.last_epoch, found.value.start_ms) == (1234, -1, -1)
-    said = init(value(state), Init(1, PID, 5))
-    assert told(said) == ("EMPTY", 6, (PID, 6))
-    assert isinstance(said, Change)
-    # Its answer was lost, it asks again: the same pair (KIP-360). A third one was there meanwhile: fenced.
-    assert told(init(said.value, Init(1, PID, 5))) == ("EMPTY", 6, (PID, 6))
-    other = init(said.value, Init(1))
-    assert isinstance(other, Change)
-    assert told(init(other.value, Init(1, PID, 5))) == "PRODUCER_FENCED"
+# -- the second writing of the tables -------------------------------------------------------------
+
+# By state: what an EndTxn of equal epoch does, and one of the epoch before; (commit, abort).
+TV1 = {
+    "EMPTY": ("48", "48"),
+    "ONGOING": ("commit", "abort"),
+    "PREPARE_COMMIT": ("51", "48"),
+    "PREPARE_ABORT": ("48", "51"),
+    "COMPLETE_COMMIT": ("0", "48"),
+    "COMPLETE_ABORT": ("48", "0"),
+}
+TV2_EQUAL = {
+    "EMPTY": ("48", "abort"),
+    "ONGOING": ("commit", "abort"),
+    "PREPARE_COMMIT": ("90", "90"),
+    "PREPARE_ABORT": ("90", "90"),
+    "COMPLETE_COMMIT": ("48", "abort"),
+    "COMPLETE_ABORT": ("48", "abort"),
+}
+TV2_BEFORE = {
+    "EMPTY": ("90", "90"),
+    "ONGOING": ("90", "90"),
+    "PREPARE_COMMIT": ("51", "48"),
+    "PREPARE_ABORT": ("48", "51"),
+    "COMPLETE_COMMIT": ("0", "48"),
+    "COMPLETE_ABORT": ("48", "0"),
+}
+PREPARE = {"commit": Status.PREPARE_COMMIT, "abort": Status.PREPARE_ABORT}
 
 
-@pytest.mark.parametrize("state", ALL)
-def test_another_producer_is_fenced_in_every_state(state: State) -> None:
-    assert told(init(value(state), Init(1, PID + 1, 5))) == "PRODUCER_FENCED"
-    if state in st.AT_REST:
-        assert told(init(value(state), Init(1, PID, 4))) == "PRODUCER_FENCED"
+def end_by_table(
+    status: Status, epoch: int, pending: bool, pid: int, asked: int, commit: bool, version: int
+) -> tuple[Any, ...]:
+    """EndTxn, as the guide has it."""
+    if version < 2:
+        if pid != PID:
+            return told(UNKNOWN)
+        if asked != epoch:
+            return told(FENCED)
+        if pending:
+            return ("wait",)
+        row = TV1[status.name][not commit]
+        if row in PREPARE:
+            return ("begin", PREPARE[row], PID, epoch, -1, -1, (PID, epoch))
+    else:
+        if pending:
+            return ("wait",)
+        overflowed = pid == PREVIOUS and asked == 32_766 and epoch == 0
+        if pid != PID and not overflowed:
+            return told(UNKNOWN)
+        if epoch == 32_767 and asked == 32_766:
+            return told(FENCED)  # no producer is told the last epoch
+        if overflowed or asked == epoch - 1:
+            row = TV2_BEFORE[status.name][not commit]
+            if overflowed and row in ("51", "48") and status.name.startswith("PREPARE"):
+                return ("wait",) if row == "51" else told(BAD)
+        elif asked == epoch:
+            row = TV2_EQUAL[status.name][not commit]
+        else:
+            return told(FENCED)
+        if row in PREPARE:
+            if epoch >= 32_766:
+                return ("begin", PREPARE[row], PID, 32_767, NEW, epoch, (NEW, 0))
+            return ("begin", PREPARE[row], PID, epoch + 1, -1, epoch, (PID, epoch + 1))
+    if row == "51":
+        return ("wait",)
+    return told(ErrorCode.NONE, PID, epoch) if row == "0" else told(ErrorCode(int(row)))
 
 
-@pytest.mark.parametrize("state", st.PREPARED)
-def test_a_decided_transaction_comes_first(state: State) -> None:
-    assert told(init(value(state), Init(1))) == "CONCURRENT_TRANSACTIONS"
+def init_by_list(
+    status: Status, epoch: int, last: int, pending: bool, pid: int, asked: int, version: int
+) -> tuple[Any, ...]:
+    """InitProducerId, as the guide has it."""
+    if pending:
+        return ("wait",)
+    given = pid != -1
+    if given and pid != PID and not (pid == PREVIOUS and asked >= 32_766):
+        return told(FENCED)
+    if status.name.startswith("PREPARE"):
+        return ("wait",)
+    if status is Status.ONGOING:
+        up = min(epoch + 1, 32_767)
+        if version < 2:
+            return ("begin", Status.PREPARE_ABORT, PID, up, -1, -1, None)
+        return ("begin", Status.PREPARE_ABORT, PID, up, NEW if epoch >= 32_766 else -1, epoch, None)
+    remembered = epoch if given else -1
+    if not given or asked == epoch:
+        if epoch >= 32_766:
+            return ("begin", Status.EMPTY, NEW, 0, -1, remembered, (NEW, 0))
+        return ("begin", Status.EMPTY, PID, epoch + 1, -1, remembered, (PID, epoch + 1))
+    if asked == last:
+        return ("begin", Status.EMPTY, PID, epoch, -1, last, (PID, epoch))
+    return told(FENCED)
 
 
-@pytest.mark.parametrize(("server", "version"), [(0, 0), (2, 2)])
-def test_an_open_transaction_is_aborted_and_the_epoch_rises_once(server: int, version: int) -> None:
-    # KAFKA-19367: it rose twice.
-    found = init(value(State.ONGOING), Init(1), server=server)
-    assert told(found) == ("PREPARE_ABORT", 6, "CONCURRENT_TRANSACTIONS")
-    assert isinstance(found, Change)
-    assert (found.value.client_version, found.value.partitions) == (version, HERE)
-    done = st.completed(found.value, NOW_MS)
-    assert (done.state, done.producer_epoch) == (State.COMPLETE_ABORT, 6)
-    assert told(init(done, Init(1))) == ("EMPTY", 7, (PID, 7))
-
-
-@pytest.mark.parametrize("epoch", [st.EPOCH_USED_UP, st.EPOCH_MAX])
-def test_used_up_epochs_bring_a_new_producer_id(epoch: int) -> None:
-    # KAFKA-20090: 32767 was never left.
-    old = value(State.COMPLETE_ABORT, epoch)
-    assert told(init(old, Init(1))) == "needs id"
-    assert told(init(old, Init(1), FRESH_PID)) == ("EMPTY", 0, (FRESH_PID, 0))
-    found = init(old, Init(1, PID, epoch), FRESH_PID)
-    assert isinstance(found, Change)
-    assert (found.value.previous_producer_id, found.value.last_epoch) == (PID, epoch)
-    # KAFKA-20310: by the previous id it may repeat that, also after the coordinator moved.
-    assert told(init(found.value, Init(1, PID, epoch))) == ("EMPTY", 0, (FRESH_PID, 0))
-    assert told(init(old, Init(1, PID, epoch - 1), FRESH_PID)) == "PRODUCER_FENCED"
-
-
-def test_a_repetition_near_the_end_draws_no_id() -> None:
-    old = value(State.EMPTY, st.EPOCH_USED_UP, last=st.EPOCH_USED_UP - 1)
-    assert told(init(old, Init(1, PID, st.EPOCH_USED_UP - 1))) == ("EMPTY", 32_766, (PID, 32_766))
-
-
-# -- adding ----------------------------------------------------------------------------------
+# -- all of it ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_adding(version: int) -> None:
-    def add(old: TransactionValue | None, pid: int = PID, epoch: int = 5, what: Partitions = MORE) -> Verdict:
-        return st.add_partitions(old, pid, epoch, what, version, NOW_MS)
-
-    assert told(add(None)) == "INVALID_PRODUCER_ID_MAPPING"
-    for state in ALL:
-        assert told(add(value(state), pid=PID + 1)) == "INVALID_PRODUCER_ID_MAPPING"
-        for epoch in (4, 6):
-            assert told(add(value(state), epoch=epoch)) == "PRODUCER_FENCED"
-    for state in st.PREPARED:
-        assert told(add(value(state))) == "CONCURRENT_TRANSACTIONS"
-    for state in st.AT_REST:
-        begun = add(value(state))
-        assert isinstance(begun, Change)
-        assert (begun.value.state, begun.value.partitions) == (State.ONGOING, MORE)
-        assert (begun.value.start_ms, begun.value.client_version) == (NOW_MS, version)
-    more = add(value(State.ONGOING))
-    assert isinstance(more, Change)
-    assert (more.value.partitions, more.value.start_ms) == (HERE | MORE, 800_000)
-    assert told(add(value(State.ONGOING), what=HERE)) == (PID, 5)
+@pytest.mark.parametrize("status", STATES)
+def test_every_end_of_a_transaction(status: Status, version: int) -> None:
+    for epoch, pending, pid, asked, commit in itertools.product(
+        EPOCHS, (False, True), (PID, PREVIOUS, OTHER), ASKED, (True, False)
+    ):
+        request = End(pid, asked, commit, version)
+        found = decide(value_of(status, epoch), pending, request, Server(NOW_MS, version, NEW))
+        expected = end_by_table(status, epoch, pending, pid, asked, commit, version)
+        assert seen(found) == expected, (epoch, pending, request)
 
 
-def test_verifying_looks_and_changes_nothing() -> None:
-    def ask(old: TransactionValue | None, pid: int = PID, epoch: int = 5) -> dict[tuple[str, int], str]:
-        return {p: c.name for p, c in st.verify(old, pid, epoch, HERE | MORE).items()}
-
-    here, more = ("t", 0), ("t", 1)
-    assert ask(value(State.ONGOING)) == {here: "NONE", more: "TRANSACTION_ABORTABLE"}
-    assert set(ask(None).values()) == {"INVALID_PRODUCER_ID_MAPPING"}
-    assert set(ask(value(State.ONGOING), pid=1).values()) == {"INVALID_PRODUCER_ID_MAPPING"}
-    assert set(ask(value(State.ONGOING), epoch=4).values()) == {"PRODUCER_FENCED"}
-    for state in st.PREPARED:
-        assert set(ask(value(state)).values()) == {"CONCURRENT_TRANSACTIONS"}
-    for state in st.AT_REST:
-        assert set(ask(value(state)).values()) == {"TRANSACTION_ABORTABLE"}
-
-
-# -- ending ----------------------------------------------------------------------------------
-
-SAME, LOWER = "same", "lower"
-FENCED, BUSY, WRONG = "PRODUCER_FENCED", "CONCURRENT_TRANSACTIONS", "INVALID_TXN_STATE"
-C, A = True, False
-TV1 = {
-    (State.EMPTY, C): WRONG,
-    (State.EMPTY, A): WRONG,
-    (State.ONGOING, C): ("PREPARE_COMMIT", 5, (PID, 5)),
-    (State.ONGOING, A): ("PREPARE_ABORT", 5, (PID, 5)),
-    (State.PREPARE_COMMIT, C): BUSY,
-    (State.PREPARE_COMMIT, A): WRONG,
-    (State.PREPARE_ABORT, C): WRONG,
-    (State.PREPARE_ABORT, A): BUSY,
-    (State.COMPLETE_COMMIT, C): (PID, 5),
-    (State.COMPLETE_COMMIT, A): WRONG,
-    (State.COMPLETE_ABORT, C): WRONG,
-    (State.COMPLETE_ABORT, A): (PID, 5),
-}
-EMPTY_ABORT = ("PREPARE_ABORT", 6, (PID, 6))
-TV2 = {
-    (State.EMPTY, C, SAME): WRONG,
-    (State.EMPTY, A, SAME): EMPTY_ABORT,
-    (State.EMPTY, C, LOWER): FENCED,
-    (State.EMPTY, A, LOWER): FENCED,
-    (State.ONGOING, C, SAME): ("PREPARE_COMMIT", 6, (PID, 6)),
-    (State.ONGOING, A, SAME): EMPTY_ABORT,
-    (State.ONGOING, C, LOWER): FENCED,
-    (State.ONGOING, A, LOWER): FENCED,
-    (State.PREPARE_COMMIT, C, SAME): FENCED,
-    (State.PREPARE_COMMIT, A, SAME): FENCED,
-    (State.PREPARE_COMMIT, C, LOWER): BUSY,
-    (State.PREPARE_COMMIT, A, LOWER): WRONG,
-    (State.PREPARE_ABORT, C, SAME): FENCED,
-    (State.PREPARE_ABORT, A, SAME): FENCED,
-    (State.PREPARE_ABORT, C, LOWER): WRONG,
-    (State.PREPARE_ABORT, A, LOWER): BUSY,
-    (State.COMPLETE_COMMIT, C, SAME): WRONG,
-    (State.COMPLETE_COMMIT, A, SAME): EMPTY_ABORT,
-    (State.COMPLETE_COMMIT, C, LOWER): (PID, 5),
-    (State.COMPLETE_COMMIT, A, LOWER): WRONG,
-    (State.COMPLETE_ABORT, C, SAME): WRONG,
-    (State.COMPLETE_ABORT, A, SAME): EMPTY_ABORT,
-    (State.COMPLETE_ABORT, C, LOWER): WRONG,
-    (State.COMPLETE_ABORT, A, LOWER): (PID, 5),
-}
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("status", STATES)
+def test_every_new_beginning(status: Status, version: int) -> None:
+    for epoch, last, pending, (pid, asked) in itertools.product(
+        EPOCHS,
+        (-1, 4, 32_766),
+        (False, True),
+        ((-1, -1), *itertools.product((PID, PREVIOUS, OTHER), ASKED[1:])),
+    ):
+        request = Init(7_000, pid, asked)
+        current = value_of(status, epoch, last_epoch=last)
+        found = decide(current, pending, request, Server(NOW_MS, version, NEW))
+        expected = init_by_list(status, epoch, last, pending, pid, asked, version)
+        assert seen(found) == expected, (epoch, last, pending, request)
+        if isinstance(found, Begin) and found.value.status is Status.EMPTY:
+            assert found.value.timeout_ms == 7_000
+            assert (found.value.start_ms, found.value.previous_id) == (-1, PID)
 
 
-def end(old: TransactionValue | None, request: End, fresh: int | None = None) -> Verdict:
-    return st.end_transaction(old, request, NOW_MS, fresh)
-
-
-@pytest.mark.parametrize(("state", "commits"), list(product(ALL, (C, A))))
-def test_ending_of_a_producer_that_keeps_its_epoch(state: State, commits: bool) -> None:
-    assert told(end(value(state), End(PID, 5, commits))) == TV1[state, commits]
-    assert told(end(value(state), End(PID + 1, 5, commits))) == "INVALID_PRODUCER_ID_MAPPING"
-    for epoch in (4, 6):
-        assert told(end(value(state), End(PID, epoch, commits))) == FENCED
-
-
-@pytest.mark.parametrize(("state", "commits"), list(product(ALL, (C, A))))
-def test_ending_of_a_producer_whose_epoch_rises(state: State, commits: bool) -> None:
-    for said, epoch in ((SAME, 5), (LOWER, 4)):
-        assert told(end(value(state), End(PID, epoch, commits, 2))) == TV2[state, commits, said], said
-    for epoch in (3, 6):
-        assert told(end(value(state), End(PID, epoch, commits, 2))) == FENCED
-    assert told(end(value(state), End(PID + 1, 5, commits, 2))) == "INVALID_PRODUCER_ID_MAPPING"
-    assert told(end(None, End(PID, 5, commits, 2))) == "INVALID_PRODUCER_ID_MAPPING"
-
-
-def test_the_last_epoch_of_a_producer_id() -> None:
-    old = value(State.ONGOING, st.EPOCH_USED_UP)
-    assert told(end(old, End(PID, st.EPOCH_USED_UP, C, 2))) == "needs id"
-    found = end(old, End(PID, st.EPOCH_USED_UP, C, 2), FRESH_PID)
-    # Its markers have 32767, its producer goes on with the next id.
-    assert told(found) == ("PREPARE_COMMIT", st.EPOCH_MAX, (FRESH_PID, 0))
-    assert isinstance(found, Change)
-    assert found.value.next_producer_id == FRESH_PID
-    done = st.completed(found.value, NOW_MS)
-    assert (done.producer_id, done.producer_epoch, done.state) == (FRESH_PID, 0, State.COMPLETE_COMMIT)
-    assert (done.previous_producer_id, done.next_producer_id) == (PID, -1)
-    # Its answer was lost: it asks by the pair that it knows.
-    assert told(end(done, End(PID, st.EPOCH_USED_UP, C, 2))) == (FRESH_PID, 0)
-    assert told(end(done, End(PID, st.EPOCH_USED_UP, A, 2))) == WRONG
-    assert told(end(done, End(PID, st.EPOCH_USED_UP - 1, C, 2))) == "INVALID_PRODUCER_ID_MAPPING"
-    assert told(end(done, End(LAST_PID, st.EPOCH_USED_UP, C, 2))) == "INVALID_PRODUCER_ID_MAPPING"
-
-
-@pytest.mark.parametrize("server", [0, 2])
-def test_an_abort_by_the_server_at_the_last_epoch(server: int) -> None:
-    old = value(State.ONGOING, st.EPOCH_USED_UP)
-    found = st.abort_in_its_place(old, NOW_MS, server, FRESH_PID)
-    assert isinstance(found, Change)
-    assert found.value.producer_epoch == st.EPOCH_MAX
-    done = st.completed(found.value, NOW_MS)
-    pair = (FRESH_PID, 0) if server else (PID, st.EPOCH_MAX)
-    assert (done.producer_id, done.producer_epoch) == pair
-    # Whoever asks next has an epoch that nobody had before.
-    after = init(done, Init(1), FRESH_PID + 1, server=server)
-    assert told(after) == (("EMPTY", 1, (FRESH_PID, 1)) if server else ("EMPTY", 0, (FRESH_PID + 1, 0)))
-
-
-def test_what_is_aborted_empty_begins_and_ends_now() -> None:
-    found = end(value(State.COMPLETE_COMMIT), End(PID, 5, A, 2))
-    assert isinstance(found, Change)
-    assert (found.value.start_ms, found.value.partitions) == (NOW_MS, frozenset())
-
-
-def test_expiry_is_of_ids_at_rest() -> None:
-    for state in ALL:
-        assert st.is_expired(value(state), 900_100, 100) == (state in st.AT_REST)
-        assert not st.is_expired(value(state), 900_099, 100)
-
-
-# -- all that can follow ----------------------------------------------------------------------
-
-
-def steps(old: TransactionValue) -> list[tuple[str, Verdict]]:
-    """Every request that two producers, one of them fenced perhaps, can send now."""
-    found: list[tuple[str, Verdict]] = []
-    for epoch in {old.producer_epoch, max(old.producer_epoch - 1, 0), old.last_epoch}:
-        for tv in (0, 2):
-            for commits in (C, A):
-                found.append((f"end {epoch}", end(old, End(old.producer_id, epoch, commits, tv), FRESH_PID)))
-            found.append(("add", st.add_partitions(old, old.producer_id, epoch, HERE, tv, NOW_MS)))
-        for pid in (old.producer_id, old.previous_producer_id):
-            found.append(
-                ("init", init(old, Init(1, pid, epoch) if min(pid, epoch) >= 0 else Init(1), FRESH_PID))
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("status", STATES)
+def test_every_addition_and_verification(status: Status, version: int) -> None:
+    decided = status.name.startswith("PREPARE")
+    there = THERE if status in BUSY else NO_PARTITIONS
+    for epoch, pending, pid, asked, partitions in itertools.product(
+        EPOCHS, (False, True), (PID, PREVIOUS, OTHER), ASKED, ({A0}, {A0, B0}, {B0})
+    ):
+        wanted = frozenset(partitions)
+        server = Server(NOW_MS, version)
+        current = value_of(status, epoch)
+        added = decide(current, pending, Add(pid, asked, wanted, version), server)
+        verified = decide(current, pending, Verify(pid, asked, wanted), server)
+        wrong = told(UNKNOWN) if pid != PID else told(FENCED) if asked != epoch else None
+        if pending:
+            assert added == Wait()
+        elif wrong is not None:
+            assert seen(added) == wrong
+        elif decided:
+            assert added == Wait()
+        elif wanted <= there:
+            assert added == Answer()
+        else:
+            assert isinstance(added, Begin)
+            assert added.answer == Answer()
+            assert added.value == current._replace(
+                status=Status.ONGOING,
+                partitions=there | wanted,
+                start_ms=BEGAN_MS if status is Status.ONGOING else NOW_MS,
+                update_ms=NOW_MS,
+                previous_id=PID,
+                client_version=version,
             )
-    if old.state is State.ONGOING:
-        found.append(("timeout", st.abort_in_its_place(old, NOW_MS, 2, FRESH_PID)))
-    return found
+        # What is pending is not looked at.
+        if wrong is not None:
+            assert seen(verified) == wrong
+        elif decided:
+            assert verified == Wait()
+        elif wanted <= there:
+            assert verified == Answer()
+        else:
+            assert verified == Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=wanted - there)
 
 
-ALLOWED = {
-    State.EMPTY: {State.EMPTY, State.ONGOING, State.PREPARE_ABORT},
-    State.ONGOING: {State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT},
-    State.PREPARE_COMMIT: {State.COMPLETE_COMMIT},
-    State.PREPARE_ABORT: {State.COMPLETE_ABORT},
-    State.COMPLETE_COMMIT: {State.EMPTY, State.ONGOING, State.PREPARE_ABORT},
-    State.COMPLETE_ABORT: {State.EMPTY, State.ONGOING, State.PREPARE_ABORT},
-}
+@pytest.mark.parametrize("pending", [False, True])
+def test_an_id_that_nobody_knows(pending: bool) -> None:
+    server = Server(NOW_MS, 2, NEW)
+    for request in (Add(PID, 0, THERE), End(PID, 0, True), End(PID, 0, True, 2)):
+        found = decide(None, pending, request, server)
+        assert found == (Wait() if pending else Answer(UNKNOWN))
+    assert decide(None, pending, Verify(PID, 0, THERE), server) == Answer(UNKNOWN)
+    for init in (Init(7_000), Init(7_000, OTHER, 3)):
+        found = decide(None, pending, init, server)
+        fresh = TransactionValue(Status.EMPTY, NEW, 0, 7_000, NOW_MS, previous_id=NEW)
+        assert found == (Wait() if pending else Begin(fresh, Answer(ErrorCode.NONE, NEW, 0)))
+    assert decide(None, False, Init(7_000), Server(NOW_MS, 2)) == NeedId()
 
 
-@pytest.mark.parametrize("first_epoch", [0, st.EPOCH_USED_UP - 2])
-def test_whatever_is_asked_in_whatever_order(first_epoch: int) -> None:
-    """Six steps deep: only allowed transitions, epochs never fall within a producer id, nothing above the last one."""
-    seen: set[TransactionValue] = set()
-    front = {value(State.EMPTY, first_epoch)}
-    for _ in range(6):
-        following: set[TransactionValue] = set()
-        for old in front:
-            news = [v.value for _, v in steps(old) if isinstance(v, Change)]
-            if old.state in st.PREPARED:
-                assert not news, old
-                news = [st.completed(old, NOW_MS)]
-            for new in news:
-                assert new.state in ALLOWED[old.state], (old, new)
-                if new.producer_id == old.producer_id:
-                    assert new.producer_epoch >= old.producer_epoch
-                else:
-                    assert (new.producer_id, new.producer_epoch) == (FRESH_PID, 0)
-                    assert old.producer_epoch >= st.EPOCH_USED_UP
-                assert new.producer_epoch <= st.EPOCH_MAX
-                assert bool(new.partitions) <= (new.state in OPEN_STATES)
-                if new not in seen:
-                    seen.add(new)
-                    following.add(new)
-        front = following
-    assert len(seen) > 30
-    assert ErrorCode.NONE not in {v.code for old in seen for _, v in steps(old) if isinstance(v, Refusal)}
+def test_no_transition_leaves_the_table_of_states_and_no_epoch_falls() -> None:
+    requests: list[state.Request] = [
+        *(Init(1, pid, epoch) for pid, epoch in ((-1, -1), (PID, 5), (PID, 32_766), (PREVIOUS, 32_766))),
+        *(Add(PID, epoch, frozenset({B0})) for epoch in EPOCHS),
+        *(End(PID, epoch, commit, tv) for epoch in ASKED for commit in (True, False) for tv in (0, 2)),
+    ]
+    for status, epoch, version, request in itertools.product(STATES, EPOCHS, (0, 2), requests):
+        current = value_of(status, epoch, last_epoch=4)
+        found = decide(current, False, request, Server(NOW_MS, version, NEW))
+        if not isinstance(found, Begin):
+            continue
+        value = found.value
+        assert status in state.PREVIOUS[value.status]
+        assert value.producer_id != PID or value.producer_epoch >= epoch
+        if value.status.is_decided:
+            after = state.completed(value, NOW_MS + 1)
+            assert value.status in state.PREVIOUS[after.status]
+            assert after.partitions == NO_PARTITIONS and after.next_id == -1
+            assert (after.producer_id, after.producer_epoch) == (
+                (NEW, 0) if value.next_id == NEW else (PID, value.producer_epoch)
+            )
+            assert after.previous_id == PID
+
+
+def test_who_needs_an_id_gets_none_by_itself() -> None:
+    exhausted = value_of(Status.ONGOING, 32_766)
+    server = Server(NOW_MS, 2)
+    for commit in (True, False):
+        assert decide(exhausted, False, End(PID, 32_766, commit, 2), server) == NeedId()
+    assert decide(exhausted, False, Init(1), server) == NeedId()
+    at_rest = exhausted._replace(status=Status.EMPTY, partitions=NO_PARTITIONS)
+    assert decide(at_rest, False, Init(1), server) == NeedId()
+    assert not isinstance(decide(exhausted, False, End(PID, 32_766, True), server), NeedId)
+
+
+def test_a_transaction_of_nothing_begins_when_it_is_aborted() -> None:
+    """TV2: a client that wrote nothing may abort all the same."""
+    for status in (Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):
+        found = decide(value_of(status), False, End(PID, 5, False, 2), Server(NOW_MS, 2))
+        assert isinstance(found, Begin)
+        assert (found.value.start_ms, found.value.partitions) == (NOW_MS, NO_PARTITIONS)
+
+
+def test_ids_expire_at_rest_only() -> None:
+    for status in STATES:
+        value = value_of(status)
+        assert state.is_expired(value, 4_000 + 10, 10) == (status not in BUSY)
+        assert not state.is_expired(value, 4_000 + 9, 10)
+
+
+# -- mistakes that Kafka has made -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_kafka_19367_an_abort_by_the_server_raises_the_epoch_once(version: int) -> None:
+    for client_version in (0, 2):
+        current = value_of(Status.ONGOING, client_version=client_version)
+        value = state.fenced(current, Server(NOW_MS, version))
+        assert isinstance(value, TransactionValue)
+        assert value.producer_epoch == 6
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_kafka_20090_epoch_32767_is_left(version: int) -> None:
+    """A directory of Kafka's may have a transaction with that epoch."""
+    server = Server(NOW_MS, version, NEW)
+    value = state.fenced(value_of(Status.ONGOING, 32_767), server)
+    assert isinstance(value, TransactionValue)
+    assert value.producer_epoch == 32_767
+    after = state.completed(value, NOW_MS)
+    found = decide(after, False, Init(1), server._replace(new_id=NEW + 1))
+    assert isinstance(found, Begin)
+    assert found.value.producer_id > PID
+    assert found.value.producer_epoch <= 1
+
+
+def test_kafka_20310_the_pair_after_the_last_epoch_is_found_again() -> None:
+    server = Server(NOW_MS, 2, NEW)
+    request = End(PID, 32_766, True, 2)
+    found = decide(value_of(Status.ONGOING, 32_766), False, request, server)
+    assert isinstance(found, Begin)
+    assert found.answer == Answer(ErrorCode.NONE, NEW, 0)
+    assert decide(found.value, False, request, server) == Wait()
+    after = state.completed(found.value, NOW_MS)
+    assert decide(after, False, request, server) == Answer(ErrorCode.NONE, NEW, 0)
+    again = decide(after, False, Init(1, PID, 32_766), server)
+    assert isinstance(again, Begin)
+    assert again.answer == Answer(ErrorCode.NONE, NEW, 0)
+
+
+def test_nobody_is_told_the_last_epoch() -> None:
+    """A server of TV1 fences with it; the TV2 client that asks for the same abort must not take it over."""
+    fence = state.fenced(value_of(Status.ONGOING, 32_766), Server(NOW_MS, 1))
+    assert isinstance(fence, TransactionValue)
+    assert fence.producer_epoch == 32_767
+    for current in (fence, state.completed(fence, NOW_MS)):
+        assert decide(current, False, End(PID, 32_766, False, 2), Server(NOW_MS, 1)) == Answer(FENCED)

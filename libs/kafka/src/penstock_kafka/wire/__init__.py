@@ -5,7 +5,7 @@
 `codec`         every message that isn't written by hand, through kio
 `fetch`         Fetch requests and responses, by hand
 `frames`        headers of requests and responses
-`groups`        which partition of `__consumer_offsets` a group belongs to
+`groups`        which partition of `__consumer_offsets` or `__transaction_state` a group or an id belongs to
 `metadata`      Metadata requests and responses, by hand
 `primitives`    reading and writing Kafka's primitive types by hand
 `produce`       Produce requests and responses, by hand

@@ -1,8 +1,9 @@
-"""Which partition of `__consumer_offsets` a group belongs to; its leader is the group's coordinator.
+"""Which partition of `__consumer_offsets` a group belongs to, and of `__transaction_state` a transactional id; its
+leader is the coordinator.
 
-Source: GroupCoordinatorService.partitionFor of Apache Kafka 4.3: `Utils.abs(groupId.hashCode()) %
-partitions`, with Java's hash over UTF-16 units. Clients never compute it, but records that Kafka wrote
-must be found where Kafka would look.
+Source: GroupCoordinatorService.partitionFor and TransactionStateManager.partitionFor of Apache Kafka 4.3:
+`Utils.abs(id.hashCode()) % partitions`, with Java's hash over UTF-16 units. Clients never compute it, but
+records that Kafka wrote must be found where Kafka would look.
 """
 
 from __future__ import annotations
@@ -28,3 +29,8 @@ def group_partition(group_id: str, partition_count: int) -> int:
     """The partition of `OFFSETS_TOPIC` that keeps a group."""
     value = java_hash(group_id)
     return (0 if value == _INT_MIN else abs(value)) % partition_count
+
+
+def transaction_partition(transactional_id: str, partition_count: int) -> int:
+    """The partition of `TRANSACTIONS_TOPIC` that keeps a transactional id."""
+    return group_partition(transactional_id, partition_count)

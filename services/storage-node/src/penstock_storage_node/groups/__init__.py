@@ -11,7 +11,6 @@ shard is composed of a store and of the protocols that work on it; nothing here 
 `records`   The records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them.
 `shard`     One partition of `__consumer_offsets`: owns the parts, and sends each request to the one it is for.
 `store`     The data of a shard, what is passed in, and what is asked of a group of either kind.
-`timers`    Deadlines as data: a queue that says which one rings, for whoever owns the clock.
 
-Imports go one way: host > shard > offsets | consumer > classic > store > holdings | records | timers.
+Imports go one way: host > shard > offsets | consumer > classic > store > holdings | records.
 """

@@ -49,8 +49,8 @@ from penstock_storage_node.groups.store import (
     group_write_error,
     must,
 )
-from penstock_storage_node.groups.timers import Timer
 from penstock_storage_node.settings import GroupSettings
+from penstock_storage_node.timers import Timer
 
 EXPIRY_GROUPS_MAX: Final = 200
 """Groups looked at in one step of the expiry."""

@@ -18,8 +18,8 @@ from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.holdings import NodeHoldings
 from penstock_storage_node.groups.records import OffsetValue, Record
-from penstock_storage_node.groups.timers import Timer, TimerQueue
 from penstock_storage_node.settings import GroupSettings
+from penstock_storage_node.timers import Timer, TimerQueue
 
 ID_LENGTH_MAX: Final = 1_024
 """Characters of a member id, an instance id or a protocol's name."""

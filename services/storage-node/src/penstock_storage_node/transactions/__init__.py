@@ -1,6 +1,11 @@
-"""The transaction coordinator: what decides, without a loop, a clock or a disk.
+"""Transactions: the coordinator of the partitions of `__transaction_state` led here.
 
-`records`   what is written to `__transaction_state`, in Kafka's form
-`shard`     one partition of it: requests that wait, one change of an id after the other, timers, markers that are due
-`state`     what one transactional id may do next
+All of it decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
+
+`effects`  What the coordinator wants done elsewhere: markers to write, and markers to forget.
+`records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
+`shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
+`state`    One transactional id: its states, and the answer to each request in each of them.
+
+Imports go one way: shard > state > records > effects.
 """

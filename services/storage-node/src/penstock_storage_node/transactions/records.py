@@ -1,17 +1,19 @@
 """Records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 
-A key is int16 0 and the transactional id. A value begins with its version: 0 is plain, 1 is flexible and keeps in
-tagged fields what transactions of version 2 (KIP-890) need. One field is ours: tag 1000, the last epoch. Kafka keeps
-that in memory alone, so an InitProducerId with an epoch (KIP-360) that is repeated after the coordinator moved is
-fenced there for no reason; its readers step over tags that they do not know.
+Key: int16 0 and the transactional id. Value: int16 version, 0 or 1; version 1 is flexible and has tagged fields. One
+of them is ours: 1000, the last producer epoch, which Kafka keeps in memory alone. Kafka's readers pass over it.
+No value is a tombstone: the id has expired.
 
-Source: Kafka's schemas TransactionLogKey and TransactionLogValue, TransactionLog.java
-(transaction-coordinator/src/main).
+Source: Kafka's schemas TransactionLogKey and TransactionLogValue, TransactionLog.valueToBytes
+(transaction-coordinator/src/main/resources/common/message).
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from enum import IntEnum
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from penstock_kafka.wire.primitives import (
@@ -25,18 +27,33 @@ from penstock_kafka.wire.primitives import (
     put_string,
     uvarint,
 )
+from penstock_storage_node.transactions.effects import TopicPartitionName
 
-NO_PRODUCER_ID: Final = -1
-NO_EPOCH: Final = -1
-NO_TIME_MS: Final = -1
-LAST_EPOCH_TAG: Final = 1000
+VALUE_VERSION_MAX: Final = 1
+_FLEXIBLE_SINCE: Final = 1
+_KEY_VERSION: Final = 0
 
-Partitions = frozenset[tuple[str, int]]
-"""(topic, partition)s."""
+_TAG_PREVIOUS_ID: Final = 0
+_TAG_NEXT_ID: Final = 1
+_TAG_CLIENT_VERSION: Final = 2
+_TAG_NEXT_EPOCH: Final = 3
+_TAG_LAST_EPOCH: Final = 1000
+_TAGS: Final = {
+    _TAG_PREVIOUS_ID: INT64,
+    _TAG_NEXT_ID: INT64,
+    _TAG_CLIENT_VERSION: INT16,
+    _TAG_NEXT_EPOCH: INT16,
+    _TAG_LAST_EPOCH: INT16,
+}
+_NO_TAGS: Final[dict[int, int]] = {}
+_HEAD: Final = struct.Struct(">qhib")
+"""Producer id and epoch, timeout, state."""
+_TIMES: Final = struct.Struct(">qq")
+"""Of the last update and of the start."""
 
 
-class State(IntEnum):
-    """Of a transactional id, as it is written."""
+class Status(IntEnum):
+    """States of a transactional id, numbered as in records (Kafka: TransactionState)."""
 
     EMPTY = 0
     ONGOING = 1
@@ -44,127 +61,173 @@ class State(IntEnum):
     PREPARE_ABORT = 3
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
+    DEAD = 6
+    """In memory only: it expires."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Its markers are being written."""
+        return self is Status.PREPARE_COMMIT or self is Status.PREPARE_ABORT
+
+    @property
+    def label(self) -> str:
+        """As clients are told (ListTransactions, DescribeTransactions)."""
+        return self.name.title().replace("_", "")
+
+
+_IN_RECORDS: Final = frozenset(Status) - {Status.DEAD}
+_BY_NUMBER: Final = {int(status): status for status in _IN_RECORDS}
+
+Partitions = frozenset[TopicPartitionName]
+NO_PARTITIONS: Final[Partitions] = frozenset()
+
+
+class StateRecord(NamedTuple):
+    """One record to write; `value` None is a tombstone."""
+
+    key: bytes
+    value: bytes | None
 
 
 class TransactionValue(NamedTuple):
-    """All that is kept of one transactional id. Times in ms since 1970."""
+    """A transactional id as it is stored. Times in ms since 1970."""
 
+    status: Status
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    state: State = State.EMPTY
-    partitions: Partitions = frozenset()
-    update_ms: int = NO_TIME_MS
-    start_ms: int = NO_TIME_MS
-    previous_producer_id: int = NO_PRODUCER_ID
-    """Before the present one, whose epochs were used up."""
-    next_producer_id: int = NO_PRODUCER_ID
-    """Of the transaction after this one, whose end uses up the present one's epochs."""
+    update_ms: int
+    partitions: Partitions = NO_PARTITIONS
+    start_ms: int = -1
+    """When the transaction began; -1 without one."""
+    previous_id: int = -1
+    """Producer id before the last transition."""
+    next_id: int = -1
+    """Producer id that comes with the end of this transaction, because the epochs of the present one are used up."""
     client_version: int = 0
-    """Transaction version (`transaction.version`) that the client, or who aborts in its place, goes by: 0 or 2."""
-    last_epoch: int = NO_EPOCH
-    """The epoch before the present one, as far as its producer may say it again."""
+    """`transaction.version` by which the client, or the server for it, did the last transition."""
+    next_epoch: int = -1
+    """Kafka's, unused so far."""
+    last_epoch: int = -1
+    """Producer epoch before the last one that its own producer asked for; -1 when another fenced it."""
 
 
 def put_key(transactional_id: str) -> bytes:
-    """Key of a transactional id."""
-    return INT16.pack(0) + put_string(transactional_id, False)
+    """Key of an id."""
+    return INT16.pack(_KEY_VERSION) + put_string(transactional_id, False)
 
 
 def read_key(data: bytes) -> str | None:
-    """The transactional id, None for a kind of key that is not known. Raises Malformed."""
+    """The transactional id, None for a kind that is not known. Raises Malformed."""
     reader = Reader(data, 0, False)
-    return reader.string() if reader.int16() == 0 else None
+    return reader.string() if reader.int16() == _KEY_VERSION else None
 
 
-def put_value(value: TransactionValue, *, flexible: bool = True) -> bytes:
-    """`flexible`: version 1; version 0, for `transaction.version` 0, keeps none of the tagged fields."""
+def put_value(value: TransactionValue, version: int) -> bytes:
+    """The value, in version 0 (without what is tagged) or 1."""
+    flexible = version >= _FLEXIBLE_SINCE
     out = [
-        INT16.pack(1 if flexible else 0),
+        INT16.pack(version),
         INT64.pack(value.producer_id),
         INT16.pack(value.producer_epoch),
         INT32.pack(value.timeout_ms),
-        INT8.pack(value.state),
-        _put_partitions(value, flexible),
-        INT64.pack(value.update_ms),
-        INT64.pack(value.start_ms),
+        INT8.pack(value.status),
     ]
+    if value.status is Status.EMPTY:
+        out.append(put_count(-1, flexible))
+    else:
+        _put_partitions(out, value.partitions, flexible)
+    out += (INT64.pack(value.update_ms), INT64.pack(value.start_ms))
     if flexible:
-        out.append(_put_tags(value))
+        _put_tags(out, value)
     return b"".join(out)
 
 
-def _put_partitions(value: TransactionValue, flexible: bool) -> bytes:
-    # In Empty there is no list, in the Complete states there is one without items (TransactionLog.valueToBytes).
-    if value.state is State.EMPTY and not value.partitions:
-        return b"\x00" if flexible else INT32.pack(-1)
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(value.partitions):
-        by_topic.setdefault(topic, []).append(partition)
-    end = b"\x00" if flexible else b""
-    out = [put_count(len(by_topic), flexible)]
-    for topic, partitions in by_topic.items():
-        out += (put_string(topic, flexible), put_count(len(partitions), flexible))
-        out += (*(INT32.pack(partition) for partition in partitions), end)
-    return b"".join(out)
+def _put_partitions(out: list[bytes], partitions: Iterable[TopicPartitionName], flexible: bool) -> None:
+    topics = [
+        (topic, [partition for _, partition in rows])
+        for topic, rows in groupby(sorted(partitions), key=lambda row: row[0])
+    ]
+    out.append(put_count(len(topics), flexible))
+    for topic, numbers in topics:
+        out += (put_string(topic, flexible), put_count(len(numbers), flexible))
+        out += (INT32.pack(number) for number in numbers)
+        if flexible:
+            out.append(b"\x00")
 
 
-def _put_tags(value: TransactionValue) -> bytes:
-    tags = []
-    if value.previous_producer_id != NO_PRODUCER_ID:
-        tags.append((0, INT64.pack(value.previous_producer_id)))
-    if value.next_producer_id != NO_PRODUCER_ID:
-        tags.append((1, INT64.pack(value.next_producer_id)))
-    if value.client_version:
-        tags.append((2, INT16.pack(value.client_version)))
-    if value.last_epoch != NO_EPOCH:
-        tags.append((LAST_EPOCH_TAG, INT16.pack(value.last_epoch)))
-    return uvarint(len(tags)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in tags)
+def _put_tags(out: list[bytes], value: TransactionValue) -> None:
+    tags = [
+        (tag, data)
+        for tag, data, is_default in (
+            (_TAG_PREVIOUS_ID, INT64.pack(value.previous_id), value.previous_id == -1),
+            (_TAG_NEXT_ID, INT64.pack(value.next_id), value.next_id == -1),
+            (_TAG_CLIENT_VERSION, INT16.pack(value.client_version), value.client_version == 0),
+            (_TAG_NEXT_EPOCH, INT16.pack(value.next_epoch), value.next_epoch == -1),
+            (_TAG_LAST_EPOCH, INT16.pack(value.last_epoch), value.last_epoch == -1),
+        )
+        if not is_default
+    ]
+    out.append(uvarint(len(tags)))
+    for tag, data in tags:
+        out += (uvarint(tag), uvarint(len(data)), data)
 
 
 def read_value(data: bytes) -> TransactionValue:
-    """Raises Malformed, also for a state that is none and for a version that is not known."""
+    """Raises Malformed, also for what no coordinator would have written."""
     version = INT16.unpack_from(data)[0] if len(data) >= INT16.size else -1
-    if version not in (0, 1):
-        raise Malformed(f"value of version {version}")
-    reader = Reader(data, INT16.size, version == 1)
-    producer_id, epoch, timeout_ms, state = reader.int64(), reader.int16(), reader.int32(), reader.int8()
-    if not State.EMPTY <= state <= State.COMPLETE_ABORT:
-        raise Malformed(f"state {state}")
-    partitions = []
-    for _ in range(reader.nullable_array(3) or 0):
-        topic = reader.string()
-        partitions += [(topic, reader.int32()) for _ in range(reader.array(4))]
-        reader.skip_tags()
-    value = TransactionValue(
+    if not 0 <= version <= VALUE_VERSION_MAX:
+        raise Malformed(f"transaction state of version {version}")
+    reader = Reader(data, INT16.size, version >= _FLEXIBLE_SINCE)
+    producer_id, epoch, timeout_ms, number = reader.unpack(_HEAD)
+    status = _BY_NUMBER.get(number)
+    if status is None:
+        raise Malformed(f"transaction in state {number}")
+    if producer_id < 0 or epoch < 0:
+        raise Malformed(f"transaction of producer {producer_id} with epoch {epoch}")
+    partitions = _read_partitions(reader)
+    if status is Status.EMPTY:
+        partitions = NO_PARTITIONS
+    update_ms, start_ms = reader.unpack(_TIMES)
+    tags = _read_tags(reader) if reader.flexible else _NO_TAGS
+    previous_id = tags.get(_TAG_PREVIOUS_ID, -1)
+    return TransactionValue(
+        status,
         producer_id,
         epoch,
         timeout_ms,
-        State(state),
-        frozenset(partitions),
-        update_ms=reader.int64(),
-        start_ms=reader.int64(),
+        update_ms,
+        partitions,
+        start_ms,
+        producer_id if previous_id == producer_id else previous_id,  # one number in memory, not two
+        tags.get(_TAG_NEXT_ID, -1),
+        tags.get(_TAG_CLIENT_VERSION, 0),
+        tags.get(_TAG_NEXT_EPOCH, -1),
+        tags.get(_TAG_LAST_EPOCH, -1),
     )
-    return value if version == 0 else _read_tags(reader, value)
 
 
-_TAGS: Final = {
-    0: ("previous_producer_id", INT64),
-    1: ("next_producer_id", INT64),
-    2: ("client_version", INT16),
-    LAST_EPOCH_TAG: ("last_epoch", INT16),
-}
+def _read_partitions(reader: Reader) -> Partitions:
+    topics = reader.nullable_array(3)
+    if not topics:
+        return NO_PARTITIONS
+    found: set[TopicPartitionName] = set()
+    for _ in range(topics):
+        topic = reader.string()
+        found.update(TopicPartitionName(topic, reader.int32()) for _ in range(reader.array(4)))
+        reader.skip_tags()
+    return frozenset(found)
 
 
-def _read_tags(reader: Reader, value: TransactionValue) -> TransactionValue:
-    found: dict[str, int] = {}
+def _read_tags(reader: Reader) -> dict[int, int]:
+    found = {}
     for _ in range(reader.uvarint()):
         tag, size = reader.uvarint(), reader.uvarint()
         start = reader.take(size)
-        name, layout = _TAGS.get(tag, ("", INT16))
-        if not name:
+        layout = _TAGS.get(tag)
+        if layout is None:
             continue
-        if size != layout.size:
-            raise Malformed(f"tagged field {tag} of {size} bytes")
-        found[name] = layout.unpack_from(reader.view, start)[0]
-    return TransactionValue(**{**value._asdict(), **found})
+        if size < layout.size:
+            raise Malformed(f"{size} bytes in tagged field {tag} of a transaction")
+        found[tag] = layout.unpack_from(reader.view, start)[0]
+    return found

@@ -1,69 +1,62 @@
 """One partition of `__transaction_state` that this node leads: its transactional ids.
 
-The shell makes a shard, feeds it the records of the log (`replay`), and says `resume` once the high watermark has
-reached the start of its leader epoch: a PREPARE_COMMIT that only this log has may yet be lost, and markers sent for
-it would commit half a transaction. Then it hands over requests, calls `end_turn` after each turn of the loop,
-`tick`s, tells which markers are there (`markers_done`), and `close`s when leadership is lost. Every request is
-answered through its `reply`, once, at once or later.
+The shell makes a shard, feeds it the records of the log (`replay`), says `loaded`, then hands it requests, `tick`s it,
+calls `end_turn` after each turn in which it was asked to (`schedule`), and `close`s it when leadership is lost. Every
+request is answered through the `reply` that comes with it, once, at once or later; who asked and is gone is
+`drop`ped, and nothing is begun for it any more. How long a client waits for a write is the shell's to say.
 
-What holds here:
-
-* One change of an id is under way at a time, from the draw of a producer id until the high watermark covers its
-  record. All that comes for the id meanwhile, or while it is prepared, waits its turn, HOLD_MS at most (an
-  InitProducerId INIT_HOLD_MS); then it is told CONCURRENT_TRANSACTIONS. Clients would sleep 20 to 100 ms on that,
-  which is most of what a transaction takes.
-* Adds that meet in one turn are one change, and all changes of a turn are one batch.
-* A write has no deadline: what was decided stays under way until its fate is known, as in decision 0016.
-* No sentence without a barrier: a deposed coordinator that was not told would fence a producer whose epoch has risen
-  elsewhere. So what is fatal to producers (`SENTENCES`) is told only once a write that was appended after the
-  question is covered.
-* The decision is the covered PREPARE record. Then EndTxn is answered, and its markers are due; never before.
+* **State counts once the high watermark covers it**: a transition is pending from when it is decided until then, and
+  one of an id at a time. Until then nobody is told of it, and no marker is sent.
+* **Hold, don't bounce**: who meets a pending transition or unwritten markers waits for their end, `HOLD_MS` at most
+  (InitProducerId `HOLD_INIT_MS`), then is answered CONCURRENT_TRANSACTIONS. Additions that wait become one transition.
+* **No sentence without a barrier**: what ends a client (`SENTENCES`) is said only when a write that was appended after
+  the question is covered, since a coordinator that was deposed and not told knows old epochs. All questions of a turn
+  share one write: the turn's transitions, or else one record that says again what is said already.
+* All transitions of a turn are one batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
-from penstock_storage_node.groups.timers import Timer, TimerQueue
-from penstock_storage_node.transactions import records as rec
-from penstock_storage_node.transactions.records import Partitions, State, TransactionValue
+from penstock_storage_node.settings import TransactionSettings
+from penstock_storage_node.timers import NEVER_MS, Timer, TimerQueue
+from penstock_storage_node.transactions import state
+from penstock_storage_node.transactions.effects import MarkersDue, MarkersWithdrawn, TopicPartitionName
+from penstock_storage_node.transactions.records import (
+    StateRecord,
+    Status,
+    TransactionValue,
+    put_key,
+    put_value,
+    read_key,
+    read_value,
+)
 from penstock_storage_node.transactions.state import (
-    AT_REST,
-    BUSY,
-    COMPLETE,
-    NEEDS_ID,
-    PREPARED,
-    TRANSACTIONS_V2,
+    Add,
     Answer,
-    Change,
+    Begin,
     End,
     Init,
-    Refusal,
-    Verdict,
-    abort_in_its_place,
-    add_partitions,
-    completed,
-    end_transaction,
-    init_producer_id,
-    is_expired,
-    verify,
+    NeedId,
+    Server,
+    Verify,
+    Wait,
 )
 
 HOLD_MS: Final = 100
-INIT_HOLD_MS: Final = 1_000
-LATE_LEFT_MS: Final = 10_000
-"""The least that is left of a transaction's time after a load: a wall clock that has jumped aborts nothing."""
-RETRY_MS: Final = 1_000
-"""After a write that was refused, to what has to be done all the same."""
-TRANSACTIONAL_ID_BYTES_MAX: Final = 16_384
-NO_TIMEOUT_MS: Final = (1 << 31) - 1
-"""Of a transaction that its producer prepares elsewhere (KIP-939): it has no deadline."""
-
+HOLD_INIT_MS: Final = 1_000
+RETRY_MS: Final = 500
+"""When a transition of the server's own that the log refused is tried again."""
+LOADED_LEFT_MS: Final = 10_000
+"""What a transaction has left at least after a load: then only the wall clock knows its age, and that may jump."""
+EXPIRY_IDS_MAX: Final = 500
+"""Ids looked at in one step of the expiry."""
+ID_BYTES_MAX: Final = 16_384
 SENTENCES: Final = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -74,629 +67,754 @@ SENTENCES: Final = frozenset(
         ErrorCode.TRANSACTION_ABORTABLE,
     }
 )
-"""What ends a producer or its transaction."""
+_PARTITION_BYTES_MAX: Final = 270
+"""What one partition adds to a record at most."""
+_END_BYTES: Final = 128
+"""Room that an addition leaves for the record of the transaction's end."""
 
-_MOVED: Final = frozenset(
-    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.FENCED_LEADER_EPOCH}
-)
-
-Reply = Callable[[Refusal | Answer], None]
 Done = Callable[[ErrorCode], None]
-Alive = Callable[[], bool]
+Reply = Callable[[Answer], None]
+Effect = MarkersDue | MarkersWithdrawn
 
 
-class Record(NamedTuple):
-    """One record to write; `value` None is a tombstone."""
+class Log(Protocol):
+    """The partition that a shard lives in."""
 
-    key: bytes
-    value: bytes | None
+    def append(self, records: Sequence[StateRecord], done: Done) -> None:
+        """Append in one batch, or raise PenstockError, and then nothing was written. `done` is called once, later, and
+        for one batch after the other: with NONE when the high watermark covers it, else leadership is over."""
 
-
-@dataclass(frozen=True, slots=True)
-class MarkersDue:
-    """A decided transaction: a marker belongs into each of its partitions."""
-
-    transactional_id: str
-    producer_id: int
-    epoch: int
-    commits: bool
-    partitions: Partitions
-    version: int
-    """TV, by which leaders check the epoch."""
-
-
-class Ports(Protocol):
-    """What a shard asks of its surroundings."""
-
-    def append(self, records: Sequence[Record], done: Done) -> None:
-        """Append in one batch. Raises PenstockError, and nothing was written; else calls `done` once, later: with NONE
-        when the high watermark covers the records, else with the reason for which that is not known."""
-
-    def draw_id(self, done: Callable[[int | None], None]) -> None:
-        """A producer id that nobody else gets, at once or later; None when none is to be had now."""
-
-    def send_markers(self, due: MarkersDue) -> None:
-        """Have the markers written; `Shard.markers_done` is called once every partition has its own."""
-
-    def clock_ms(self) -> int:
-        """Never goes back."""
-
-    def wall_ms(self) -> int:
-        """ms since 1970."""
-
-    def may_add_id(self) -> bool:
-        """Whether this node may keep another transactional id."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSettings:
-    """Names and defaults are Kafka's."""
-
-    max_timeout_ms: int = 900_000
-    id_expiration_ms: int = 604_800_000
-    server_version: int = TRANSACTIONS_V2
-    """`transaction.version` of the cluster."""
-    held_max: int = 10_000
-    """Requests that wait, of all ids of a shard."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """One that may have to wait. `decide` looks at the committed value, with a fresh producer id or without."""
-
-    decide: Callable[[TransactionValue | None, int | None], Verdict]
-    reply: Reply
-    alive: Alive
-    until_ms: int
-    adds: tuple[int, int, Partitions] | None = None
-    """Of an add: producer id, epoch, partitions."""
-
-
-@dataclass(slots=True)
-class _Busy:
-    """What is under way for one id, while there is anything."""
-
-    change: TransactionValue | None = None
-    """Being written."""
-    is_dying: bool = False
-    is_drawing: bool = False
-    is_written: bool = False
-    """The change is in the log; adds can't join it any more."""
-    replies: list[tuple[Reply, Refusal | Answer]] = field(default_factory=list)
-    held: deque[_Request] = field(default_factory=deque)
-    deadline: Timer | None = None
-    """Of the open transaction."""
-    hold: Timer | None = None
-    retry: Timer | None = None
-    """Of a completion that could not be written."""
+    def when_start_covered(self, done: Done) -> None:
+        """`done(NONE)` once the high watermark has reached the end that the log had when leadership began."""
 
     @property
-    def is_pending(self) -> bool:
-        return self.change is not None or self.is_drawing or self.is_dying
+    def record_bytes_max(self) -> int:
+        """The largest batch that the partition takes."""
+
+
+class Question:
+    """A request on its way to an answer. Of the shard; who asked may only `Shard.drop` it."""
+
+    __slots__ = ("held_in", "late", "reply", "request", "timer", "transactional_id", "until_ms")
+
+    def __init__(
+        self, transactional_id: str, request: state.Request | None, reply: Reply, until_ms: int
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.request = request
+        self.reply: Reply | None = reply
+        """None: it is answered, or nobody waits for the answer."""
+        self.until_ms = until_ms
+        self.late = ErrorCode.CONCURRENT_TRANSACTIONS
+        """What it is told then."""
+        self.held_in: dict[Question, None] | None = None
+        self.timer: Timer | None = None
+
+    def answer(self, answer: Answer) -> None:
+        """Once; later answers are nothing."""
+        reply, self.reply = self.reply, None
+        if reply is not None:
+            reply(answer)
+
+
+class _Pending:
+    """A transition that is decided and not covered."""
+
+    __slots__ = ("began_ms", "is_written", "then", "value")
+
+    def __init__(self, value: TransactionValue | None, began_ms: int) -> None:
+        self.value = value
+        """None: the id goes."""
+        self.began_ms = began_ms
+        self.is_written = False
+        self.then: list[tuple[Question, Answer | None]] = []
+
+
+class _Id:
+    """A transactional id."""
+
+    __slots__ = ("current", "deadline_ms", "name", "pending", "timer", "waiting")
+
+    def __init__(self, name: str, current: TransactionValue | None) -> None:
+        self.name = name
+        self.current = current
+        """Covered by the high watermark; None: there is nothing yet."""
+        self.pending: _Pending | None = None
+        self.waiting: dict[Question, None] | None = None
+        self.timer: Timer | None = None
+        self.deadline_ms = NEVER_MS
+        """Of the transaction, on the monotonic clock."""
 
     @property
-    def is_needed(self) -> bool:
-        return bool(self.is_pending or self.held or self.deadline or self.retry)
+    def newest(self) -> TransactionValue | None:
+        """What its last record says, or will say."""
+        return self.current if self.pending is None else self.pending.value
 
 
-class _Write(NamedTuple):
-    """A record to be: made at the end of the turn, since adds may join it until then."""
+class _Batch:
+    """What was appended together."""
 
-    name: str
-    value: Callable[[], TransactionValue | None]
-    done: Done
+    __slots__ = ("doubts", "transitions")
+
+    def __init__(
+        self, transitions: list[tuple[_Id, _Pending]], doubts: list[tuple[Question, Answer]]
+    ) -> None:
+        self.transitions = transitions
+        self.doubts = doubts
 
 
 class Shard:
     """See the module's text."""
 
-    def __init__(self, ports: Ports, settings: TransactionSettings) -> None:
-        self._ports = ports
-        self.settings = settings
-        """May be exchanged at any time."""
-        self.values: Final[dict[str, TransactionValue]] = {}
-        """What is committed, by transactional id."""
-        self.bad_records = 0
-        """Records of the log that could not be read, and were passed over."""
-        self._busy: dict[str, _Busy] = {}
-        self._timers = TimerQueue()
+    def __init__(
+        self,
+        log: Log,
+        settings: TransactionSettings,
+        *,
+        state_partition: int,
+        coordinator_epoch: int,
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        version: Callable[[], int],
+        take_id: Callable[[], int | None],
+        exists: Callable[[TopicPartitionName], bool],
+        has_room: Callable[[], bool],
+        send: Callable[[Effect], None],
+        schedule: Callable[[], None],
+    ) -> None:
+        """`clock_ms` never goes back, `wall_ms` is ms since 1970, `version` the cluster's `transaction.version`,
+        `take_id` gives a producer id that nobody has, or None when there is none at hand (`ids_arrived` then),
+        `exists` knows partitions, `has_room` whether this node takes another transactional id, `send` carries out,
+        `schedule` asks for `end_turn`."""
+        self._log = log
+        self._settings = settings
+        self._state_partition = state_partition
+        self._coordinator_epoch = coordinator_epoch
+        self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._version = version
+        self._take_id = take_id
+        self._exists = exists
+        self._has_room = has_room
+        self._send = send
+        self._schedule = schedule
+        self._timers: Final = TimerQueue()
+        self._ids: dict[str, _Id] = {}
+        self._unfinished: dict[str, None] = {}
+        """While it is read: ids with a transaction."""
+        self._turn: list[_Id] = []
+        self._doubts: list[tuple[Question, Answer]] = []
+        self._in_flight: deque[_Batch] = deque()
+        self._due: dict[tuple[int, int], tuple[_Id, set[TopicPartitionName]]] = {}
+        """Markers that are not written, by producer id and epoch."""
+        self._behind: dict[tuple[int, int], deque[_Id]] = {}
+        """Others with the same producer id and epoch, as only a damaged log has: one after the other."""
+        self._need_id: dict[Question, None] = {}
         self._held_count = 0
-        self._turn: list[_Write] = []
-        """To be appended at the end of this turn."""
-        self._sentences: list[tuple[str, Done]] = []
-        """To be told once something is covered that is written from now on."""
-        self._resumed: Iterator[str] | None = None
-        self._expiring: Iterator[str] = iter(())
-        self.is_serving = False
-        self.is_closed = False
+        self._expiring: list[str] = []
+        self._loading = True
+        self.closed = False
+        self.timed_out_count = 0
+        """Transactions aborted because they took too long."""
+        self.fenced_count = 0
+        """Transactions aborted because somebody began anew."""
 
-    # --- the log ------------------------------------------------------------------------------
-
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """A record of the log, in its order: the last one of an id counts."""
-        try:
-            name = rec.read_key(key)
-            if name is None:
-                return
-            if value is None:
-                self.values.pop(name, None)
-            else:
-                self.values[name] = rec.read_value(value)
-        except PenstockError:
-            self.bad_records += 1
-
-    def resume(self, count: int) -> bool:
-        """Take up `count` of the ids that were read; True when all are, and requests may come."""
-        if self._resumed is None:
-            self._resumed = iter([name for name, value in self.values.items() if value.state not in AT_REST])
-        for _ in range(count):
-            name = next(self._resumed, None)
-            if name is None:
-                self.is_serving = True
-                break
-            value = self.values[name]
-            if value.state in PREPARED:
-                self._send(name, value)
-            else:
-                self._arm(name, value, LATE_LEFT_MS)
-        return self.is_serving
-
-    def close(self) -> None:
-        """Leadership is lost: whoever waits looks for the next coordinator, which knows what became of it."""
-        self.is_closed, self.is_serving = True, False
-        busy, sentences = list(self._busy.values()), self._sentences
-        self._busy.clear()
-        self._sentences, self._turn, self._held_count = [], [], 0
-        for each in busy:
-            for reply, _ in each.replies:
-                reply(_NOT_COORDINATOR)
-            for request in each.held:
-                request.reply(_NOT_COORDINATOR)
-        for _, done in sentences:
-            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-    def end_turn(self) -> None:
-        """Append what this turn has decided, in one batch."""
-        if self.is_closed or not (self._turn or self._sentences):
-            return
-        if not self._turn:
-            # The barrier: the present record of an id again, or a tombstone where there is none.
-            name = self._sentences[0][0]
-            self._turn.append(_Write(name, lambda: self.values.get(name), _ignore))
-        turn, self._turn = self._turn, []
-        sentences, self._sentences = self._sentences, []
-        records = [self._record(write.name, write.value()) for write in turn]
-        for write in turn:
-            if (busy := self._busy.get(write.name)) is not None:
-                busy.is_written = True
-
-        def settled(code: ErrorCode) -> None:
-            if self.is_closed:
-                code = code or ErrorCode.NOT_LEADER_OR_FOLLOWER
-            else:
-                for write in turn:
-                    write.done(code)
-            for _, done in sentences:
-                done(code)
-
-        try:
-            self._ports.append(records, settled)
-        except PenstockError as error:
-            settled(error.code)
-
-    def _record(self, name: str, value: TransactionValue | None) -> Record:
-        if value is None:
-            return Record(rec.put_key(name), None)
-        return Record(rec.put_key(name), rec.put_value(value, flexible=self.settings.server_version > 0))
-
-    # --- requests -----------------------------------------------------------------------------
-
-    def init_producer_id(self, name: str, request: Init, reply: Reply, alive: Alive) -> None:
-        """InitProducerId with a transactional id."""
-        is_half = (request.producer_id < 0) != (request.epoch < 0)
-        if not name or is_half or len(name.encode()) > TRANSACTIONAL_ID_BYTES_MAX:
-            reply(Refusal(ErrorCode.INVALID_REQUEST))
-        elif not 0 < request.timeout_ms <= self.settings.max_timeout_ms:
-            reply(Refusal(ErrorCode.INVALID_TRANSACTION_TIMEOUT))
-        elif name not in self.values and name not in self._busy and not self._ports.may_add_id():
-            reply(Refusal(ErrorCode.THROTTLING_QUOTA_EXCEEDED))
-        else:
-            self._take(
-                name,
-                _Request(
-                    lambda old, fresh_id: init_producer_id(
-                        old, request, self._ports.wall_ms(), self.settings.server_version, fresh_id
-                    ),
-                    reply,
-                    alive,
-                    self._ports.clock_ms() + INIT_HOLD_MS,
-                ),
-            )
-
-    def add_partitions(
-        self,
-        name: str,
-        producer: tuple[int, int],
-        partitions: Partitions,
-        client_version: int,
-        reply: Reply,
-        alive: Alive,
-    ) -> None:
-        """AddPartitionsToTxn or AddOffsetsToTxn of (producer id, epoch); the partitions exist."""
-        self._take(
-            name,
-            _Request(
-                lambda old, _: add_partitions(
-                    old, *producer, partitions, client_version, self._ports.wall_ms()
-                ),
-                reply,
-                alive,
-                self._ports.clock_ms() + HOLD_MS,
-                (*producer, partitions),
-            ),
-        )
-
-    def end_transaction(self, name: str, request: End, reply: Reply, alive: Alive) -> None:
-        """EndTxn."""
-        self._take(
-            name,
-            _Request(
-                lambda old, fresh_id: end_transaction(old, request, self._ports.wall_ms(), fresh_id),
-                reply,
-                alive,
-                self._ports.clock_ms() + HOLD_MS,
-            ),
-        )
-
-    def verify(
-        self,
-        name: str,
-        producer: tuple[int, int],
-        partitions: Partitions,
-        reply: Callable[[dict[tuple[str, int], ErrorCode]], None],
-    ) -> None:
-        """Whether partitions were added: asked by leaders, for producers that add them themselves."""
-        if refusal := self._not_serving():
-            reply(dict.fromkeys(partitions, refusal.code))
-            return
-        found = verify(self.values.get(name), *producer, partitions)
-        if not SENTENCES.intersection(found.values()):
-            reply(found)
-            return
-
-        def told(code: ErrorCode) -> None:
-            reply(dict.fromkeys(partitions, write_error(code)) if code else found)
-
-        self._sentences.append((name, told))
-
-    def _not_serving(self) -> Refusal | None:
-        if self.is_closed:
-            return _NOT_COORDINATOR
-        return None if self.is_serving else Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-
-    def _take(self, name: str, request: _Request) -> None:
-        if refusal := self._not_serving():
-            request.reply(refusal)
-            return
-        busy = self._busy.get(name)
-        if busy is not None and (busy.is_pending or busy.held):
-            if not self._joins(busy, request):
-                self._hold(name, busy, request)
-        elif self._must_wait(name, request):
-            self._hold(name, self._busy.setdefault(name, _Busy()), request)
-        else:
-            self._judge(name, request)
-
-    def _must_wait(self, name: str, request: _Request) -> bool:
-        """Whether it would be told to ask again, and what is in its way ends soon."""
-        value = self.values.get(name)
-        return value is not None and value.state in PREPARED and request.decide(value, None) == BUSY
-
-    def _joins(self, busy: _Busy, request: _Request) -> bool:
-        """Whether an add became part of another one that is not written yet."""
-        change = busy.change
-        if request.adds is None or change is None or busy.is_written or change.state is not State.ONGOING:
-            return False
-        producer_id, epoch, partitions = request.adds
-        if (producer_id, epoch) != (change.producer_id, change.producer_epoch):
-            return False
-        busy.change = change._replace(partitions=change.partitions | partitions)
-        busy.replies.append((request.reply, Answer(producer_id, epoch)))
-        return True
-
-    def _hold(self, name: str, busy: _Busy, request: _Request) -> None:
-        if self._held_count >= self.settings.held_max:
-            request.reply(BUSY)
-            return
-        self._held_count += 1
-        busy.held.append(request)
-        if busy.hold is None:
-            busy.hold = Timer("hold", (name,))
-        if not busy.hold.is_set or request.until_ms < busy.hold.deadline_ms:
-            self._timers.set(busy.hold, request.until_ms)
-
-    def _judge(self, name: str, request: _Request, fresh_id: int | None = None) -> None:
-        """Carry out a request: nothing is under way for its id."""
-        if not request.alive():
-            return
-        verdict = request.decide(self.values.get(name), fresh_id)
-        if isinstance(verdict, Change):
-            self._begin(name, verdict.value, [(request.reply, verdict.reply)])
-        elif verdict is NEEDS_ID:
-            self._draw(name, request)
-        elif isinstance(verdict, Refusal):
-            self._tell(name, request.reply, verdict)
-        else:
-            request.reply(verdict)
-
-    def _tell(self, name: str, reply: Reply, refusal: Refusal) -> None:
-        if refusal.code not in SENTENCES:
-            reply(refusal)
-            return
-
-        def told(code: ErrorCode) -> None:
-            reply(Refusal(write_error(code)) if code else refusal)
-
-        self._sentences.append((name, told))
-
-    def _draw(self, name: str, request: _Request) -> None:
-        busy = self._busy.setdefault(name, _Busy())
-        busy.is_drawing = True
-
-        def drawn(fresh_id: int | None) -> None:
-            if self.is_closed or self._busy.get(name) is not busy:
-                request.reply(_NOT_COORDINATOR)
-                return
-            busy.is_drawing = False
-            if fresh_id is None:
-                request.reply(Refusal(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-            else:
-                self._judge(name, request, fresh_id)
-            self._go_on(name)
-
-        self._ports.draw_id(drawn)
-
-    # --- changes ------------------------------------------------------------------------------
-
-    def _begin(self, name: str, new: TransactionValue, replies: list[tuple[Reply, Refusal | Answer]]) -> None:
-        """Have `new` written, and let it count once that is safe."""
-        busy = self._busy.setdefault(name, _Busy())
-        if busy.is_pending:
-            raise InvariantBroken(f"transactional id {name}: a second change while one is under way")
-        busy.change, busy.replies, busy.is_written = new, replies, False
-        self._turn.append(_Write(name, lambda: busy.change, lambda code: self._settled(name, busy, code)))
-
-    def _settled(self, name: str, busy: _Busy, code: ErrorCode) -> None:
-        new, replies = busy.change, busy.replies
-        busy.change, busy.replies, busy.is_written = None, [], False
-        if new is None:
-            return
-        if code:
-            # Refused before it was appended: nothing has changed. (Where leadership is lost this shard is closed.)
-            failed = Refusal(write_error(code))
-            for reply, _ in replies:
-                reply(failed)
-            if new.state in COMPLETE:
-                busy.retry = Timer("complete", (name,))
-                self._timers.set(busy.retry, self._ports.clock_ms() + RETRY_MS)
-        else:
-            self._commit(name, new)
-            for reply, said in replies:
-                reply(said)
-        self._go_on(name)
-
-    def _commit(self, name: str, new: TransactionValue) -> None:
-        self.values[name] = new
-        if new.state is State.ONGOING:
-            self._arm(name, new, 0)
-        else:
-            self._disarm(name)
-        if new.state in PREPARED:
-            self._send(name, new)
-
-    def _send(self, name: str, value: TransactionValue) -> None:
-        self._ports.send_markers(
-            MarkersDue(
-                name,
-                value.producer_id,
-                value.producer_epoch,
-                value.state is State.PREPARE_COMMIT,
-                value.partitions,
-                value.client_version,
-            )
-        )
-
-    def markers_done(self, name: str, producer_id: int, epoch: int) -> None:
-        """Every partition of a decided transaction has its marker."""
-        value, busy = self.values.get(name), self._busy.get(name)
-        if self.is_closed or value is None or value.state not in PREPARED:
-            return
-        if (value.producer_id, value.producer_epoch) != (producer_id, epoch):
-            return
-        if busy is None or not (busy.is_pending or busy.retry):
-            self._begin(name, completed(value, self._ports.wall_ms()), [])
-
-    def _complete(self, name: str) -> None:
-        busy, value = self._busy.get(name), self.values.get(name)
-        if busy is None or value is None or value.state not in PREPARED:
-            return
-        busy.retry = None
-        self._begin(name, completed(value, self._ports.wall_ms()), [])
-
-    def _go_on(self, name: str) -> None:
-        """Nothing is under way for an id: take up what waits for it, as far as that goes."""
-        busy = self._busy.get(name)
-        while busy is not None and busy.held and not busy.is_drawing:
-            request = busy.held[0]
-            if busy.is_pending:
-                if not self._joins(busy, request):
-                    break
-                busy.held.popleft()
-            elif self._must_wait(name, request):
-                break
-            else:
-                busy.held.popleft()
-                self._judge(name, request)
-            self._held_count -= 1
-        if busy is not None:
-            self._tidy(name, busy)
-
-    def _tidy(self, name: str, busy: _Busy) -> None:
-        if busy.hold is not None and not busy.held:
-            busy.hold.cancel()
-        value = self.values.get(name)
-        if value is not None and value.state is State.ONGOING and not busy.is_pending:
-            # An abort that came to nothing is tried again.
-            self._arm(name, value, RETRY_MS)
-        if not busy.is_needed:
-            self._busy.pop(name, None)
-
-    # --- time ---------------------------------------------------------------------------------
-
-    def _arm(self, name: str, value: TransactionValue, least_ms: int) -> None:
-        if value.timeout_ms >= NO_TIMEOUT_MS:
-            return
-        busy = self._busy.setdefault(name, _Busy())
-        if busy.deadline is not None and busy.deadline.is_set:
-            return
-        left_ms = value.start_ms + value.timeout_ms - self._ports.wall_ms()
-        left_ms = max(min(left_ms, value.timeout_ms), least_ms)
-        if busy.deadline is None:
-            busy.deadline = Timer("timeout", (name,))
-        self._timers.set(busy.deadline, self._ports.clock_ms() + left_ms)
-
-    def _disarm(self, name: str) -> None:
-        busy = self._busy.get(name)
-        if busy is not None and busy.deadline is not None:
-            busy.deadline.cancel()
-            busy.deadline = None
+    # -- what there is ---------------------------------------------------------------------------
 
     @property
-    def next_ms(self) -> int:
-        """Nothing rings before that, by the clock that never goes back."""
+    def is_loading(self) -> bool:
+        """Nobody is served yet."""
+        return self._loading
+
+    @property
+    def next_timer_ms(self) -> int:
+        """`tick` has nothing to do before that time."""
         return self._timers.next_ms
 
-    def tick(self) -> None:
-        """Whatever is due: transactions that took too long, requests that waited too long."""
-        if self.is_closed:
-            return
-        now_ms = self._ports.clock_ms()
-        while (timer := self._timers.due(now_ms)) is not None:
-            (name,) = timer.owner
-            if timer.kind == "hold":
-                self._release(name, now_ms)
-            elif timer.kind == "complete":
-                self._complete(name)
-            else:
-                self._abort(name)
-
-    def _release(self, name: str, now_ms: int) -> None:
-        """Who has waited long enough asks again."""
-        busy = self._busy.get(name)
-        if busy is None or busy.hold is None:
-            return
-        late = [request for request in busy.held if request.until_ms <= now_ms]
-        busy.held = deque(request for request in busy.held if request.until_ms > now_ms)
-        self._held_count -= len(late)
-        if busy.held:
-            self._timers.set(busy.hold, min(request.until_ms for request in busy.held))
-        for request in late:
-            request.reply(BUSY)
-        self._tidy(name, busy)
-
-    def _abort(self, name: str) -> None:
-        """An open transaction's time is over."""
-        busy, value = self._busy.get(name), self.values.get(name)
-        if busy is None or value is None or value.state is not State.ONGOING:
-            return
-        busy.deadline = None
-        if busy.is_pending:
-            # Whatever is under way comes first. It may end the transaction; if it does not, this is tried again.
-            busy.deadline = Timer("timeout", (name,))
-            self._timers.set(busy.deadline, self._ports.clock_ms() + HOLD_MS)
-            return
-        began = value.start_ms, value.producer_id, value.producer_epoch
-        self._judge(
-            name,
-            _Request(lambda old, fresh_id: self._aborted(old, began, fresh_id), _unheard, _always, 0),
-        )
-
-    def _aborted(
-        self, old: TransactionValue | None, began: tuple[int, int, int], fresh_id: int | None
-    ) -> Verdict:
-        is_same = old is not None and (old.start_ms, old.producer_id, old.producer_epoch) == began
-        if old is None or not is_same or old.state is not State.ONGOING:
-            return BUSY
-        return abort_in_its_place(old, self._ports.wall_ms(), self.settings.server_version, fresh_id)
-
-    def expire(self, count: int) -> None:
-        """Look at the next `count` ids: those that were at rest for too long are forgotten."""
-        now_ms, left = self._ports.wall_ms(), count
-        for name in islice(self._expiring, count):
-            left -= 1
-            value = self.values.get(name)
-            if value is None or not is_expired(value, now_ms, self.settings.id_expiration_ms):
-                continue
-            busy = self._busy.get(name)
-            if busy is None:
-                self._forget(name)
-        if left:
-            self._expiring = iter(list(self.values))
-
-    def _forget(self, name: str) -> None:
-        busy = self._busy.setdefault(name, _Busy())
-        busy.is_dying = True
-
-        def gone(code: ErrorCode) -> None:
-            busy.is_dying = False
-            if not code:
-                self.values.pop(name, None)
-            self._go_on(name)
-
-        self._turn.append(_Write(name, lambda: None, gone))
-
-    # --- for tests and the simulator --------------------------------------------------------------
+    @property
+    def id_count(self) -> int:
+        """Transactional ids."""
+        return len(self._ids)
 
     @property
     def held_count(self) -> int:
         """Requests that wait."""
         return self._held_count
 
-    def validate(self) -> None:
-        """Raises InvariantBroken when it is what no shard may be."""
-        held = sum(len(busy.held) for busy in self._busy.values())
-        if held != self._held_count:
-            raise InvariantBroken(f"{held} requests wait, {self._held_count} are counted")
-        for name, busy in self._busy.items():
-            value = self.values.get(name)
-            is_open = value is not None and value.state is State.ONGOING
-            if not busy.is_needed:
-                raise InvariantBroken(f"transactional id {name} is kept as busy, and is not")
-            if busy.deadline is not None and not is_open:
-                raise InvariantBroken(f"transactional id {name} has a deadline and no open transaction")
-        for name, value in self.values.items():
-            if value.state is not State.ONGOING or value.timeout_ms >= NO_TIMEOUT_MS or not self.is_serving:
+    def values(self) -> Iterator[tuple[str, TransactionValue]]:
+        """All ids, as they count now."""
+        return ((name, entry.current) for name, entry in self._ids.items() if entry.current is not None)
+
+    def markers(self) -> Mapping[tuple[int, int], frozenset[TopicPartitionName]]:
+        """Partitions without their marker, by producer id and epoch."""
+        return {key: frozenset(left) for key, (_, left) in self._due.items()}
+
+    def describe(
+        self, transactional_id: str, reply: Callable[[ErrorCode, TransactionValue | None], None]
+    ) -> None:
+        """One id of a DescribeTransactions."""
+        entry = self._ids.get(transactional_id)
+        refusal = self._refusal(transactional_id)
+        if refusal:
+            reply(refusal, None)
+        elif entry is not None and entry.current is not None and entry.newest is not None:
+            reply(ErrorCode.NONE, entry.current)
+        else:
+            question = Question(transactional_id, None, lambda answer: reply(answer.error, None), 0)
+            self._doubt(question, Answer(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND))
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def init_producer(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        reply: Reply,
+        *,
+        producer_id: int = state.NO_ID,
+        producer_epoch: int = state.NO_EPOCH,
+        two_phase: bool = False,
+    ) -> Question:
+        """InitProducerId with a transactional id; `two_phase`: its transactions have no timeout."""
+        request = Init(state.NO_TIMEOUT_MS if two_phase else timeout_ms, producer_id, producer_epoch)
+        question = Question(transactional_id, request, reply, self._clock_ms() + HOLD_INIT_MS)
+        if (producer_id == state.NO_ID) != (producer_epoch == state.NO_EPOCH):
+            question.answer(Answer(ErrorCode.INVALID_REQUEST))
+        elif transactional_id and not two_phase and not 0 < timeout_ms <= self._settings.timeout_max_ms:
+            question.answer(Answer(ErrorCode.INVALID_TRANSACTION_TIMEOUT))
+        else:
+            self._ask(question)
+        return question
+
+    def add(self, transactional_id: str, request: Add | Verify, reply: Reply) -> Question:
+        """AddPartitionsToTxn, one transaction of it, and AddOffsetsToTxn."""
+        question = self._question(transactional_id, request, reply)
+        missing = frozenset(p for p in request.partitions if not self._exists(p))
+        if missing and not self._refusal(transactional_id):
+            question.answer(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing=missing))
+        else:
+            self._ask(question)
+        return question
+
+    def end(self, transactional_id: str, request: End, reply: Reply) -> Question:
+        """EndTxn."""
+        question = self._question(transactional_id, request, reply)
+        self._ask(question)
+        return question
+
+    def drop(self, question: Question) -> None:
+        """Who asked is gone: what has not begun does not begin."""
+        question.reply = None
+        self._release(question)
+
+    def _question(self, transactional_id: str, request: state.Request, reply: Reply) -> Question:
+        return Question(transactional_id, request, reply, self._clock_ms() + HOLD_MS)
+
+    def _refusal(self, transactional_id: str) -> ErrorCode:
+        if not transactional_id or len(transactional_id.encode()) > ID_BYTES_MAX:
+            return ErrorCode.INVALID_REQUEST
+        if self.closed:
+            return ErrorCode.NOT_COORDINATOR
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._loading else ErrorCode.NONE
+
+    def _ask(self, question: Question) -> None:
+        refusal = self._refusal(question.transactional_id)
+        if refusal:
+            question.answer(Answer(refusal))
+        else:
+            self._look_at(question)
+
+    def _look_at(self, question: Question) -> None:
+        """Answer a question, begin what it asks for, or hold it."""
+        request = question.request
+        if question.reply is None or request is None:
+            return
+        entry = self._ids.get(question.transactional_id)
+        if entry is not None and isinstance(request, Add) and self._join(entry, question, request):
+            return
+        outcome = self._decide(entry, request)
+        if isinstance(outcome, NeedId):
+            if entry is None and not self._has_room():
+                question.answer(Answer(ErrorCode.THROTTLING_QUOTA_EXCEEDED))
+                return
+            new_id = self._take_id()
+            if new_id is None:
+                self._hold(question, self._need_id, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+                return
+            outcome = self._decide(entry, request, new_id)
+        if isinstance(outcome, Begin):
+            if isinstance(request, Add) and self._is_too_large(question.transactional_id, outcome.value):
+                question.answer(Answer(ErrorCode.UNKNOWN_SERVER_ERROR))
+                return
+            if entry is None:
+                entry = self._ids[question.transactional_id] = _Id(question.transactional_id, None)
+            if outcome.answer is None:
+                self.fenced_count += 1
+            self._begin(entry, outcome.value).then.append((question, outcome.answer))
+        elif isinstance(outcome, Wait):
+            assert entry is not None
+            if entry.waiting is None:
+                entry.waiting = {}
+            self._hold(question, entry.waiting, ErrorCode.CONCURRENT_TRANSACTIONS)
+        else:
+            assert isinstance(outcome, Answer)
+            self._tell(question, outcome)
+
+    def _decide(self, entry: _Id | None, request: state.Request, new_id: int = state.NO_ID) -> state.Outcome:
+        server = Server(self._wall_ms(), self._version(), new_id)
+        if entry is None:
+            return state.decide(None, False, request, server)
+        return state.decide(entry.current, entry.pending is not None, request, server)
+
+    def _tell(self, question: Question, answer: Answer) -> None:
+        if answer.error in SENTENCES:
+            self._doubt(question, answer)
+        else:
+            question.answer(answer)
+
+    def _doubt(self, question: Question, answer: Answer) -> None:
+        """Not to be said before it is certain that this node was coordinator when it was asked."""
+        if len(self._doubts) >= self._settings.held_max:
+            question.answer(Answer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return
+        self._doubts.append((question, answer))
+        self._schedule()
+
+    def _join(self, entry: _Id, question: Question, request: Add) -> bool:
+        """Whether the partitions went into an addition that is not written yet."""
+        pending = entry.pending
+        if pending is None or pending.is_written or pending.value is None:
+            return False
+        value = state.joined(pending.value, request)
+        if value is None or self._is_too_large(entry.name, value):
+            return False
+        pending.value = value
+        pending.then.append((question, Answer()))
+        return True
+
+    def _is_too_large(self, name: str, value: TransactionValue) -> bool:
+        left = self._log.record_bytes_max - 4 * len(name) - _END_BYTES
+        if len(value.partitions) * _PARTITION_BYTES_MAX < left:
+            return False
+        return len(put_value(value, 1)) >= left
+
+    # -- holding ---------------------------------------------------------------------------------
+
+    def _hold(self, question: Question, place: dict[Question, None], late: ErrorCode) -> None:
+        if question.until_ms <= self._clock_ms() or self._held_count >= self._settings.held_max:
+            question.answer(Answer(late))
+            return
+        question.late = late
+        question.held_in = place
+        place[question] = None
+        self._held_count += 1
+        if question.timer is None:
+            question.timer = Timer("held", (question,))
+        self._timers.set(question.timer, question.until_ms)
+
+    def _release(self, question: Question) -> None:
+        place, question.held_in = question.held_in, None
+        if place is not None:
+            place.pop(question, None)
+            self._held_count -= 1
+        if question.timer is not None:
+            question.timer.cancel()
+
+    def _wake(self, entry: _Id) -> None:
+        """What an id waited for is over."""
+        if not entry.waiting:
+            return
+        questions = list(entry.waiting)
+        if entry.current is not None and entry.current.status in state.COMPLETE:
+            # An EndTxn that met markers is about the transaction that they ended, never about one that begins now.
+            questions.sort(key=lambda question: not isinstance(question.request, End))
+        self._look_again(questions)
+        if not entry.waiting:
+            entry.waiting = None
+
+    def _look_again(self, questions: Iterable[Question]) -> None:
+        questions = list(questions)
+        for question in questions:
+            self._release(question)
+        for question in questions:
+            if not self.closed:
+                self._look_at(question)
+
+    def ids_arrived(self) -> None:
+        """`take_id` has producer ids again."""
+        self._look_again(self._need_id)
+
+    # -- transitions -----------------------------------------------------------------------------
+
+    def _begin(self, entry: _Id, value: TransactionValue | None) -> _Pending:
+        status = Status.DEAD if value is None else value.status
+        before = Status.EMPTY if entry.current is None else entry.current.status
+        _must(entry.pending is None, entry.name, "one transition at a time", status)
+        _must(before in state.PREVIOUS[status], entry.name, "that transition is one", before, status)
+        entry.pending = pending = _Pending(value, self._clock_ms())
+        self._turn.append(entry)
+        self._schedule()
+        return pending
+
+    def end_turn(self) -> None:
+        """Append what was decided since the last time."""
+        turn, self._turn = self._turn, []
+        doubts = [doubt for doubt in self._doubts if doubt[0].reply is not None]
+        self._doubts = []
+        transitions = [(entry, entry.pending) for entry in turn if entry.pending is not None]
+        if not self.closed and (transitions or doubts):
+            self._append(transitions, doubts)
+
+    def _append(self, transitions: list[tuple[_Id, _Pending]], doubts: list[tuple[Question, Answer]]) -> None:
+        if transitions:
+            records = [self._record(entry.name, pending.value) for entry, pending in transitions]
+        else:
+            records = [self._barrier(doubts)]
+        batch = _Batch(transitions, doubts)
+        try:
+            self._log.append(records, partial(self._settled, batch))
+        except PenstockError as error:
+            if error.code in _TOO_LARGE and len(transitions) > 1:
+                half = len(transitions) // 2
+                self._append(transitions[:half], [])
+                self._append(transitions[half:], doubts)
+            else:
+                self._refused(batch, error.code)
+            return
+        for _, pending in transitions:
+            pending.is_written = True
+        self._in_flight.append(batch)
+
+    def _record(self, name: str, value: TransactionValue | None) -> StateRecord:
+        if value is None:
+            return StateRecord(put_key(name), None)
+        # A next producer id has no place in version 0, and must not be lost on the way down.
+        version = 1 if self._version() >= 1 or value.next_id != state.NO_ID else 0
+        return StateRecord(put_key(name), put_value(value, version))
+
+    def _barrier(self, doubts: Sequence[tuple[Question, Answer]]) -> StateRecord:
+        """A record that changes nothing: what is there already, once more."""
+        for question, _ in doubts:
+            entry = self._ids.get(question.transactional_id)
+            if entry is not None:
+                return self._record(entry.name, entry.newest)
+        return self._record(doubts[0][0].transactional_id, None)
+
+    def _refused(self, batch: _Batch, code: ErrorCode) -> None:
+        """The log took nothing."""
+        told = Answer(write_error(code))
+        for entry, pending in batch.transitions:
+            entry.pending = None
+            if entry.current is None:
+                del self._ids[entry.name]
+            elif not pending.then and pending.value is not None:
+                self._set_timer(entry, self._clock_ms() + RETRY_MS)
+            else:
+                self._arm(entry)
+        for _, pending in batch.transitions:
+            for question, _ in pending.then:
+                question.answer(told)
+        unsure = (
+            told if told.error is ErrorCode.NOT_COORDINATOR else Answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+        for question, _ in batch.doubts:
+            question.answer(unsure)
+        for entry, _ in batch.transitions:
+            self._wake(entry)
+
+    def _settled(self, batch: _Batch, error: ErrorCode) -> None:
+        """The high watermark covers what was appended, or leadership is over."""
+        if self.closed:
+            return
+        if error:
+            self.close()
+            return
+        self._in_flight.remove(batch)
+        for entry, pending in batch.transitions:
+            self._apply(entry, pending)
+        again = []
+        for _, pending in batch.transitions:
+            for question, answer in pending.then:
+                if answer is None:
+                    again.append(question)
+                else:
+                    question.answer(answer)
+        for question, answer in batch.doubts:
+            question.answer(answer)
+        for question in again:
+            self._look_at(question)
+        for entry, _ in batch.transitions:
+            self._wake(entry)
+
+    def _apply(self, entry: _Id, pending: _Pending) -> None:
+        entry.pending = None
+        before, value = entry.current, pending.value
+        if value is None:
+            del self._ids[entry.name]
+            return
+        entry.current = value
+        if value.status is Status.ONGOING and (before is None or before.status is not Status.ONGOING):
+            entry.deadline_ms = self._deadline_ms(pending.began_ms, value.timeout_ms)
+        self._arm(entry)
+        if value.status.is_decided:
+            self._decided(entry, value)
+
+    def _decided(self, entry: _Id, value: TransactionValue) -> None:
+        """A decision counts: have it carried out."""
+        if not value.partitions:
+            self._begin(entry, state.completed(value, self._wall_ms()))
+            return
+        key = value.producer_id, value.producer_epoch
+        if key in self._due:
+            self._behind.setdefault(key, deque()).append(entry)
+            return
+        self._due[key] = (entry, set(value.partitions))
+        self._send(
+            MarkersDue(
+                self._state_partition,
+                self._coordinator_epoch,
+                value.producer_id,
+                value.producer_epoch,
+                value.status is Status.PREPARE_COMMIT,
+                tuple(sorted(value.partitions)),
+                value.client_version,
+            )
+        )
+
+    def markers_written(
+        self, producer_id: int, producer_epoch: int, partitions: Iterable[TopicPartitionName]
+    ) -> None:
+        """Those partitions have their marker, or need none."""
+        found = self._due.get((producer_id, producer_epoch))
+        if self.closed or found is None:
+            return
+        entry, left = found
+        left.difference_update(partitions)
+        if not left:
+            del self._due[producer_id, producer_epoch]
+            self._complete(entry)
+            self._next_behind((producer_id, producer_epoch))
+
+    def _next_behind(self, key: tuple[int, int]) -> None:
+        behind = self._behind.pop(key, None)
+        if behind:
+            entry = behind.popleft()
+            if behind:
+                self._behind[key] = behind
+            assert entry.current is not None
+            self._decided(entry, entry.current)
+
+    def _complete(self, entry: _Id) -> None:
+        assert entry.current is not None
+        self._begin(entry, state.completed(entry.current, self._wall_ms()))
+
+    def fenced(self) -> None:
+        """A leader knows a newer coordinator: this one was deposed, and will hear of it."""
+        self.close()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _deadline_ms(began_ms: int, timeout_ms: int) -> int:
+        return NEVER_MS if timeout_ms == state.NO_TIMEOUT_MS else began_ms + timeout_ms
+
+    def _arm(self, entry: _Id) -> None:
+        """Have the timer of an id ring when its transaction is too old, and not otherwise."""
+        if entry.current is not None and entry.current.status is Status.ONGOING:
+            self._set_timer(entry, entry.deadline_ms)
+        elif entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+
+    def _set_timer(self, entry: _Id, at_ms: int) -> None:
+        if at_ms < NEVER_MS:
+            if entry.timer is None:
+                entry.timer = Timer("transaction", (entry,))
+            self._timers.set(entry.timer, at_ms)
+
+    def tick(self, most: int | None = None) -> int:
+        """Ring the timers that are due, `most` of them; how many rang."""
+        now_ms = self._clock_ms()
+        rang = 0
+        while not self.closed and rang != most:
+            timer = self._timers.due(now_ms)
+            if timer is None:
+                break
+            rang += 1
+            (owner,) = timer.owner
+            if isinstance(owner, Question):
+                self._release(owner)
+                owner.answer(Answer(owner.late))
+            else:
+                assert isinstance(owner, _Id)
+                self._ring(owner)
+        return rang
+
+    def _ring(self, entry: _Id) -> None:
+        current = entry.current
+        if current is None or entry.pending is not None:
+            return  # set again when that is over
+        if current.status.is_decided:
+            key = current.producer_id, current.producer_epoch
+            first, _ = self._due.get(key, (None, None))
+            if first is not entry and entry not in self._behind.get(key, ()):
+                self._complete(entry)
+        elif current.status is Status.ONGOING and self._clock_ms() >= entry.deadline_ms:
+            self._abort_late(entry, current)
+
+    def _abort_late(self, entry: _Id, current: TransactionValue) -> None:
+        server = Server(self._wall_ms(), self._version())
+        value = state.fenced(current, server)
+        if isinstance(value, NeedId):
+            new_id = self._take_id()
+            if new_id is None:
+                self._set_timer(entry, self._clock_ms() + RETRY_MS)
+                return
+            value = state.fenced(current, server._replace(new_id=new_id))
+        assert isinstance(value, TransactionValue)
+        self.timed_out_count += 1
+        self._begin(entry, value)
+
+    def expire(self) -> bool:
+        """Let go of some ids that nobody has used for long; whether there are more to look at."""
+        if self.closed or self._loading:
+            return False
+        if not self._expiring:
+            self._expiring = list(self._ids)
+        now_ms, retention_ms = self._wall_ms(), self._settings.id_expiration_ms
+        for name in self._expiring[-EXPIRY_IDS_MAX:]:
+            entry = self._ids.get(name)
+            if (
+                entry is not None
+                and entry.current is not None
+                and entry.pending is None
+                and state.is_expired(entry.current, now_ms, retention_ms)
+            ):
+                self._begin(entry, None)
+        del self._expiring[-EXPIRY_IDS_MAX:]
+        return bool(self._expiring)
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Take in one record, in the order of the log. Raises Malformed for damage."""
+        name = read_key(key)
+        if name is None:
+            return
+        found = None if value is None else read_value(value)
+        if found is None:
+            self._ids.pop(name, None)
+        else:
+            self._ids[name] = _Id(name, found)
+        if found is None or found.status in state.AT_REST:
+            self._unfinished.pop(name, None)
+        else:
+            self._unfinished[name] = None
+
+    def loaded(self) -> None:
+        """The log is replayed up to where it ended when leadership began. A decision at its end may yet be lost, so
+        nothing is done before the high watermark covers it."""
+        if not self.closed:
+            self._log.when_start_covered(self._resume)
+
+    def _resume(self, error: ErrorCode) -> None:
+        if self.closed:
+            return
+        if error:
+            self.close()
+            return
+        self._loading = False
+        unfinished, self._unfinished = self._unfinished, {}
+        now_ms, wall_ms = self._clock_ms(), self._wall_ms()
+        for name in unfinished:
+            entry = self._ids[name]
+            value = entry.current
+            assert value is not None
+            if value.status.is_decided:
+                self._decided(entry, value)
                 continue
-            at = self._busy.get(name)
-            if at is None or not (at.deadline or at.is_pending):
-                raise InvariantBroken(f"transactional id {name} is open without a deadline")
+            gone_ms = max(0, wall_ms - value.start_ms)
+            left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
+            entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
+            self._arm(entry)
+
+    def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
+        """Leadership is lost: whoever waits is sent away, also where it may have been done: every call may be
+        repeated. Nothing may be asked of it afterwards."""
+        if self.closed:
+            return
+        self.closed = True
+        waiting = [question for question, _ in self._doubts]
+        for batch in self._in_flight:
+            waiting += (question for question, _ in batch.doubts)
+        for entry in self._ids.values():
+            if entry.pending is not None:
+                waiting += (question for question, _ in entry.pending.then)
+            if entry.waiting:
+                waiting += entry.waiting
+        waiting += self._need_id
+        self._doubts, self._turn, self._need_id, self._ids = [], [], {}, {}
+        self._due, self._behind = {}, {}
+        self._in_flight.clear()
+        self._held_count = 0
+        self._send(MarkersWithdrawn(self._state_partition, self._coordinator_epoch))
+        for question in waiting:
+            question.answer(Answer(error))
+
+    def validate(self) -> None:
+        """For tests and the simulator: raises InvariantBroken when the state is what it may never be between two
+        turns."""
+        if self.closed:
+            return
+        held = len(self._need_id)
+        for name, entry in self._ids.items():
+            _must(entry.name == name, name, "an id stands under its own name", entry.name)
+            _must(entry.current or entry.pending, name, "an id that is nothing is not there")
+            waiting = entry.waiting or {}
+            held += len(waiting)
+            current = entry.current
+            decided = current is not None and current.status.is_decided
+            if waiting:
+                _must(decided or entry.pending, name, "who waits has something to wait for", current)
+            if entry.pending is not None and not entry.pending.is_written:
+                _must(entry in self._turn, name, "what is decided will be written", current)
+            if current is not None and current.status is Status.ONGOING and not self._loading:
+                rings = entry.deadline_ms == NEVER_MS or entry.pending or (entry.timer and entry.timer.is_set)
+                _must(rings, name, "a transaction has a deadline", current)
+            if decided and not self._loading:
+                assert current is not None
+                key = current.producer_id, current.producer_epoch
+                ends = key in self._due or entry.pending or (entry.timer and entry.timer.is_set)
+                _must(ends, name, "a decision is being carried out", current)
+        _must(held == self._held_count, "", "those that wait are counted", held, self._held_count)
+        for entry, left in self._due.values():
+            _must(left and entry.current, entry.name, "markers are due", left)
+            _must(entry.pending is None, entry.name, "nothing ends before its markers are written", left)
+
+
+_UNSURE: Final = frozenset(
+    {
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+_MOVED: Final = frozenset(
+    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.FENCED_LEADER_EPOCH}
+)
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 
 def write_error(code: ErrorCode) -> ErrorCode:
-    """What a request is told when its record came to nothing, or perhaps did not."""
-    return ErrorCode.NOT_COORDINATOR if code in _MOVED else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    """What clients are told when a write came to nothing (Kafka: TransactionStateManager.appendTransactionToLog)."""
+    if code in _UNSURE:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if code in _MOVED:
+        return ErrorCode.NOT_COORDINATOR
+    return ErrorCode.UNKNOWN_SERVER_ERROR if code in _TOO_LARGE else code
 
 
-_NOT_COORDINATOR: Final = Refusal(ErrorCode.NOT_COORDINATOR)
-
-
-def _ignore(_: ErrorCode) -> None:
-    pass
-
-
-def _unheard(_: Refusal | Answer) -> None:
-    pass
-
-
-def _always() -> bool:
-    return True
+def _must(holds: object, name: str, rule: str, *details: object) -> None:
+    if not holds:
+        raise InvariantBroken(f"transactional id {name}: {rule}: {', '.join(map(repr, details))}")

@@ -1,354 +1,380 @@
-"""What one transactional id may do next: every rule that looks at one id alone. Pure functions over what is committed.
+"""What one transactional id may do: its states, and the answer to each request in each of them.
 
-Each takes the id's committed value and a request, and says one of:
+Pure functions of the state that the high watermark covers. A request is answered, or begins a transition, or has to
+wait for the one that is pending or for the markers; the shard holds it meanwhile. The order of the checks is Kafka's
+(TransactionCoordinator, TransactionMetadata): which error a client gets decides whether it lives.
 
-* `Refusal`: the request is refused with that code, and nothing changes;
-* `Answer`: it is done already;
-* `Change`: the value to write. It counts only once the high watermark covers it; `reply` is what the request is told
-  then;
-* `NEEDS_ID`: a fresh producer id has to be drawn first, the request comes again with it.
-
-What is pending is not known here: `shard` lets one change of an id follow the other.
-
-*TV* is the transaction version that the client goes by (KIP-890): 0 for one that adds partitions itself, and keeps
-its epoch from transaction to transaction; 2 for one whose epoch rises with every transaction.
-
-Source: TransactionCoordinator.scala, TransactionMetadata.java of Apache Kafka 4.3; KIP-98, KIP-360, KIP-890.
+Epochs end at 32,767. A producer is never told more than 32,766, so that one more is left to fence it with; who ends a
+transaction there gets another producer id with epoch 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.transactions.records import (
-    NO_EPOCH,
-    NO_PRODUCER_ID,
-    NO_TIME_MS,
+    NO_PARTITIONS,
     Partitions,
-    State,
+    Status,
     TransactionValue,
 )
 
 EPOCH_MAX: Final = 32_767
-"""Never handed to a client; the last transaction of a producer id is ended with it."""
-EPOCH_USED_UP: Final = EPOCH_MAX - 1
-"""From here on the next transaction takes another producer id."""
-TRANSACTIONS_V2: Final = 2
+EPOCH_EXHAUSTED: Final = EPOCH_MAX - 1
+"""Highest epoch that a producer is told."""
+NO_ID: Final = -1
+NO_EPOCH: Final = -1
+EPOCH_RISES_SINCE: Final = 2
+"""`transaction.version` with which each end of a transaction raises the epoch (KIP-890 part 2)."""
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""Timeout of a transaction that another system decides (KIP-939): only its owner ends it."""
 
-PREPARED: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
-COMPLETE: Final = frozenset({State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
-AT_REST: Final = COMPLETE | {State.EMPTY}
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Refused, nothing changes."""
-
-    code: ErrorCode
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Done: the producer id and epoch that the producer goes on with."""
-
-    producer_id: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What is to be written, and what the request is told once that is safe."""
-
-    value: TransactionValue
-    reply: Refusal | Answer
+COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
+AT_REST: Final = COMPLETE | {Status.EMPTY}
+"""No transaction is under way."""
+PREVIOUS: Final = {
+    Status.EMPTY: AT_REST,
+    Status.ONGOING: AT_REST | {Status.ONGOING},
+    Status.PREPARE_COMMIT: frozenset({Status.ONGOING}),
+    Status.PREPARE_ABORT: AT_REST | {Status.ONGOING},
+    Status.COMPLETE_COMMIT: frozenset({Status.PREPARE_COMMIT}),
+    Status.COMPLETE_ABORT: frozenset({Status.PREPARE_ABORT}),
+    Status.DEAD: AT_REST,
+}
+"""From which states each may be reached."""
 
 
-class NeedsId(Enum):
-    """See `NEEDS_ID`."""
-
-    NEEDS_ID = 0
-
-
-NEEDS_ID: Final = NeedsId.NEEDS_ID
-"""A fresh producer id is needed."""
-
-FENCED: Final = Refusal(ErrorCode.PRODUCER_FENCED)
-UNKNOWN: Final = Refusal(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-BUSY: Final = Refusal(ErrorCode.CONCURRENT_TRANSACTIONS)
-WRONG_STATE: Final = Refusal(ErrorCode.INVALID_TXN_STATE)
-NOT_ADDED: Final = Refusal(ErrorCode.TRANSACTION_ABORTABLE)
-
-Verdict = Refusal | Answer | Change | NeedsId
+# -- requests ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """An InitProducerId. `producer_id` and `epoch` are what the producer goes by now, both -1 for none (KIP-360)."""
+    """InitProducerId. Producer id and epoch are those that the client has (KIP-360), -1 for none."""
 
     timeout_ms: int
-    producer_id: int = NO_PRODUCER_ID
-    epoch: int = NO_EPOCH
+    producer_id: int = NO_ID
+    producer_epoch: int = NO_EPOCH
 
 
-def _of(value: TransactionValue) -> Answer:
-    return Answer(value.producer_id, value.producer_epoch)
+@dataclass(frozen=True, slots=True)
+class Add:
+    """AddPartitionsToTxn, or AddOffsetsToTxn with the partition of the group."""
+
+    producer_id: int
+    producer_epoch: int
+    partitions: Partitions
+    client_version: int = 0
+    """2 for AddPartitionsToTxn from version 4 on, else 0."""
 
 
-# -- InitProducerId --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """AddPartitionsToTxn that adds none, and asks whether they are there."""
 
-
-def init_producer_id(
-    old: TransactionValue | None, request: Init, now_ms: int, server_version: int, fresh_id: int | None
-) -> Verdict:
-    """`now_ms`: ms since 1970. `server_version`: the TV of an abort in the producer's place."""
-    if old is None:
-        if fresh_id is None:
-            return NEEDS_ID
-        new = TransactionValue(fresh_id, 0, request.timeout_ms, update_ms=now_ms)
-        return Change(new, _of(new))
-    if not _may_go_on(old, request):
-        return FENCED
-    if old.state in PREPARED:
-        return BUSY
-    if old.state is State.ONGOING:
-        return abort_in_its_place(old, now_ms, server_version, fresh_id)
-    is_used_up = old.producer_epoch >= EPOCH_USED_UP
-    if is_used_up and request.epoch in (NO_EPOCH, old.producer_epoch):
-        if fresh_id is None:
-            return NEEDS_ID
-        last = NO_EPOCH if request.epoch == NO_EPOCH else old.producer_epoch
-        return _begun_anew(old, request, now_ms, (fresh_id, 0, last), previous=old.producer_id)
-    if request.epoch in (NO_EPOCH, old.producer_epoch):
-        pair = (old.producer_id, old.producer_epoch + 1, request.epoch)
-    elif request.epoch == old.last_epoch:
-        # It was done before, and its answer was lost: nobody else has come since, that would have cleared `last_epoch`.
-        pair = (old.producer_id, old.producer_epoch, old.last_epoch)
-    else:
-        return FENCED
-    return _begun_anew(old, request, now_ms, pair, previous=old.previous_producer_id)
-
-
-def _may_go_on(old: TransactionValue, request: Init) -> bool:
-    """Whether the producer is who the id belongs to, as far as it says (TransactionCoordinator.isValidProducerId)."""
-    if request.producer_id in (NO_PRODUCER_ID, old.producer_id):
-        return True
-    return request.producer_id == old.previous_producer_id and request.epoch >= EPOCH_USED_UP
-
-
-def _begun_anew(
-    old: TransactionValue, request: Init, now_ms: int, ids: tuple[int, int, int], previous: int
-) -> Change:
-    producer_id, epoch, last = ids
-    new = TransactionValue(
-        producer_id,
-        epoch,
-        request.timeout_ms,
-        update_ms=now_ms,
-        previous_producer_id=previous,
-        client_version=old.client_version,
-        last_epoch=last,
-    )
-    return Change(new, _of(new))
-
-
-# -- adding ----------------------------------------------------------------------------------
-
-
-def add_partitions(
-    old: TransactionValue | None,
-    producer_id: int,
-    epoch: int,
-    partitions: Partitions,
-    client_version: int,
-    now_ms: int,
-) -> Verdict:
-    """AddPartitionsToTxn, and AddOffsetsToTxn with the group's partition."""
-    if refusal := _refused(old, producer_id, epoch):
-        return refusal
-    assert old is not None  # `_refused` says so
-    if old.state in PREPARED:
-        return BUSY
-    if old.state is State.ONGOING and partitions <= old.partitions:
-        return _of(old)
-    begins = old.state is not State.ONGOING
-    new = old._replace(
-        state=State.ONGOING,
-        partitions=partitions if begins else old.partitions | partitions,
-        start_ms=now_ms if begins else old.start_ms,
-        update_ms=now_ms,
-        client_version=client_version,
-    )
-    return Change(new, _of(new))
-
-
-def verify(
-    old: TransactionValue | None, producer_id: int, epoch: int, partitions: Partitions
-) -> dict[tuple[str, int], ErrorCode]:
-    """A leader of before TV2 asks whether partitions were added. What is pending is not looked at."""
-    refusal = _refused(old, producer_id, epoch)
-    if refusal is None and old is not None and old.state in PREPARED:
-        refusal = BUSY
-    if refusal is not None:
-        return dict.fromkeys(partitions, refusal.code)
-    there = old.partitions if old is not None and old.state is State.ONGOING else frozenset()
-    return {p: ErrorCode.NONE if p in there else NOT_ADDED.code for p in partitions}
-
-
-def _refused(old: TransactionValue | None, producer_id: int, epoch: int) -> Refusal | None:
-    if old is None or old.producer_id != producer_id:
-        return UNKNOWN
-    return FENCED if old.producer_epoch != epoch else None
-
-
-# -- ending ----------------------------------------------------------------------------------
+    producer_id: int
+    producer_epoch: int
+    partitions: Partitions
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An EndTxn."""
+    """EndTxn."""
 
     producer_id: int
-    epoch: int
-    commits: bool
+    producer_epoch: int
+    commit: bool
     client_version: int = 0
+    """2 for EndTxn from version 5 on, else 0."""
 
 
-def end_transaction(old: TransactionValue | None, request: End, now_ms: int, fresh_id: int | None) -> Verdict:
-    """The tables of EndTxn, by TV."""
-    if old is None:
-        return UNKNOWN
-    if request.client_version >= TRANSACTIONS_V2:
-        return _end_v2(old, request, now_ms, fresh_id)
-    if refusal := _refused(old, request.producer_id, request.epoch):
+Request = Init | Add | Verify | End
+
+
+# -- what becomes of them ------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """To be told to the client: at once, or with `Begin` when the transition counts."""
+
+    error: ErrorCode = ErrorCode.NONE
+    producer_id: int = NO_ID
+    producer_epoch: int = NO_EPOCH
+    missing: Partitions = NO_PARTITIONS
+    """With TRANSACTION_ABORTABLE partitions that are not in the transaction, with UNKNOWN_TOPIC_OR_PARTITION those that
+    do not exist; the others are as they should be (OPERATION_NOT_ATTEMPTED for the second)."""
+
+
+class Begin(NamedTuple):
+    """A transition to that state; `answer` None: the request is looked at again afterwards."""
+
+    value: TransactionValue
+    answer: Answer | None
+
+
+class Wait(NamedTuple):
+    """For the end of the transition or of the markers; CONCURRENT_TRANSACTIONS when that takes too long."""
+
+
+class NeedId(NamedTuple):
+    """A new producer id has to be there first."""
+
+
+Outcome = Answer | Begin | Wait | NeedId
+
+WAIT: Final = Wait()
+NEED_ID: Final = NeedId()
+_UNKNOWN: Final = Answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+_FENCED: Final = Answer(ErrorCode.PRODUCER_FENCED)
+_BAD_STATE: Final = Answer(ErrorCode.INVALID_TXN_STATE)
+_DONE: Final = Answer()
+
+
+class Server(NamedTuple):
+    """What the server brings to a decision."""
+
+    now_ms: int
+    """Since 1970."""
+    version: int
+    """`transaction.version` of the cluster."""
+    new_id: int = NO_ID
+    """A producer id that nobody has, -1 for none so far."""
+
+
+def is_exhausted(epoch: int) -> bool:
+    """No producer may be told a higher one."""
+    return epoch >= EPOCH_EXHAUSTED
+
+
+def decide(current: TransactionValue | None, pending: bool, request: Request, server: Server) -> Outcome:
+    """What becomes of a request. `current` None: the id is unknown, or its first record is pending."""
+    if isinstance(request, Init):
+        return _init(current, pending, request, server)
+    if isinstance(request, Verify):
+        return _verify(current, request)
+    if current is None:
+        return WAIT if pending else _UNKNOWN
+    if isinstance(request, Add):
+        return _add(current, pending, request, server)
+    return _end(current, pending, request, server)
+
+
+# -- InitProducerId ------------------------------------------------------------------------------
+
+
+def _init(current: TransactionValue | None, pending: bool, request: Init, server: Server) -> Outcome:
+    if pending:
+        return WAIT
+    if current is None:
+        if server.new_id == NO_ID:
+            return NEED_ID
+        fresh = TransactionValue(Status.EMPTY, server.new_id, 0, request.timeout_ms, server.now_ms)
+        # Kafka makes the id in memory first, with this producer id, and so it is the previous one of the first record.
+        return _initialized(fresh._replace(previous_id=server.new_id))
+    if request.producer_id != NO_ID and not (
+        request.producer_id == current.producer_id
+        or (request.producer_id == current.previous_id and is_exhausted(request.producer_epoch))
+    ):
+        return _FENCED
+    if current.status.is_decided:
+        return WAIT
+    if current.status is Status.ONGOING:
+        fence = fenced(current, server)
+        return fence if isinstance(fence, NeedId) else Begin(fence, None)
+    return _next_epoch(current, request, server)
+
+
+def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Outcome:
+    """No transaction is under way: a new epoch, or the present one for who asks again."""
+    asked = request.producer_epoch if request.producer_id != NO_ID else NO_EPOCH
+    empty = current._replace(
+        status=Status.EMPTY,
+        timeout_ms=request.timeout_ms,
+        update_ms=server.now_ms,
+        partitions=NO_PARTITIONS,
+        start_ms=-1,
+        previous_id=current.producer_id,
+        next_id=NO_ID,
+    )
+    if asked in (NO_EPOCH, current.producer_epoch):
+        last = NO_EPOCH if asked == NO_EPOCH else current.producer_epoch
+        if not is_exhausted(current.producer_epoch):
+            return _initialized(empty._replace(producer_epoch=current.producer_epoch + 1, last_epoch=last))
+        if server.new_id == NO_ID:
+            return NEED_ID
+        return _initialized(empty._replace(producer_id=server.new_id, producer_epoch=0, last_epoch=last))
+    if asked == current.last_epoch:
+        return _initialized(empty)
+    return _FENCED
+
+
+def _initialized(value: TransactionValue) -> Begin:
+    return Begin(value, Answer(ErrorCode.NONE, value.producer_id, value.producer_epoch))
+
+
+# -- adding partitions ---------------------------------------------------------------------------
+
+
+def _add(current: TransactionValue, pending: bool, request: Add, server: Server) -> Outcome:
+    if pending:
+        return WAIT
+    refusal = _check_producer(current, request)
+    if refusal is not None:
         return refusal
-    if old.state is State.ONGOING:
-        return _prepare(old, request, now_ms, NO_PRODUCER_ID)
-    if old.state is State.EMPTY:
-        return WRONG_STATE
-    return _repeated(old, request)
-
-
-def _end_v2(old: TransactionValue, request: End, now_ms: int, fresh_id: int | None) -> Verdict:
-    is_of_last_id = (
-        old.state in COMPLETE
-        and request.producer_id == old.previous_producer_id
-        and (request.epoch, old.producer_epoch) == (EPOCH_USED_UP, 0)
+    if current.status.is_decided:
+        return WAIT
+    if current.status is Status.ONGOING:
+        if request.partitions <= current.partitions:
+            return _DONE
+        start_ms, partitions = current.start_ms, current.partitions | request.partitions
+    else:
+        start_ms, partitions = server.now_ms, request.partitions
+    return Begin(
+        current._replace(
+            status=Status.ONGOING,
+            partitions=partitions,
+            start_ms=start_ms,
+            update_ms=server.now_ms,
+            previous_id=current.producer_id,
+            client_version=request.client_version,
+        ),
+        _DONE,
     )
-    if request.producer_id != old.producer_id and not is_of_last_id:
-        return UNKNOWN
-    # The epoch has risen with the first one, so who says the one before asks again.
-    if is_of_last_id or (request.epoch == old.producer_epoch - 1 and old.state in COMPLETE | PREPARED):
-        return _repeated(old, request)
-    if request.epoch != old.producer_epoch or old.state in PREPARED:
-        return FENCED
-    if old.state is not State.ONGOING and request.commits:
-        return WRONG_STATE
-    next_id = NO_PRODUCER_ID
-    if old.producer_epoch >= EPOCH_USED_UP:
-        if fresh_id is None:
-            return NEEDS_ID
-        next_id = fresh_id
-    return _prepare(old, request, now_ms, next_id)
 
 
-def _repeated(old: TransactionValue, request: End) -> Verdict:
-    was_commit = old.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
-    if was_commit != request.commits:
-        return WRONG_STATE
-    return BUSY if old.state in PREPARED else _of(old)
+def joined(value: TransactionValue, request: Add) -> TransactionValue | None:
+    """An addition that is not written yet, with one more in it; None when they don't go together."""
+    if value.status is not Status.ONGOING or (
+        (request.producer_id, request.producer_epoch, request.client_version)
+        != (value.producer_id, value.producer_epoch, value.client_version)
+    ):
+        return None
+    return value._replace(partitions=value.partitions | request.partitions)
 
 
-def _prepare(old: TransactionValue, request: End, now_ms: int, next_id: int) -> Change:
-    """The decision. Its answer is the pair that the producer goes on with."""
-    rises = request.client_version >= TRANSACTIONS_V2
-    new = old._replace(
-        state=State.PREPARE_COMMIT if request.commits else State.PREPARE_ABORT,
-        producer_epoch=old.producer_epoch + 1 if rises else old.producer_epoch,
-        last_epoch=old.producer_epoch if rises else old.last_epoch,
-        # Nothing was added to what is aborted empty: it begins and ends now.
-        start_ms=old.start_ms if old.state is State.ONGOING else now_ms,
-        partitions=old.partitions if old.state is State.ONGOING else frozenset(),
+def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
+    if current is None:
+        return _UNKNOWN
+    refusal = _check_producer(current, request)
+    if refusal is not None:
+        return refusal
+    if current.status.is_decided:
+        return WAIT
+    missing = request.partitions - current.partitions
+    return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing) if missing else _DONE
+
+
+def _check_producer(current: TransactionValue, request: Add | Verify | End) -> Answer | None:
+    if request.producer_id != current.producer_id:
+        return _UNKNOWN
+    return None if request.producer_epoch == current.producer_epoch else _FENCED
+
+
+# -- the end of a transaction --------------------------------------------------------------------
+
+
+def _end(current: TransactionValue, pending: bool, request: End, server: Server) -> Outcome:
+    if request.client_version >= EPOCH_RISES_SINCE:
+        return _end_raising(current, pending, request, server)
+    refusal = _check_producer(current, request)
+    if refusal is not None:
+        return refusal
+    if pending:
+        return WAIT
+    if current.status is Status.ONGOING:
+        return _prepared(current, request, server)
+    return _repeated(current, request)
+
+
+def _end_raising(current: TransactionValue, pending: bool, request: End, server: Server) -> Outcome:
+    """EndTxn 5: what counts as repeated has the epoch before."""
+    if pending:
+        # The client may hold a pair that counts only once this transition does.
+        return WAIT
+    switched = (
+        current.producer_id != current.previous_id == request.producer_id
+        and request.producer_epoch == EPOCH_EXHAUSTED
+        and current.producer_epoch == 0
+    )
+    if request.producer_id != current.producer_id and not switched:
+        return _UNKNOWN
+    is_equal = request.producer_epoch == current.producer_epoch and not switched
+    # At the very last epoch it is one only where another producer id comes with the end; else the server fenced it.
+    is_tellable = current.producer_epoch <= EPOCH_EXHAUSTED or current.next_id != NO_ID
+    is_repeated = switched or (is_tellable and request.producer_epoch + 1 == current.producer_epoch)
+    if current.status.is_decided:
+        return _repeated(current, request) if is_repeated else _FENCED
+    if is_repeated and current.status in COMPLETE:
+        return _repeated(current, request)
+    if not is_equal:
+        return _FENCED
+    if current.status is Status.ONGOING or not request.commit:
+        return _prepared(current, request, server)
+    return _BAD_STATE
+
+
+def _repeated(current: TransactionValue, request: End) -> Outcome:
+    """The transaction has ended, or its markers are being written: what it is asked to be, or not."""
+    if current.status.is_decided:
+        return WAIT if request.commit == (current.status is Status.PREPARE_COMMIT) else _BAD_STATE
+    if current.status in COMPLETE and request.commit == (current.status is Status.COMPLETE_COMMIT):
+        return Answer(ErrorCode.NONE, current.producer_id, current.producer_epoch)
+    return _BAD_STATE
+
+
+def _prepared(current: TransactionValue, request: End, server: Server) -> Outcome:
+    status = Status.PREPARE_COMMIT if request.commit else Status.PREPARE_ABORT
+    value = _ended(current, status, request.client_version, server)
+    if isinstance(value, NeedId):
+        return value
+    if value.next_id != NO_ID:
+        return Begin(value, Answer(ErrorCode.NONE, value.next_id, 0))
+    return Begin(value, Answer(ErrorCode.NONE, value.producer_id, value.producer_epoch))
+
+
+def _ended(
+    current: TransactionValue, status: Status, version: int, server: Server
+) -> TransactionValue | NeedId:
+    value = current._replace(
+        status=status,
+        update_ms=server.now_ms,
+        start_ms=current.start_ms if current.status is Status.ONGOING else server.now_ms,
+        previous_id=current.producer_id,
+        client_version=version,
+    )
+    if version < EPOCH_RISES_SINCE:
+        return value
+    value = value._replace(
+        producer_epoch=min(current.producer_epoch + 1, EPOCH_MAX), last_epoch=current.producer_epoch
+    )
+    if not is_exhausted(current.producer_epoch):
+        return value
+    return NEED_ID if server.new_id == NO_ID else value._replace(next_id=server.new_id)
+
+
+def fenced(current: TransactionValue, server: Server) -> TransactionValue | NeedId:
+    """The server aborts what is under way: too old, or somebody begins anew. The epoch rises once, whichever way."""
+    value = _ended(current, Status.PREPARE_ABORT, server.version, server)
+    if isinstance(value, NeedId) or server.version >= EPOCH_RISES_SINCE:
+        return value
+    return value._replace(producer_epoch=min(current.producer_epoch + 1, EPOCH_MAX), last_epoch=NO_EPOCH)
+
+
+def completed(current: TransactionValue, now_ms: int) -> TransactionValue:
+    """All markers of a decided transaction are written."""
+    value = current._replace(
+        status=(Status.COMPLETE_COMMIT if current.status is Status.PREPARE_COMMIT else Status.COMPLETE_ABORT),
+        partitions=NO_PARTITIONS,
         update_ms=now_ms,
-        next_producer_id=next_id,
-        client_version=request.client_version,
+        previous_id=current.producer_id,
+        next_id=NO_ID,
     )
-    return Change(new, Answer(next_id, 0) if next_id != NO_PRODUCER_ID else _of(new))
+    if current.next_id != NO_ID:
+        return value._replace(producer_id=current.next_id, producer_epoch=0)
+    return value
 
 
-def abort_in_its_place(
-    old: TransactionValue, now_ms: int, server_version: int, fresh_id: int | None
-) -> Change | NeedsId:
-    """The transaction is aborted by the server: its producer came back, or was silent for too long.
-
-    The epoch rises, once, whatever the client's TV: who wrote until now is fenced. Nobody may repeat that, so no last
-    epoch is kept. The request is to ask again (CONCURRENT_TRANSACTIONS).
-    """
-    next_id = NO_PRODUCER_ID
-    if server_version >= TRANSACTIONS_V2 and old.producer_epoch >= EPOCH_USED_UP:
-        if fresh_id is None:
-            return NEEDS_ID
-        next_id = fresh_id
-    new = old._replace(
-        state=State.PREPARE_ABORT,
-        producer_epoch=old.producer_epoch + 1,
-        last_epoch=NO_EPOCH,
-        update_ms=now_ms,
-        next_producer_id=next_id,
-        client_version=server_version,
-    )
-    return Change(new, BUSY)
-
-
-def completed(old: TransactionValue, now_ms: int) -> TransactionValue:
-    """Every partition has its marker: `old` is a Prepare state."""
-    new = old._replace(
-        state=State.COMPLETE_COMMIT if old.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
-        partitions=frozenset(),
-        update_ms=now_ms,
-    )
-    if old.next_producer_id == NO_PRODUCER_ID:
-        return new
-    return new._replace(
-        producer_id=old.next_producer_id,
-        producer_epoch=0,
-        previous_producer_id=old.producer_id,
-        next_producer_id=NO_PRODUCER_ID,
-    )
-
-
-def is_expired(value: TransactionValue, now_ms: int, expiration_ms: int) -> bool:
-    """Whether an id was at rest for so long that it is forgotten."""
-    return value.state in AT_REST and value.update_ms <= now_ms - expiration_ms
-
-
-__all__ = [
-    "AT_REST",
-    "BUSY",
-    "COMPLETE",
-    "EPOCH_MAX",
-    "EPOCH_USED_UP",
-    "FENCED",
-    "NEEDS_ID",
-    "NO_TIME_MS",
-    "PREPARED",
-    "TRANSACTIONS_V2",
-    "UNKNOWN",
-    "WRONG_STATE",
-    "Answer",
-    "Change",
-    "End",
-    "Init",
-    "NeedsId",
-    "Refusal",
-    "Verdict",
-    "abort_in_its_place",
-    "add_partitions",
-    "completed",
-    "end_transaction",
-    "init_producer_id",
-    "is_expired",
-    "verify",
-]
+def is_expired(current: TransactionValue, now_ms: int, retention_ms: int) -> bool:
+    """Nobody has used it for so long that it may go."""
+    return current.status in AT_REST and current.update_ms <= now_ms - retention_ms

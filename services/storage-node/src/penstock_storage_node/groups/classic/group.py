@@ -17,7 +17,7 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.holdings import NOBODYS, Holdings, Owner, protocols_bytes
 from penstock_storage_node.groups.records import GroupValue, MemberValue, subscribed_topics
 from penstock_storage_node.groups.store import must
-from penstock_storage_node.groups.timers import Timer
+from penstock_storage_node.timers import Timer
 
 CONSUMER_PROTOCOL: Final = "consumer"
 """Protocol type of consumers; the coordinator can read their subscriptions."""

@@ -35,7 +35,7 @@ from penstock_storage_node.groups.classic.group import (
 from penstock_storage_node.groups.holdings import NOBODYS, Owner, protocols_bytes
 from penstock_storage_node.groups.records import Key, Record, group_key, put_group, read_group
 from penstock_storage_node.groups.store import Done, GroupStore, group_write_error
-from penstock_storage_node.groups.timers import Timer
+from penstock_storage_node.timers import Timer
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from penstock_storage_node.groups.consumer.subscription import read_assignment, 
 from penstock_storage_node.groups.holdings import NOBODYS, Owner
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.store import ID_LENGTH_MAX, GroupStore, group_write_error, must
-from penstock_storage_node.groups.timers import Timer
+from penstock_storage_node.timers import Timer
 
 _OTHER_TOPICS: Final = {"": (TopicId(b""), -1)}
 """Whatever a group's topics are found to be, they differ from this: a new target is made."""
