@@ -3,9 +3,10 @@
 All of it decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
 
 `effects`  What the coordinator wants done elsewhere: markers to write, and markers to forget.
+`outbox`   Markers on their way to the leaders of partitions.
 `records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 `shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
 `state`    One transactional id: its states, and the answer to each request in each of them.
 
-Imports go one way: shard > state > records > effects.
+Imports go one way: shard > state > records > effects; outbox > effects.
 """
