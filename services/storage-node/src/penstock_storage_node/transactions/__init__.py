@@ -7,6 +7,7 @@ All of it decides, and consists of plain synchronous objects: clock, ids, log an
 `records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 `shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
 `state`    One transactional id: its states, and the answer to each request in each of them.
+`verifier`  What a leader asks the coordinator before it takes a transaction's first batch.
 
-Imports go one way: shard > state > records > effects; outbox > effects.
+Imports go one way: shard > state > records > effects; outbox and verifier > effects.
 """

@@ -1,0 +1,289 @@
+"""What a leader asks the coordinator before it takes a transaction's first batch.
+
+A batch whose producer has nothing open here is taken only once the coordinator has said that its transaction knows
+this partition; else a batch that comes late, behind the end of its transaction, would open one that nobody ends
+(KIP-890). A guard is one object, made for one verification: only a batch that holds the very guard that stands here is
+appended. It goes with the first append, with the transaction's marker, with leadership and after a day, so an answer
+that comes behind one of these opens nothing.
+
+`Guards` are a partition's, `Additions` a node's. Asks of a turn travel together, one message for each coordinator. One
+that is lost is told to the producer, who tries again.
+
+Source: VerificationStateEntry, ProducerAppendInfo, AddPartitionsToTxnManager; KIP-890.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_storage_node.timers import Timer, TimerQueue
+from penstock_storage_node.transactions.effects import TopicPartitionName
+
+GUARD_MS: Final = 86_400_000
+"""How long a guard stands for nothing (Kafka: producer.id.expiration.ms)."""
+AGAIN_MS: Final = 20
+AGAIN_MS_MAX: Final = 100
+"""While the coordinator says CONCURRENT_TRANSACTIONS: every so often, for so long."""
+ADDS_SINCE: Final = 12
+"""Version of Produce from which on leaders add partitions themselves."""
+ABORTABLE_SINCE: Final = 11
+"""Version of Produce from which on TRANSACTION_ABORTABLE is known."""
+
+
+class Guard:
+    """One verification. Two are never equal."""
+
+    __slots__ = ("epoch", "lowest_sequence", "made_ms")
+
+    def __init__(self, epoch: int, sequence: int, made_ms: int) -> None:
+        self.epoch: Final = epoch
+        self.lowest_sequence = sequence
+        """Of the batches that came with this epoch: the first to be appended has to be that one."""
+        self.made_ms: Final = made_ms
+
+
+class Guards:
+    """Of one partition that this node leads, by producer id."""
+
+    def __init__(self, name: object) -> None:
+        """`name` is the partition's, for messages."""
+        self._name = name
+        self._guards: dict[int, Guard] = {}
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def guard(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> Guard:
+        """The guard that a batch has to hold: made, or the one that an earlier batch of that epoch waits with.
+
+        Raises INVALID_PRODUCER_EPOCH for an epoch below that of the guard that stands.
+        """
+        guard = self._guards.get(producer_id)
+        if guard is None or guard.epoch < epoch:
+            guard = self._guards[producer_id] = Guard(epoch, sequence, now_ms)
+        elif guard.epoch > epoch:
+            raise PenstockError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} has epoch {guard.epoch} in {self._name} already, not {epoch}",
+            )
+        guard.lowest_sequence = min(guard.lowest_sequence, sequence)
+        return guard
+
+    def check(self, guard: Guard | None, producer_id: int, sequence: int) -> None:
+        """In the step of the append. Raises INVALID_TXN_STATE for any but the guard that stands here, and
+        OUT_OF_ORDER_SEQUENCE_NUMBER for a batch that another one of its epoch has to come before."""
+        if guard is None or self._guards.get(producer_id) is not guard:
+            raise PenstockError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"the transaction of producer {producer_id} in {self._name} was not verified, or has ended since",
+            )
+        if sequence > guard.lowest_sequence:
+            raise PenstockError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {producer_id} begins its transaction in {self._name} with sequence {sequence}, but "
+                f"{guard.lowest_sequence} came before it",
+            )
+
+    def appended(self, producer_id: int) -> None:
+        """A batch of its transaction is here: the next ones need no guard."""
+        self._guards.pop(producer_id, None)
+
+    def ended(self, producer_id: int, marker_epoch: int, version: int) -> None:
+        """A marker was appended. With `version` 2 its epoch is that of the transaction after it, which may have begun
+        to verify already; before, it is that of the transaction that has ended."""
+        guard = self._guards.get(producer_id)
+        if guard is not None and not (version >= 2 and guard.epoch == marker_epoch):
+            del self._guards[producer_id]
+
+    def clear(self) -> None:
+        """Leadership is over."""
+        self._guards.clear()
+
+    def expire(self, now_ms: int) -> None:
+        """Let go of those that stood for nothing for a day."""
+        late = [who for who, guard in self._guards.items() if guard.made_ms <= now_ms - GUARD_MS]
+        for producer_id in late:
+            del self._guards[producer_id]
+
+
+class Producer(NamedTuple):
+    """Who asks: a transactional id, and by which producer id and epoch."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+class Ask(NamedTuple):
+    """Of one producer in one message: add these partitions, or only say whether they are there."""
+
+    number: int
+    """For the answer."""
+    producer: Producer
+    verify_only: bool
+    partitions: tuple[TopicPartitionName, ...]
+
+
+Done = Callable[[ErrorCode], None]
+
+
+class _Waiting:
+    """Batches of one producer that wait for the same answer."""
+
+    __slots__ = ("coordinator", "done", "producer", "until_ms", "verify_only")
+
+    def __init__(self, producer: Producer, verify_only: bool, coordinator: int, until_ms: int) -> None:
+        self.producer = producer
+        self.verify_only = verify_only
+        self.coordinator = coordinator
+        self.until_ms = until_ms
+        self.done: dict[TopicPartitionName, list[Done]] = {}
+
+
+class Additions:
+    """Of one node; see the module's text."""
+
+    def __init__(
+        self,
+        *,
+        clock_ms: Callable[[], int],
+        coordinator_of: Callable[[str], int | None],
+        send: Callable[[int, Sequence[Ask]], bool],
+        schedule: Callable[[], None],
+    ) -> None:
+        """`coordinator_of` gives the node that coordinates a transactional id, None where nobody is known to; `send`
+        puts a message on the stream to a node, False where there is none; `schedule` asks for `end_turn`."""
+        self._clock_ms = clock_ms
+        self._coordinator_of = coordinator_of
+        self._send = send
+        self._schedule = schedule
+        self._turn: dict[tuple[Producer, bool], _Waiting] = {}
+        self._sent: dict[int, _Waiting] = {}
+        self._timers: Final = TimerQueue()
+        self._number = 0
+
+    def ask(self, producer: Producer, partition: TopicPartitionName, *, adds: bool, done: Done) -> None:
+        """`done` is told NONE when the transaction knows the partition, else why not, in the coordinator's codes; or
+        COORDINATOR_NOT_AVAILABLE when nobody can be asked."""
+        self._queue(producer, not adds, partition, [done], self._clock_ms() + AGAIN_MS_MAX)
+
+    def _queue(
+        self,
+        producer: Producer,
+        verify_only: bool,
+        partition: TopicPartitionName,
+        done: Iterable[Done],
+        until_ms: int,
+    ) -> None:
+        waiting = self._turn.get((producer, verify_only))
+        if waiting is None:
+            waiting = self._turn[producer, verify_only] = _Waiting(producer, verify_only, -1, until_ms)
+            self._schedule()
+        waiting.until_ms = max(waiting.until_ms, until_ms)
+        waiting.done.setdefault(partition, []).extend(done)
+
+    def end_turn(self) -> None:
+        """Send what was asked since the last time."""
+        turn, self._turn = self._turn, {}
+        by_node: dict[int, list[tuple[Ask, _Waiting]]] = defaultdict(list)
+        nowhere: list[_Waiting] = []
+        for waiting in turn.values():
+            node = self._coordinator_of(waiting.producer.transactional_id)
+            if node is None:
+                nowhere.append(waiting)
+                continue
+            waiting.coordinator = node
+            self._number += 1
+            partitions = tuple(sorted(waiting.done))
+            by_node[node].append(
+                (Ask(self._number, waiting.producer, waiting.verify_only, partitions), waiting)
+            )
+        for node, asks in by_node.items():
+            # Before it is sent: a coordinator on this node answers at once.
+            self._sent.update((ask.number, waiting) for ask, waiting in asks)
+            if not self._send(node, [ask for ask, _ in asks]):
+                nowhere += [self._sent.pop(ask.number) for ask, _ in asks if ask.number in self._sent]
+        for waiting in nowhere:
+            _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def answered(self, number: int, answers: Iterable[tuple[TopicPartitionName, ErrorCode]]) -> None:
+        """A coordinator's answer; what is not in it is not known."""
+        waiting = self._sent.pop(number, None)
+        if waiting is None:
+            return
+        codes = dict(answers)
+        busy: dict[TopicPartitionName, list[Done]] = {}
+        told: list[tuple[Done, ErrorCode]] = []
+        for partition, done in waiting.done.items():
+            code = codes.get(partition, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if code is ErrorCode.CONCURRENT_TRANSACTIONS and not waiting.verify_only:
+                busy[partition] = done
+            else:
+                told += [(each, code) for each in done]
+        if busy:
+            self._ask_again(waiting, busy)
+        for each, code in told:
+            each(code)
+
+    def _ask_again(self, waiting: _Waiting, busy: dict[TopicPartitionName, list[Done]]) -> None:
+        waiting.done = busy
+        now_ms = self._clock_ms()
+        if now_ms + AGAIN_MS > waiting.until_ms:
+            _tell_all(waiting, ErrorCode.CONCURRENT_TRANSACTIONS)
+        else:
+            self._timers.set(Timer("again", (waiting,)), now_ms + AGAIN_MS)
+
+    @property
+    def next_timer_ms(self) -> int:
+        """`tick` has nothing to do before that time."""
+        return self._timers.next_ms
+
+    def tick(self) -> None:
+        """Ask again where the last transaction was still ending."""
+        while (timer := self._timers.due(self._clock_ms())) is not None:
+            (waiting,) = timer.owner
+            for partition, done in waiting.done.items():
+                self._queue(waiting.producer, waiting.verify_only, partition, done, waiting.until_ms)
+
+    def stream_lost(self, node: int) -> None:
+        """Nothing more comes from a node: those that waited for it are told so, and try again."""
+        lost = [number for number, waiting in self._sent.items() if waiting.coordinator == node]
+        for number in lost:
+            if (waiting := self._sent.pop(number, None)) is not None:
+                _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    @property
+    def waiting_count(self) -> int:
+        """Asks that were sent and have no answer."""
+        return len(self._sent)
+
+
+def _tell_all(waiting: _Waiting, code: ErrorCode) -> None:
+    for done in [each for some in waiting.done.values() for each in some]:
+        done(code)
+
+
+_UNREACHED: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+def produce_error(code: ErrorCode, version: int) -> ErrorCode:
+    """What a Produce of that version is told for a coordinator's code. What passes is NOT_ENOUGH_REPLICAS: every client
+    tries again on it, and asks for no metadata."""
+    if code in _UNREACHED:
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    if code is ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_SINCE:
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_SINCE:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
