@@ -697,3 +697,287 @@ class ForwardResponseFrame(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForwardResponseFrame: _TypeAlias = ForwardResponseFrame  # noqa: Y015
+
+@_typing.final
+class TransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    MARKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___TransactionsHello:
+        """First message of a stream, alone."""
+
+    @_builtins.property
+    def asks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionAsk]: ...
+    @_builtins.property
+    def markers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionMarkers]: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___TransactionsHello | None = ...,
+        asks: _abc.Iterable[Global___TransactionAsk] | None = ...,
+        markers: _abc.Iterable[Global___TransactionMarkers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "hello", b"hello", "markers", b"markers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsRequest: _TypeAlias = TransactionsRequest  # noqa: Y015
+
+@_typing.final
+class TransactionsHello(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NODE_EPOCH_FIELD_NUMBER: _builtins.int
+    TARGET_NODE_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """The node that opens the stream, and its epoch."""
+    node_epoch: _builtins.int
+    target_node_id: _builtins.int
+    """The node that it means to reach; another one refuses."""
+    cluster_id: _builtins.bytes
+    number: _builtins.int
+    """Rises with each stream that this node epoch opens to that node: frames of an older one are dropped, so nothing
+    that was sent before a reconnect is done after it.
+    """
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        node_epoch: _builtins.int = ...,
+        target_node_id: _builtins.int = ...,
+        cluster_id: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_epoch", b"node_epoch", "node_id", b"node_id", "number", b"number", "target_node_id", b"target_node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsHello: _TypeAlias = TransactionsHello  # noqa: Y015
+
+@_typing.final
+class TransactionAsk(_message.Message):
+    """To the coordinator of a transactional id, on behalf of a producer that writes to partitions led by who asks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    VERIFY_ONLY_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the asker, for the answer; never used twice on a stream."""
+    transactional_id: _builtins.str
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    verify_only: _builtins.bool
+    """Only say whether they are in the transaction; else add them to it (KIP-890)."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionTopic]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        transactional_id: _builtins.str = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        verify_only: _builtins.bool = ...,
+        topics: _abc.Iterable[Global___TransactionTopic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "topics", b"topics", "transactional_id", b"transactional_id", "verify_only", b"verify_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionAsk: _TypeAlias = TransactionAsk  # noqa: Y015
+
+@_typing.final
+class TransactionTopic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionTopic: _TypeAlias = TransactionTopic  # noqa: Y015
+
+@_typing.final
+class TransactionMarkers(_message.Message):
+    """To the leader of partitions, from the coordinator of a transaction that is decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_PARTITION_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    TRANSACTION_VERSION_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    state_partition: _builtins.int
+    """Which partition of __transaction_state decided, and its leader epoch."""
+    coordinator_epoch: _builtins.int
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    commit: _builtins.bool
+    """Else abort."""
+    transaction_version: _builtins.int
+    """As in WriteTxnMarkers 2 (KIP-1228), 0 to 2."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionTopic]: ...
+    def __init__(
+        self,
+        *,
+        state_partition: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        commit: _builtins.bool = ...,
+        transaction_version: _builtins.int = ...,
+        topics: _abc.Iterable[Global___TransactionTopic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "coordinator_epoch", b"coordinator_epoch", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "state_partition", b"state_partition", "topics", b"topics", "transaction_version", b"transaction_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionMarkers: _TypeAlias = TransactionMarkers  # noqa: Y015
+
+@_typing.final
+class TransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    MARKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionAnswer]: ...
+    @_builtins.property
+    def markers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionMarkersAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___TransactionAnswer] | None = ...,
+        markers: _abc.Iterable[Global___TransactionMarkersAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "markers", b"markers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsResponse: _TypeAlias = TransactionsResponse  # noqa: Y015
+
+@_typing.final
+class TransactionAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    coordinator_epoch: _builtins.int
+    """Leader epoch of the partition of __transaction_state that answers, -1 when none does."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionResult]:
+        """What is in none of them is not known."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
+        results: _abc.Iterable[Global___TransactionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "number", b"number", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionAnswer: _TypeAlias = TransactionAnswer  # noqa: Y015
+
+@_typing.final
+class TransactionMarkersAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_PARTITION_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    state_partition: _builtins.int
+    """The markers' own."""
+    coordinator_epoch: _builtins.int
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionResult]:
+        """Some of the partitions that were asked for: the others are answered later."""
+
+    def __init__(
+        self,
+        *,
+        state_partition: _builtins.int = ...,
+        coordinator_epoch: _builtins.int = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+        results: _abc.Iterable[Global___TransactionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "results", b"results", "state_partition", b"state_partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionMarkersAnswer: _TypeAlias = TransactionMarkersAnswer  # noqa: Y015
+
+@_typing.final
+class TransactionResult(_message.Message):
+    """Partitions that share an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    error_code: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionTopic]: ...
+    def __init__(
+        self,
+        *,
+        error_code: _builtins.int = ...,
+        topics: _abc.Iterable[Global___TransactionTopic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionResult: _TypeAlias = TransactionResult  # noqa: Y015

@@ -46,6 +46,11 @@ class StorageStub:
                 request_serializer=penstock__proto_dot_v1_dot_storage__pb2.ForwardRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_storage__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.Transactions = channel.stream_stream(
+                '/penstock.v1.Storage/Transactions',
+                request_serializer=penstock__proto_dot_v1_dot_storage__pb2.TransactionsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_storage__pb2.TransactionsResponse.FromString,
+                _registered_method=True)
         self.FetchRange = channel.unary_stream(
                 '/penstock.v1.Storage/FetchRange',
                 request_serializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.SerializeToString,
@@ -87,6 +92,15 @@ class StorageServicer:
     def Forward(self, request_iterator, context):
         """Kafka requests relayed by a gateway, one stream per (client connection,
         node). Produce requests are appended in the order they arrive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transactions(self, request_iterator, context):
+        """What nodes have to settle for transactions: a leader asks the coordinators on another node to add or verify
+        partitions, coordinators send a leader their markers. Each node opens one stream to each other one that it
+        has something for, and both of its parts go by it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +154,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.Forward,
                     request_deserializer=penstock__proto_dot_v1_dot_storage__pb2.ForwardRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_storage__pb2.ForwardResponse.SerializeToString,
+            ),
+            'Transactions': grpc.stream_stream_rpc_method_handler(
+                    servicer.Transactions,
+                    request_deserializer=penstock__proto_dot_v1_dot_storage__pb2.TransactionsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_storage__pb2.TransactionsResponse.SerializeToString,
             ),
             'FetchRange': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchRange,
@@ -221,6 +240,33 @@ class Storage:
             '/penstock.v1.Storage/Forward',
             penstock__proto_dot_v1_dot_storage__pb2.ForwardRequest.SerializeToString,
             penstock__proto_dot_v1_dot_storage__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transactions(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/penstock.v1.Storage/Transactions',
+            penstock__proto_dot_v1_dot_storage__pb2.TransactionsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_storage__pb2.TransactionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

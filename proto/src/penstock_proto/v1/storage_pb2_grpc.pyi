@@ -41,6 +41,11 @@ class StorageStub:
     """Kafka requests relayed by a gateway, one stream per (client connection,
     node). Produce requests are appended in the order they arrive.
     """
+    Transactions: _grpc.StreamStreamMultiCallable[_storage_pb2.TransactionsRequest, _storage_pb2.TransactionsResponse]
+    """What nodes have to settle for transactions: a leader asks the coordinators on another node to add or verify
+    partitions, coordinators send a leader their markers. Each node opens one stream to each other one that it
+    has something for, and both of its parts go by it.
+    """
     FetchRange: _grpc.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]
     """Raw batches of one partition that this node leads."""
     Positions: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PositionsRequest, _storage_pb2.PositionsResponse]
@@ -64,6 +69,11 @@ class StorageAsyncStub(StorageStub):
     Forward: _aio.StreamStreamMultiCallable[_storage_pb2.ForwardRequest, _storage_pb2.ForwardResponse]  # type: ignore[assignment]
     """Kafka requests relayed by a gateway, one stream per (client connection,
     node). Produce requests are appended in the order they arrive.
+    """
+    Transactions: _aio.StreamStreamMultiCallable[_storage_pb2.TransactionsRequest, _storage_pb2.TransactionsResponse]  # type: ignore[assignment]
+    """What nodes have to settle for transactions: a leader asks the coordinators on another node to add or verify
+    partitions, coordinators send a leader their markers. Each node opens one stream to each other one that it
+    has something for, and both of its parts go by it.
     """
     FetchRange: _aio.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]  # type: ignore[assignment]
     """Raw batches of one partition that this node leads."""
@@ -97,6 +107,17 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_storage_pb2.ForwardResponse], _abc.AsyncIterator[_storage_pb2.ForwardResponse]]:
         """Kafka requests relayed by a gateway, one stream per (client connection,
         node). Produce requests are appended in the order they arrive.
+        """
+
+    @_abc_1.abstractmethod
+    def Transactions(
+        self,
+        request_iterator: _MaybeAsyncIterator[_storage_pb2.TransactionsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_storage_pb2.TransactionsResponse], _abc.AsyncIterator[_storage_pb2.TransactionsResponse]]:
+        """What nodes have to settle for transactions: a leader asks the coordinators on another node to add or verify
+        partitions, coordinators send a leader their markers. Each node opens one stream to each other one that it
+        has something for, and both of its parts go by it.
         """
 
     @_abc_1.abstractmethod

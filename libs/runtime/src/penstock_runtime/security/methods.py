@@ -58,6 +58,7 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Controller/AlterRefusedCertificates": _ADMIN,
     "/penstock.v1.Storage/Replicate": _NODE,
     "/penstock.v1.Storage/Positions": _NODE,
+    "/penstock.v1.Storage/Transactions": _NODE,
     "/penstock.v1.Storage/Forward": _GATEWAY,
     "/penstock.v1.Storage/FetchRange": _GATEWAY,
     "/penstock.v1.Storage/DescribeStrays": _GATEWAY,
