@@ -139,6 +139,40 @@ def test_a_lost_stream_brings_back_what_was_on_its_way() -> None:
     assert rig.outbox.waiting() == {N1: 2, N2: 1}
 
 
+def test_a_leader_on_this_node_may_end_the_coordinator_while_it_is_sent_to() -> None:
+    rig = Rig()
+    mine, others = due(), due(8, C, state=4)
+
+    def at_once(node: NodeId, markers: Sequence[Marker]) -> None:
+        rig.sent.append((node, markers))
+        if node == N1:
+            for marker in markers:
+                code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+                rig.outbox.answered(node, key_of(marker.due), [(p, code) for p in marker.partitions])
+
+    rig.outbox._send = at_once
+    rig.outbox.add(mine)
+    rig.outbox.add(others)
+    assert rig.turn() == [(N1, [(7, ["a", "b"])]), (N2, [(8, ["c"])])]
+    assert rig.fenced == [(3, 5)]
+    assert rig.outbox.waiting() == {N2: 1}
+
+
+def test_a_stream_may_be_lost_while_it_is_sent_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "SENT_AT_ONCE_MAX", 1)
+    rig = Rig()
+
+    def broken(node: NodeId, markers: Sequence[Marker]) -> None:
+        rig.sent.append((node, markers))
+        rig.outbox.stream_lost(node)
+
+    rig.outbox._send = broken
+    rig.outbox.add(due(7, A, B))
+    assert rig.turn() == [(N1, [(7, ["a"])])]
+    rig.later(AGAIN_MS_MIN)
+    assert rig.outbox.waiting() == {None: 2}
+
+
 def test_without_a_leader_it_waits_and_without_a_partition_it_is_done() -> None:
     rig = Rig()
     one = due()

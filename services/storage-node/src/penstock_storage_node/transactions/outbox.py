@@ -158,7 +158,11 @@ class Outbox:
             self._sent.setdefault(node, {}).update(dict.fromkeys(items))
         for node, items in by_node.items():
             for at in range(0, len(items), SENT_AT_ONCE_MAX):
-                self._send(node, self._markers(items[at : at + SENT_AT_ONCE_MAX]))
+                # A leader on this node answers while it is sent, and may end a coordinator; a stream may be lost.
+                sent = self._sent.get(node, {})
+                left = [item for item in items[at : at + SENT_AT_ONCE_MAX] if item in sent]
+                if left:
+                    self._send(node, self._markers(left))
         self._done(gone)
 
     def _markers(self, items: Iterable[_Item]) -> list[Marker]:
