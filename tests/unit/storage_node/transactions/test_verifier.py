@@ -12,6 +12,7 @@ from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.verifier import (
     AGAIN_MS,
     AGAIN_MS_MAX,
+    EPOCHS_MAX,
     GUARD_MS,
     Additions,
     Ask,
@@ -42,7 +43,7 @@ def test_only_the_guard_of_this_verification_is_taken() -> None:
     guard = guards.guard(PID, 0, 0, 0)
     assert code_of(guards, guard) == "NONE"
     assert code_of(guards, Guard(0, 0, 0)) == "INVALID_TXN_STATE"
-    guards.appended(PID)
+    guards.appended(PID, 0)
     assert code_of(guards, guard) == "INVALID_TXN_STATE"
 
 
@@ -76,15 +77,62 @@ def test_the_first_that_is_appended_is_the_first_that_came() -> None:
     assert code_of(late, late.guard(PID, 0, 0, 0), 5) == "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
-def test_a_higher_epoch_begins_anew_and_a_lower_one_is_refused() -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_batch_that_comes_late_leaves_the_next_transactions_guard(late: int) -> None:
+    # TV2: the last transaction's marker is under way, and a batch of it comes once more, when the next one verifies.
     guards = Guards("a-0")
-    old = guards.guard(PID, 3, 9, 0)
-    new = guards.guard(PID, 4, 0, 0)
-    assert code_of(guards, old, 9) == "INVALID_TXN_STATE"
-    assert code_of(guards, new) == "NONE"
-    with pytest.raises(PenstockError) as told:
-        guards.guard(PID, 3, 9, 0)
-    assert told.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    following = guards.guard(PID, 2, 0, 0)
+    guards.guard(PID, late, 3, 0)
+    guards.appended(PID, late)
+    assert code_of(guards, following) == "NONE"
+    guards.appended(PID, 2)
+    assert len(guards) == 0
+
+
+@pytest.mark.parametrize(("marker_epoch", "version"), [(1, 0), (1, 1), (2, 2), (1, 2)])
+def test_a_marker_that_comes_late_leaves_the_guard_of_a_higher_epoch(marker_epoch: int, version: int) -> None:
+    guards = Guards("a-0")
+    following = guards.guard(PID, 2, 0, 0)
+    old = guards.guard(PID, 0, 0, 0)
+    guards.ended(PID, marker_epoch, version)
+    assert code_of(guards, following) == "NONE"
+    assert code_of(guards, old) == "INVALID_TXN_STATE"
+
+
+def test_an_epoch_that_nobody_has_confirmed_refuses_no_other() -> None:
+    # Who writes with epoch 9 has it out of thin air: the coordinator will say so, and epoch 3 is the true one.
+    guards = Guards("a-0")
+    guards.guard(PID, 9, 0, 0)
+    true = guards.guard(PID, 3, 4, 0)
+    assert code_of(guards, true, 4) == "NONE"
+    guards.appended(PID, 3)
+    assert len(guards) == 1
+
+
+def test_a_refused_verification_leaves_no_sequence_behind() -> None:
+    # A late batch of a transaction that is over is refused; the next transaction has the same epoch (TV1).
+    guards = Guards("a-0")
+    late = guards.guard(PID, 0, 3, 0)
+    guards.refused(late, PID)
+    following = guards.guard(PID, 0, 21, 0)
+    guards.refused(late, PID)
+    assert code_of(guards, following, 21) == "NONE"
+
+
+def test_sequences_begin_again_after_the_last_one() -> None:
+    guards = Guards("a-0")
+    last = (1 << 31) - 1
+    guard = guards.guard(PID, 0, last, 0)
+    assert guards.guard(PID, 0, 0, 0) is guard
+    assert code_of(guards, guard, last) == "NONE"
+    assert code_of(guards, guard, 0) == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def test_guards_of_a_producer_are_bounded() -> None:
+    guards = Guards("a-0")
+    for epoch in range(50):
+        guards.guard(PID, epoch, 0, 0)
+    assert len(guards) == EPOCHS_MAX
 
 
 def test_guards_go_with_leadership_and_after_a_day() -> None:

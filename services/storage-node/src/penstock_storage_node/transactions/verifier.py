@@ -15,13 +15,16 @@ Source: VerificationStateEntry, ProducerAppendInfo, AddPartitionsToTxnManager; K
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_storage_node.log.producer_state import SEQUENCE_MASK
 from penstock_storage_node.timers import Timer, TimerQueue
 from penstock_storage_node.transactions.effects import TopicPartitionName
 
+EPOCHS_MAX: Final = 5
+"""Guards of one producer: the next transaction's beside the last one's, and some that are none's."""
 GUARD_MS: Final = 86_400_000
 """How long a guard stands for nothing (Kafka: producer.id.expiration.ms)."""
 AGAIN_MS: Final = 20
@@ -46,67 +49,92 @@ class Guard:
 
 
 class Guards:
-    """Of one partition that this node leads, by producer id."""
+    """Of one partition that this node leads, by producer id and epoch.
+
+    An epoch that nobody has confirmed says nothing of another one (Kafka has one entry for all epochs of a producer):
+    a batch with an epoch out of thin air must not have the producer's true one refused, and a late batch of the last
+    transaction must not take away what the next one is verified by.
+    """
 
     def __init__(self, name: object) -> None:
         """`name` is the partition's, for messages."""
         self._name = name
-        self._guards: dict[int, Guard] = {}
+        self._guards: dict[int, dict[int, Guard]] = {}
 
     def __len__(self) -> int:
-        return len(self._guards)
+        return sum(map(len, self._guards.values()))
 
     def guard(self, producer_id: int, epoch: int, sequence: int, now_ms: int) -> Guard:
-        """The guard that a batch has to hold: made, or the one that an earlier batch of that epoch waits with.
-
-        Raises INVALID_PRODUCER_EPOCH for an epoch below that of the guard that stands.
-        """
-        guard = self._guards.get(producer_id)
-        if guard is None or guard.epoch < epoch:
-            guard = self._guards[producer_id] = Guard(epoch, sequence, now_ms)
-        elif guard.epoch > epoch:
-            raise PenstockError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {producer_id} has epoch {guard.epoch} in {self._name} already, not {epoch}",
-            )
-        guard.lowest_sequence = min(guard.lowest_sequence, sequence)
+        """The guard that a batch has to hold: made, or the one that an earlier batch of that epoch waits with."""
+        epochs = self._guards.setdefault(producer_id, {})
+        guard = epochs.get(epoch)
+        if guard is None:
+            guard = epochs[epoch] = Guard(epoch, sequence, now_ms)
+            while len(epochs) > EPOCHS_MAX:
+                del epochs[next(iter(epochs))]
+        elif _is_before(sequence, guard.lowest_sequence):
+            guard.lowest_sequence = sequence
         return guard
 
     def check(self, guard: Guard | None, producer_id: int, sequence: int) -> None:
         """In the step of the append. Raises INVALID_TXN_STATE for any but the guard that stands here, and
         OUT_OF_ORDER_SEQUENCE_NUMBER for a batch that another one of its epoch has to come before."""
-        if guard is None or self._guards.get(producer_id) is not guard:
+        if guard is None or not self._stands(guard, producer_id):
             raise PenstockError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"the transaction of producer {producer_id} in {self._name} was not verified, or has ended since",
             )
-        if sequence > guard.lowest_sequence:
+        if _is_before(guard.lowest_sequence, sequence):
             raise PenstockError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {producer_id} begins its transaction in {self._name} with sequence {sequence}, but "
                 f"{guard.lowest_sequence} came before it",
             )
 
-    def appended(self, producer_id: int) -> None:
-        """A batch of its transaction is here: the next ones need no guard."""
-        self._guards.pop(producer_id, None)
+    def _stands(self, guard: Guard, producer_id: int) -> bool:
+        return self._guards.get(producer_id, _NONE).get(guard.epoch) is guard
+
+    def appended(self, producer_id: int, epoch: int) -> None:
+        """A batch of its transaction is here: the next ones of that epoch need no guard, and lower epochs are over.
+        What a higher one is verified by stays: that is the next transaction, and this batch came late."""
+        self._drop(producer_id, lambda guard: guard.epoch <= epoch)
+
+    def refused(self, guard: Guard, producer_id: int) -> None:
+        """The coordinator does not know that transaction: its sequence says nothing of those that come later."""
+        if self._stands(guard, producer_id):
+            self._drop(producer_id, lambda each: each is guard)
 
     def ended(self, producer_id: int, marker_epoch: int, version: int) -> None:
         """A marker was appended. With `version` 2 its epoch is that of the transaction after it, which may have begun
-        to verify already; before, it is that of the transaction that has ended."""
-        guard = self._guards.get(producer_id)
-        if guard is not None and not (version >= 2 and guard.epoch == marker_epoch):
+        to verify already; before, it is that of the transaction that has ended. Higher ones are later than both."""
+        last = marker_epoch - 1 if version >= 2 else marker_epoch
+        self._drop(producer_id, lambda guard: guard.epoch <= last)
+
+    def _drop(self, producer_id: int, is_over: Callable[[Guard], bool]) -> None:
+        epochs = self._guards.get(producer_id)
+        if epochs is None:
+            return
+        for epoch in [epoch for epoch, guard in epochs.items() if is_over(guard)]:
+            del epochs[epoch]
+        if not epochs:
             del self._guards[producer_id]
 
     def clear(self) -> None:
-        """Leadership is over."""
+        """Leadership is over, or the log was cut."""
         self._guards.clear()
 
     def expire(self, now_ms: int) -> None:
         """Let go of those that stood for nothing for a day."""
-        late = [who for who, guard in self._guards.items() if guard.made_ms <= now_ms - GUARD_MS]
-        for producer_id in late:
-            del self._guards[producer_id]
+        for producer_id in list(self._guards):
+            self._drop(producer_id, lambda guard: guard.made_ms <= now_ms - GUARD_MS)
+
+
+_NONE: Final[Mapping[int, Guard]] = {}
+
+
+def _is_before(first: int, second: int) -> bool:
+    """Of two sequences: they count from 0 to 2^31-1 and begin again."""
+    return first != second and ((second - first) & SEQUENCE_MASK) <= SEQUENCE_MASK // 2
 
 
 class Producer(NamedTuple):
