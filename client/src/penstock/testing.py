@@ -33,7 +33,7 @@ FAULTS_FILE = "faults"
 """In a process's directory: what its failpoints do now (`penstock_runtime.failpoints`)."""
 
 QUICK_SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "controller": {"offsets_topic_num_partitions": "4"},
+    "controller": {"offsets_topic_num_partitions": "4", "transaction_state_log_num_partitions": "4"},
     "storage-node": {"group_initial_rebalance_delay_ms": "0"},
 }
 """What differs from a deployed cluster's defaults: tests have few groups and no time to wait for members."""

@@ -61,6 +61,7 @@ KAFKA_NAMES: Final[Mapping[str, Ours]] = {
     "replica.high.watermark.checkpoint.interval.ms": Ours(("checkpoint_interval_ms",)),
     "replica.lag.time.max.ms": Ours(("replica_lag_time_max_ms",)),
     "socket.request.max.bytes": Ours(("socket_request_max_bytes",)),
+    "transaction.state.log.num.partitions": Ours(("transaction_state_log_num_partitions",)),
 }
 """Kafka's name to what a process is told here when it starts."""
 

@@ -174,6 +174,7 @@ def _command_queue(
             settings.default_partition_count,
             settings.default_replication_factor,
             settings.offsets_topic_num_partitions,
+            settings.transaction_state_log_num_partitions,
         ),
         ports.new_rng(),
         ports.clocks.wall_ms,

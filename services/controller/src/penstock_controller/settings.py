@@ -39,6 +39,9 @@ class ControllerSettings(RoleSettings):
     offsets_topic_num_partitions: int = Field(
         50, ge=1, le=1_000, description="partitions of __consumer_offsets when it is created"
     )
+    transaction_state_log_num_partitions: int = Field(
+        50, ge=1, le=1_000, description="partitions of __transaction_state when it is created"
+    )
     leader_rebalance_interval_ms: int = Field(
         5000, ge=0, description="how often leadership goes back to preferred replicas, in ms; 0 = never"
     )

@@ -10,6 +10,7 @@ Rules
   * A setting that nothing acts on is not taken, but for `preallocate`, `file.delete.delay.ms` and
     `*.replication.throttled.replicas`, which change nothing that a client could tell and which
     Kafka's tools set. Removing what is not set is never an error: they remove throttles that nobody set.
+  * What the topics of coordinators need (FIXED) holds whatever is set, and nothing else is taken for them.
   * Codes are Kafka's: INVALID_CONFIG for topics and groups, INVALID_REQUEST for nodes and the
     cluster (KAFKA-13609).
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 from penstock_core.config.topic import (
@@ -38,6 +40,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage, SetBy
 from penstock_core.racks import client_rack
+from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 TOPIC: Final = "topic"
 NODE: Final = "node"
@@ -201,6 +204,13 @@ CLUSTER_WIDE: Final = frozenset(
 )
 """Defaults of topics that a single node cannot have."""
 
+FIXED: Final[Mapping[str, Mapping[str, str]]] = {
+    OFFSETS_TOPIC: {"penstock.durability": "fsync"},
+    TRANSACTIONS_TOPIC: {"penstock.durability": "fsync", "unclean.leader.election.enable": "false"},
+}
+"""What holds for the topics of coordinators whatever is set for them or for the cluster: what a coordinator
+answered must outlast a power cut of all machines."""
+
 TOPIC_NAMES: Final[Mapping[str, str]] = {s.node_name: n for n, s in TOPIC_SETTINGS.items() if s.node_name}
 """Topic setting by its name at the nodes."""
 
@@ -303,6 +313,9 @@ def topic_config(image: MetadataImage, topic: str, node_id: NodeId | None = None
     Without `node_id` as the controllers see it. Give it to `TopicConfig.from_config`.
     """
     own = image.config(TOPIC, topic)
+    fixed = FIXED.get(topic)
+    if fixed is not None:
+        own = {**own, **fixed}
     cluster = image.config(CLUSTER, "")
     node = image.config(NODE, str(node_id)) if node_id is not None else {}
     if not cluster and not node:
@@ -380,22 +393,30 @@ def describe_topic(image: MetadataImage, topic: str, node_id: NodeId | None = No
     """Every setting of a topic that exists, as it counts on a node (None: for the cluster)."""
     found = image.topic(topic)
     first = None if found is None else found.partitions.get(0)
-    return describe_configs(image, image.config(TOPIC, topic), 1 if first is None else first.factor, node_id)
+    factor = 1 if first is None else first.factor
+    return describe_configs(image, image.config(TOPIC, topic), factor, node_id, FIXED.get(topic, {}))
 
 
 def describe_configs(
-    image: MetadataImage, own: Mapping[str, str], replication_factor: int, node_id: NodeId | None = None
+    image: MetadataImage,
+    own: Mapping[str, str],
+    replication_factor: int,
+    node_id: NodeId | None = None,
+    fixed: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Entry]:
-    """Every setting of a topic that has `own` and that many replicas, whether it exists or not."""
+    """Every setting of a topic that has `own` and that many replicas, whether it exists or not; no default of the
+    cluster counts for what is `fixed`."""
     least = str(default_min_insync_replicas(replication_factor))
     entries = []
     for name, setting in TOPIC_SETTINGS.items():
-        synonyms = [Synonym(name, own[name], ConfigSource.TOPIC)] if name in own else []
+        counts = name in own and fixed.get(name, own[name]) == own[name]
+        synonyms = [Synonym(name, own[name], ConfigSource.TOPIC)] if counts else []
         if not setting.node_name:
             default = Synonym(name, TOPIC_CONFIG_DEFAULTS[name], ConfigSource.DEFAULT)
             entries.append(_entry(name, setting, [*synonyms, default]))
             continue
-        synonyms += _dynamic(image, setting.node_name, node_id)
+        if name not in fixed:
+            synonyms += _dynamic(image, setting.node_name, node_id)
         synonyms += _defaults(name, least if name == "min.insync.replicas" else None)
         entries.append(_shown(name, name, synonyms))
     return entries
@@ -515,6 +536,17 @@ def validate(kind: str, key: str, value: str) -> None:
         _validate_group(key, value)
     else:
         _validate_default(kind, key, value)
+
+
+def check_fixed(topic: str, settings: Mapping[str, str]) -> None:
+    """Raise INVALID_CONFIG when `settings` of a coordinators' topic would change what has to hold for it."""
+    for key, needed in FIXED.get(topic, {}).items():
+        value = settings.get(key, needed)
+        if parse_topic_config(key, value) != parse_topic_config(key, needed):
+            raise PenstockError(
+                ErrorCode.INVALID_CONFIG,
+                f"setting {key}={value!r}: topic {topic} needs {needed}; leave it as it is",
+            )
 
 
 def _count(text: str, high: int, *, default: int) -> int:

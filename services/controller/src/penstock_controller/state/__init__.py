@@ -6,6 +6,7 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `cluster`               what belongs to the cluster as a whole
 `configs`               dynamic settings of topics, nodes, the cluster and groups
 `controllers`           which data directory makes each controller a voter
+`coordinator_topics`    `__consumer_offsets` and `__transaction_state`: what they get when they are made
 `elections`             leadership that moves though its leader lives
 `features`              feature levels: raised once every process understands them
 `gateways`              gateways; founding the cluster; blocks of producer ids

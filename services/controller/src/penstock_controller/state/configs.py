@@ -87,6 +87,8 @@ def _wanted(image: MetadataImage, resource: api.ConfigResource) -> dict[str, str
     for key in changed & settings.keys():
         catalog.validate(kind, key, settings[key])
     catalog.validate_together(kind, settings)
+    if kind == catalog.TOPIC:
+        catalog.check_fixed(name, {key: settings[key] for key in changed & settings.keys()})
     if "max.message.bytes" in changed:
         require_batch_level(image, settings)
     return settings

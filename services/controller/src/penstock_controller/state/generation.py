@@ -40,6 +40,8 @@ class Defaults:
     replication_factor: int = -1
     # Of `__consumer_offsets`; can't be changed once groups have used it.
     offsets_partition_count: int = 50
+    # Of `__transaction_state`; can't be changed once it is there.
+    transactions_partition_count: int = 50
 
 
 def _nobody(_node_id: NodeId) -> bool:

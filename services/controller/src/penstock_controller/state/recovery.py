@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from penstock_controller.state.coordinator_topics import COORDINATOR_TOPICS
 from penstock_controller.state.generation import (
     Context,
     Generated,
@@ -21,12 +22,11 @@ from penstock_controller.state.generation import (
     partition_record,
 )
 from penstock_controller.state.nodes import SCAN_COUNT, is_active
-from penstock_controller.state.topics import OFFSETS_SETTINGS
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
 from penstock_core.metadata.restore import EPOCHS_UP
-from penstock_core.topics import OFFSETS_TOPIC, check_topic_name
+from penstock_core.topics import check_topic_name
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
 
@@ -270,9 +270,8 @@ def adopt(ctx: Context, told: api.RecoveredTopic, offers: Offers) -> Generated[b
         if told.name in image.topic_ids:
             return Generated(False)
         records.append(pb.MetadataRecord(topic=pb.TopicRecord(topic_id=topic_id, name=told.name)))
-        if told.name == OFFSETS_TOPIC:
-            for key, value in OFFSETS_SETTINGS.items():
-                records.append(config_record("topic", told.name, key, value))
+        for key, value in COORDINATOR_TOPICS.get(told.name, {}).items():
+            records.append(config_record("topic", told.name, key, value))
     for each in told.partitions:
         rows = offers.of(TopicPartition(topic_id, each.partition))
         old = None if topic is None else topic.partitions.get(each.partition)

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock_controller.state import causes
+from penstock_controller.state.coordinator_topics import (
+    CLUSTER_DEFAULT,
+    DEFAULT_REPLICAS,
+    check_may_grow,
+    with_defaults,
+)
 from penstock_controller.state.features import require_batch_level
 from penstock_controller.state.generation import (
     Context,
@@ -24,19 +30,15 @@ from penstock_controller.state.generation import (
 from penstock_controller.state.mutation_quotas import UNLIMITED, MutationBudget
 from penstock_controller.state.nodes import is_active, is_full, is_last_choice
 from penstock_controller.state.placement import Load, place_steps
+from penstock_core.config.catalog import check_fixed
 from penstock_core.config.topic import validate_topic_config, validate_topic_configs
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId
 from penstock_core.limits import PARTITIONS_PER_REQUEST_MAX
 from penstock_core.metadata import MetadataImage, PartitionImage, TopicImage
-from penstock_core.topics import OFFSETS_TOPIC, check_topic_name, collision_key
+from penstock_core.topics import check_topic_name, collision_key
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
-
-CLUSTER_DEFAULT = -1
-_DEFAULT_REPLICAS = 3
-
-OFFSETS_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)}
 
 Assignment = list[list[NodeId]]
 
@@ -96,7 +98,7 @@ def create_topics(
     collisions = {collision_key(name): name for name in ctx.image.topic_ids}
     budget = PARTITIONS_PER_REQUEST_MAX
     for asked in request.topics:
-        wanted = _with_offsets_defaults(ctx, asked) if asked.name == OFFSETS_TOPIC else asked
+        wanted = with_defaults(ctx, asked)
         result = reply.topics.add(name=wanted.name)
         try:
             if wanted.name in doubled:
@@ -104,7 +106,7 @@ def create_topics(
                     ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is named twice in the request"
                 )
             _check_new_name(ctx.image, wanted.name, collisions)
-            _check_configs(ctx.image, wanted.configs)
+            _check_configs(ctx.image, wanted)
             new = _new_topic(ctx, wanted, budget)
             mutations.spend(new.count)
         except PenstockError as error:
@@ -130,25 +132,6 @@ def create_topics(
     return Generated(reply, further=_placed(ctx, accepted) if accepted else None, causes=why)
 
 
-def _with_offsets_defaults(ctx: Context, asked: api.NewTopic) -> api.NewTopic:
-    """What `__consumer_offsets` gets where its creator asks for nothing (Kafka: offsets.topic.*).
-
-    Replicas are counted by registered nodes, not live ones: whoever comes first while a cluster
-    starts must not leave it with a single copy for ever.
-    """
-    wanted = api.NewTopic()
-    wanted.CopyFrom(asked)
-    if not wanted.assignments:
-        if wanted.partition_count == CLUSTER_DEFAULT:
-            wanted.partition_count = ctx.defaults.offsets_partition_count
-        if wanted.replication_factor == CLUSTER_DEFAULT:
-            wanted.replication_factor = max(1, min(_DEFAULT_REPLICAS, len(ctx.image.nodes)))
-    for key, value in OFFSETS_SETTINGS.items():
-        if key not in wanted.configs:
-            wanted.configs[key] = value
-    return wanted
-
-
 def _doubled(names: object) -> set[str]:
     counts: Counter[str] = Counter(names)  # type: ignore[call-overload]
     return {name for name, count in counts.items() if count > 1}
@@ -166,11 +149,12 @@ def _check_new_name(image: MetadataImage, name: str, collisions: dict[str, str])
         )
 
 
-def _check_configs(image: MetadataImage, configs: Mapping[str, str]) -> None:
-    for key, value in configs.items():
+def _check_configs(image: MetadataImage, wanted: api.NewTopic) -> None:
+    for key, value in wanted.configs.items():
         validate_topic_config(key, value)
-    validate_topic_configs(configs)
-    require_batch_level(image, configs)
+    validate_topic_configs(wanted.configs)
+    check_fixed(wanted.name, wanted.configs)
+    require_batch_level(image, wanted.configs)
 
 
 def _new_topic(ctx: Context, wanted: api.NewTopic, budget: int) -> _New:
@@ -197,7 +181,7 @@ def _new_topic(ctx: Context, wanted: api.NewTopic, budget: int) -> _New:
     if factor == CLUSTER_DEFAULT:
         factor = ctx.defaults.replication_factor
         if factor == CLUSTER_DEFAULT:
-            factor = min(_DEFAULT_REPLICAS, max(1, len(live)))
+            factor = min(DEFAULT_REPLICAS, max(1, len(live)))
     _check_factor(wanted.name, factor, len(live))
     return _New(count, factor, None)
 
@@ -329,6 +313,7 @@ def _grown(ctx: Context, wanted: api.NewPartitions, budget: int) -> tuple[TopicI
     topic = ctx.image.topic(wanted.name)
     if topic is None:
         raise PenstockError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic has the name {wanted.name!r}")
+    check_may_grow(wanted.name)
     have = len(topic.partitions)
     extra = wanted.total_count - have
     if extra <= 0:
