@@ -12,7 +12,7 @@ from penstock_core.security.acl import AclOperation, ResourceType
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import AllowAll
 from penstock_gateway.kafka.handler import RELAYED
-from penstock_gateway.relay.groups import GROUP_CALLS, GROUP_OPERATIONS, ListCall
+from penstock_gateway.relay.groups import GROUP_CALLS, GROUP_OPERATIONS, ListGroupsCall
 from penstock_gateway.relay.request import Outcome, Relayed
 from penstock_gateway.relay.rights import RequestRights
 from penstock_kafka.wire.apis import ApiKey
@@ -86,7 +86,7 @@ def test_what_is_denied_is_answered_here_and_goes_to_no_node(row: Row) -> None:
 
 def test_every_relayed_group_api_has_its_right() -> None:
     """ListGroups is filtered by the nodes."""
-    without = {key for key, call in GROUP_CALLS.items() if call is ListCall}
+    without = {key for key, call in GROUP_CALLS.items() if call is ListGroupsCall}
     assert GROUP_OPERATIONS.keys() == GROUP_CALLS.keys() - without
     assert {row.api for row in ROWS} == RELAYED.keys() - without
 

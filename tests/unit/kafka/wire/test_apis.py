@@ -38,7 +38,8 @@ def test_each_route_has_one_who_answers_it() -> None:
 
 
 def test_each_relayed_api_says_what_a_lost_node_means_and_no_other() -> None:
-    require_entries("on_loss", ON_LOSS, RELAYED_ROUTES)
+    # InitProducerId with a transactional id goes to that one's coordinator.
+    require_entries("on_loss", ON_LOSS, RELAYED_ROUTES, also=[ApiKey.INIT_PRODUCER_ID])
     assert [key for key, on_loss in ON_LOSS.items() if on_loss is OnLoss.MAYBE_WRITTEN] == [ApiKey.PRODUCE]
 
 

@@ -1,8 +1,8 @@
-"""FindCoordinator: the leader of a group's partition, from metadata.
+"""FindCoordinator: the leader of the partition that keeps a group or a transactional id, from metadata.
 
-The topic of offsets is made when the first group is looked for; that request waits for it a while, so
-that a first consumer is not sent away. Addresses are those of the listener that the client came in by:
-through a proxy it is a gateway, which routes by group again.
+The topic is made when the first id is looked for; that request waits for it a while, so
+that a first consumer or producer is not sent away. Addresses are those of the listener that the client came in by:
+through a proxy it is a gateway, which routes by the id again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.image import MetadataImage
-from penstock_core.topics import OFFSETS_TOPIC
+from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import HAS_TRANSACTIONS
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_proto.v1 import controller_pb2 as pb
@@ -38,6 +39,10 @@ _KINDS: Final = {
         "transactional id",
     ),
 }
+_TOPICS: Final = (
+    {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC} if HAS_TRANSACTIONS else {GROUP: OFFSETS_TOPIC}
+)
+"""Where what is looked for is kept; `group_partition` says in which partition."""
 _CODE_IS_SHOWN_SINCE: Final = 3
 """Version of FindCoordinator that only clients use which show a code that they do not expect."""
 _CREATE_TIMEOUT_MS: Final = 5_000
@@ -104,7 +109,7 @@ class Coordinators:
         self._addresses = addresses
         self._authorizer = authorizer
         self._metrics = metrics
-        self._creation: asyncio.Task[str] | None = None
+        self._creations: dict[str, asyncio.Task[str]] = {}
         self._lost = LostGateways(controllers.clock_ms)
         metadata.on_change(lambda old, new, _: self._lost.metadata_changed(old, new))
 
@@ -116,12 +121,9 @@ class Coordinators:
         key_type = getattr(request, "key_type", GROUP)
         keys = items(request.coordinator_keys) if header.api_version >= 4 else (request.key,)
         refused = self._refused(connection, header.api_version, key_type, keys)
-        if (
-            key_type == GROUP
-            and len(refused) < len(set(keys))
-            and self._metadata.image.topic(OFFSETS_TOPIC) is None
-        ):
-            return self._create_first(connection, header, key_type, keys, refused)
+        topic = _TOPICS.get(key_type)
+        if topic is not None and len(refused) < len(set(keys)) and self._metadata.image.topic(topic) is None:
+            return self._create_first(topic, connection, header, key_type, keys, refused)
         return self._answer(connection, header, key_type, keys, refused, "")
 
     def _refused(
@@ -144,6 +146,7 @@ class Coordinators:
 
     async def _create_first(
         self,
+        topic: str,
         connection: Connection,
         header: RequestHeader,
         key_type: int,
@@ -151,18 +154,19 @@ class Coordinators:
         refused: dict[str, _Found],
     ) -> bytes:
         """Have the topic made; many may ask for it at once."""
-        if self._creation is None or self._creation.done():
-            self._creation = asyncio.create_task(
-                self._create(str(connection.principal)), name=f"create {OFFSETS_TOPIC}"
+        creation = self._creations.get(topic)
+        if creation is None or creation.done():
+            creation = self._creations[topic] = asyncio.create_task(
+                self._create(topic, str(connection.principal)), name=f"create {topic}"
             )
-        problem = await asyncio.shield(self._creation)
+        problem = await asyncio.shield(creation)
         return self._answer(connection, header, key_type, keys, refused, problem)
 
-    async def _create(self, principal: str) -> str:
+    async def _create(self, name: str, principal: str) -> str:
         """Why the topic is not there now; "" when it is."""
         clock_ms = self._controllers.clock_ms
         deadline_ms = clock_ms() + _CREATE_TIMEOUT_MS
-        topic = pb.NewTopic(name=OFFSETS_TOPIC, partition_count=-1, replication_factor=-1)
+        topic = pb.NewTopic(name=name, partition_count=-1, replication_factor=-1)
         call = pb.CreateTopicsRequest(topics=[topic], principal=principal)
         try:
             response = await self._controllers.call("CreateTopics", call, _CREATE_TIMEOUT_MS)
@@ -202,21 +206,23 @@ class Coordinators:
         return codec.encode_response(header, response)
 
     def _locate(self, connection: Connection, version: int, key_type: int, key: str, problem: str) -> _Found:
-        if key_type == TRANSACTION:
+        if key_type == TRANSACTION and not HAS_TRANSACTIONS:
             return self._no_transactions(connection, version)
-        if key_type != GROUP:
+        name = _TOPICS.get(key_type)
+        if name is None:
             return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
         image = self._metadata.image
-        topic = image.topic(OFFSETS_TOPIC)
+        topic = image.topic(name)
         if topic is None:
             why = problem or "it is being made"
-            return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {OFFSETS_TOPIC} is not there: {why}")
+            return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} is not there: {why}")
         partition = topic.partitions.get(group_partition(key, len(topic.partitions)))
         node = None if partition is None else image.nodes.get(partition.leader)
         address = None if node is None or node.fenced else self._addresses.node_address(connection, node)
         if node is None or address is None:
             return _nowhere(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the partition of group {key} has no leader"
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"the partition of {_KINDS[key_type][2]} {key} has no leader",
             )
         # At a listener of the node itself the address is the node's own, whatever gateways do.
         by_gateway = all((each.host, each.port) != address for each in node.listeners.values())

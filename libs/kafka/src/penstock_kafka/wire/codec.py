@@ -143,6 +143,11 @@ def build(schema: Any, **values: Any) -> Any:
     return schema(**taken)
 
 
+def field_names(schema: Any) -> tuple[str, ...]:
+    """What `schema` has."""
+    return tuple(field.name for field in fields(schema))
+
+
 @cache
 def error_code(code: int) -> Any:
     """kio's own enum value for a Kafka error code; UNKNOWN_SERVER_ERROR for one it lacks."""

@@ -11,6 +11,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.primitives import Buffer, Reader
+
 _INT_MIN: Final = -(2**31)
 _CACHE_ENTRIES: Final = 4096
 
@@ -34,3 +37,9 @@ def group_partition(group_id: str, partition_count: int) -> int:
 def transaction_partition(transactional_id: str, partition_count: int) -> int:
     """The partition of `TRANSACTIONS_TOPIC` that keeps a transactional id."""
     return group_partition(transactional_id, partition_count)
+
+
+def named_transaction(header: RequestHeader, frame: Buffer) -> str | None:
+    """The transactional id of an InitProducerId, which goes to that id's coordinator; None for one of a producer
+    that is only idempotent. Raises Malformed."""
+    return Reader(frame, header.body_offset, header.flexible, header.items_max).nullable_string()

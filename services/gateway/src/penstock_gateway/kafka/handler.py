@@ -24,9 +24,11 @@ from penstock_gateway.relay.produce import Produce
 from penstock_gateway.relay.queries import DeleteRecordsQuery, LeaderEpochQuery, ListOffsetsQuery
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.relay.request import Ending, Outcome, Relayed
+from penstock_gateway.relay.transactions import TRANSACTION_CALLS, TransactionCall
 from penstock_gateway.routing.address_aliases import needs_distinct_names
-from penstock_kafka.wire.apis import ON_LOSS, RELAYED_ROUTES, ApiKey, require_entries
+from penstock_kafka.wire.apis import BY_TRANSACTIONAL_ID, ON_LOSS, RELAYED_ROUTES, ApiKey, require_entries
 from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.groups import named_transaction
 from penstock_kafka.wire.metadata import decode_metadata
 from penstock_kafka.wire.primitives import Malformed
 
@@ -40,6 +42,7 @@ RELAYED: Final[dict[int, _RelayedMaker]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: LeaderEpochQuery,
     ApiKey.DESCRIBE_PRODUCERS: ProducersQuery,
     **GROUP_CALLS,
+    **TRANSACTION_CALLS,
 }
 """What takes a request apart for the nodes that it goes to, and joins their answers, by api key."""
 
@@ -59,7 +62,12 @@ class GatewayHandler:
         nothing says what becomes of it when its node is lost.
         """
         require_entries("requests that the gateway relays", RELAYED, RELAYED_ROUTES)
-        require_entries("what a lost node means (ApiSpec.on_loss)", ON_LOSS, RELAYED_ROUTES)
+        require_entries(
+            "what a lost node means (ApiSpec.on_loss)",
+            ON_LOSS,
+            RELAYED_ROUTES,
+            also=[ApiKey.INIT_PRODUCER_ID],
+        )
         self._relay = relay
         self._cluster = cluster
         self._cluster_apart = cluster_apart
@@ -71,6 +79,8 @@ class GatewayHandler:
             return header
         relayed = RELAYED.get(header.api_key)
         try:
+            if header.api_key in BY_TRANSACTIONAL_ID and named_transaction(header, frame):
+                relayed = TransactionCall
             if relayed is not None:
                 return self._submit(connection, header, frame, relayed)
             if self._cluster.handles(header.api_key):
