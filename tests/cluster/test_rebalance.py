@@ -11,7 +11,7 @@ import pytest
 from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster
 from support.kafka import Load, check_nothing_lost, produce, read_all
-from support.operated import Placed, counts, create, everything, said, spread, wait_until_settled
+from support.operated import Placed, begin, counts, create, everything, said, spread, wait_until_settled
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,8 +58,9 @@ def test_a_rebalance_onto_new_nodes_copies_the_least_and_only_once(cluster: Loca
     assert plan["totals"]["replicas_added"] == plan["totals"]["replicas_removed"] == least_added(before)
     with Load(cluster.bootstrap, WRITTEN, rate_per_s=200, acks="all") as load:
         load.wait_for_acks(100)
-        done = said(cluster, "cluster", "rebalance", "--yes", "--wait", "200", "--plan-id", plan["plan_id"])
+        plan, done = begin(cluster, "cluster", "rebalance", "--wait", "200")
         assert done["state"] == "done", done
+        assert plan["totals"]["replicas_added"] == plan["totals"]["replicas_removed"] == least_added(before)
         load.wait_for_acks(100)
     wait_until_settled(cluster)
     after = everything(cluster)
