@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from ops.lines import LINES, NoSuchLineError, chosen
 from ops.results import as_json, is_ok, table
-from ops.runs import Runs, Sizes
+from ops.runs import Interrupted, Runs, Sizes
 
 INTERRUPTED = 130
 
@@ -34,15 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NoSuchLineError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupted = Interrupted()
+    interrupted.listen()
     directory = Path(tempfile.mkdtemp(prefix="penstock-ops-"))
     sizes = Sizes(options.seeds, options.first, options.chaos_seconds, options.chaos_seed)
-    runs = Runs(lines, sizes, directory, sys.stderr if options.json else sys.stdout)
-    complete = True
+    runs = Runs(lines, sizes, directory, sys.stderr if options.json else sys.stdout, interrupted)
     try:
-        runs.run()
-    except KeyboardInterrupt:
-        complete = False
+        complete = runs.run()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if options.json:
@@ -53,10 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not complete:
         return INTERRUPTED
     return 0 if is_ok(runs.results) else 1
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

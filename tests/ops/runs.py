@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Final
 
 from ops.lines import CHAOS, PLANTED, SIMULATION, SWITCHES, TESTS, Line, line_of, targets
@@ -24,6 +25,10 @@ from ops.results import Outcome, Result
 ROOT: Final = TESTS.parent
 STOP_TIMEOUT_S: Final = 120.0
 """For a process that was interrupted to stop its clusters."""
+STOP_SIMULATION_TIMEOUT_S: Final = 10.0
+"""For one that has none."""
+LOOK_INTERVAL_S: Final = 0.05
+"""How soon a process under way hears that the run is interrupted."""
 NO_TESTS_RAN: Final = 5
 """pytest's exit code where every test of a file is another line's."""
 
@@ -38,28 +43,56 @@ class Sizes:
     chaos_seed: int | None = None
 
 
+class Interrupted:
+    """Whether Ctrl-C or TERM came.
+
+    It is looked for between two steps. An exception in the middle of one would leave a process behind that has just
+    been started, or lose what it told.
+    """
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def listen(self) -> None:
+        """From now on. Also to an INT that was ignored, as in a script's background job: processes would inherit that,
+        and no word from here would end them."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.times += 1
+
+
 class Runs:
     """Runs the lines one after another into `results`."""
 
-    def __init__(self, lines: Sequence[Line], sizes: Sizes, directory: Path, out: IO[str]) -> None:
+    def __init__(
+        self, lines: Sequence[Line], sizes: Sizes, directory: Path, out: IO[str], interrupted: Interrupted
+    ) -> None:
         self.results = [Result(line) for line in lines]
+        self._interrupted = interrupted
         self._sizes, self._directory, self._out = sizes, directory, out
         self._by_name = {result.line.name: result for result in self.results}
         self._read = 0
 
-    def run(self) -> None:
-        """All of them. KeyboardInterrupt comes through when the process under way has ended."""
+    def run(self) -> bool:
+        """All of them; False when that was interrupted. The process under way has ended by then."""
         todo = targets(result.line for result in self.results)
         for result in self.results:
             result.begun = True
             for other in result.line.others:
                 self._other(other, result)
+                if self._interrupted.times:
+                    return False
             # A file may be in a folder that another line named, and is run with it then.
             mine = targets([result.line])
             for target in [each for each in todo if any(_overlap(each, own) for own in mine)]:
                 self._pytest(target)
+                if self._interrupted.times:
+                    return False
                 todo.remove(target)
             result.ended = True
+        return True
 
     # --- pytest ---------------------------------------------------------------------------------
 
@@ -75,12 +108,12 @@ class Runs:
         words += ["-W", "ignore:unclosed <socket.socket:ResourceWarning"]
         before = len(record.read_text().splitlines())
         begun_s = time.monotonic()
-        try:
-            code = self._process(words, environment)
-        finally:
-            told = [json.loads(line) for line in record.read_text().splitlines()[before:]]
-            for each in told:
-                self._add(Outcome(**each))
+        code = self._process(words, environment, STOP_TIMEOUT_S)
+        told = [json.loads(line) for line in record.read_text().splitlines()[before:]]
+        for each in told:
+            self._add(Outcome(**each))
+        if self._interrupted.times:
+            return
         if code not in (0, NO_TESTS_RAN) and not any(each["outcome"] == "failed" for each in told):
             seconds = time.monotonic() - begun_s
             self._add(Outcome(f"{target}::process", "failed", f"pytest ended with {code}", seconds), target)
@@ -100,19 +133,19 @@ class Runs:
         words = {SIMULATION: self._simulation, PLANTED: self._planted, CHAOS: self._chaos}[kind](file)
         if not words:
             return
-        try:
-            with (self._directory / f"{kind}.txt").open("w+") as copy:
-                code = self._process(words, {"PYTHONHASHSEED": "0"}, copy if kind == CHAOS else None)
-                copy.seek(0)
-                if kind == CHAOS:
-                    file.write_text(copy.read())
-        finally:
-            told: Any = {}
-            with suppress(OSError, ValueError):
-                told = json.loads(file.read_text())
-            outcomes = READERS[kind](told, time.monotonic() - begun_s)
-            result.outcomes += outcomes
-        if code and not any(each.outcome == "failed" for each in outcomes):
+        is_chaos = kind == CHAOS
+        with (self._directory / f"{kind}.txt").open("w+") as copy:
+            stop_s = STOP_TIMEOUT_S if is_chaos else STOP_SIMULATION_TIMEOUT_S
+            code = self._process(words, {"PYTHONHASHSEED": "0"}, stop_s, copy if is_chaos else None)
+            copy.seek(0)
+            if is_chaos:
+                file.write_text(copy.read())
+        told: Any = {}
+        with suppress(OSError, ValueError):
+            told = json.loads(file.read_text())
+        outcomes = READERS[kind](told, time.monotonic() - begun_s)
+        result.outcomes += outcomes
+        if code and not self._interrupted.times and not any(each.outcome == "failed" for each in outcomes):
             result.outcomes.append(Outcome(kind, "failed", f"it ended with {code}"))
 
     def _simulation(self, file: Path) -> list[str]:
@@ -133,8 +166,9 @@ class Runs:
         return [sys.executable, "-m", "chaos", "--json", *seconds, *seed, "--scenario", *names]
 
     def _process(
-        self, words: Sequence[str], environment: Mapping[str, str], out: IO[str] | None = None
+        self, words: Sequence[str], environment: Mapping[str, str], stop_s: float, out: IO[str] | None = None
     ) -> int:
+        """Its exit code; when the run is interrupted it has `stop_s` to end."""
         self._out.write(f"$ {' '.join(words[1:])}\n")
         self._out.flush()
         search = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
@@ -146,16 +180,23 @@ class Runs:
             stdout=out or self._out,
             start_new_session=True,
         )
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            raise
+        told_s = 0.0
+        while not _has_ended(process):
+            if self._interrupted.times and not told_s:
+                told_s = time.monotonic()
+                process.send_signal(signal.SIGINT)
+            if self._interrupted.times > 1 or (told_s and time.monotonic() > told_s + stop_s):
+                break
+            time.sleep(LOOK_INTERVAL_S)
+        if self._interrupted.times:
+            # Not reaped yet, it keeps its number: what is in its session is what it left.
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without reaping it."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _overlap(one: str, other: str) -> bool:

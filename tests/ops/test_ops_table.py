@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ops.lines import LINES, TESTS, Line, NoSuchLineError, chosen, files_of, line_of, targets
 from ops.recorder import LINES_VARIABLE, RECORD_VARIABLE
 from ops.results import Outcome, Result, as_json, is_ok, table
-from ops.runs import planted_names, read_chaos, read_planted, read_simulation
+from ops.runs import Interrupted, Runs, Sizes, planted_names, read_chaos, read_planted, read_simulation
 from support.waiting import wait_for
 
 
@@ -181,12 +182,15 @@ def test_the_recorder_tells_each_test_as_it_ends(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interrupted_run_prints_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", ["by a person", "as a script's background job, which ignores INT"])
+def test_an_interrupted_run_prints_what_is_done(tmp_path: Path, started: str) -> None:
     """TERM in the middle of the simulation: the table is there, and the process under way has ended."""
     log = tmp_path / "log.txt"
+    words = [sys.executable, "-m", "ops", "--only", "simulated disaster", "--seeds", "100000"]
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if "ignores" in started else []
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ops", "--only", "simulated disaster", "--seeds", "100000"],
+            [*ignoring, *words],
             env=os.environ | {"PYTHONPATH": str(TESTS)},
             stdout=out,
             stderr=out,
@@ -198,6 +202,27 @@ def test_an_interrupted_run_prints_what_is_done(tmp_path: Path) -> None:
     assert re.search(r"^simulation .* cut short$", text, re.MULTILINE), text
     assert re.search(r"^disaster .* not run$", text, re.MULTILINE), text
     assert text.endswith("interrupted\n")
+
+
+def test_who_is_interrupted_while_a_process_is_started_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment at which an exception would lose it: it is there, and nobody has its number yet."""
+    interrupted = Interrupted()
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(words: list[str], **options: object) -> subprocess.Popen[bytes]:
+        begun.append(real(words, **options))
+        interrupted.times += 1
+        return begun[-1]
+
+    real: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    monkeypatch.setattr("ops.runs.subprocess.Popen", start)
+    with (tmp_path / "log.txt").open("w") as out:
+        runs = Runs(chosen(["simulated", "disaster"]), Sizes(seeds=100_000), tmp_path, out, interrupted)
+        assert not runs.run()
+    assert [process.poll() is not None for process in begun] == [True]
+    assert [result.state for result in runs.results] == ["cut short", "not run"]
 
 
 def test_unknown_words_are_refused() -> None:
