@@ -1,6 +1,7 @@
 """Quotas in clusters of real processes, with stock clients: kept by one gateway and by three, told, and nobody else's.
 
-`make quotas` measures for a minute each, and then that nothing of the quota is left unused too.
+`make quotas` measures for a minute each, and then that nothing of the quota is left unused too; it has every test with
+one gateway and with three.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ IS_LONG = SECONDS > 0
 SETTLE_S = 12.0
 QUOTA = 1_000_000
 TIMEOUT_S = 60.0
+GATEWAYS = (1, 3)
+of_many_gateways = pytest.mark.parametrize("cluster", GATEWAYS if IS_LONG else GATEWAYS[1:], indirect=True)
+"""What does not hang on how a quota is dealt out between gateways: the short form has it with three of them."""
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=GATEWAYS)
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
@@ -116,6 +120,7 @@ def test_consumers_keep_to_their_quota(cluster: LocalCluster, name: str) -> None
         check(limited)
 
 
+@of_many_gateways
 def test_a_quota_that_is_taken_away_holds_no_more(cluster: LocalCluster, name: str) -> None:
     create_topic(cluster.bootstrap, name, partitions=3)
     set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
@@ -130,6 +135,7 @@ def test_a_quota_that_is_taken_away_holds_no_more(cluster: LocalCluster, name: s
         wait_for(fast, "it writes as much as it likes")
 
 
+@of_many_gateways
 def test_request_time_is_limited(cluster: LocalCluster, name: str) -> None:
     """A client that asks all the time, with a tenth of a percent of an event loop."""
     set_quota(cluster, "request_percentage=0.1", "--client-id", name)
@@ -170,6 +176,7 @@ def received(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+@of_many_gateways
 def test_partitions_are_counted_by_the_active_controller(cluster: LocalCluster, name: str) -> None:
     """A bucket of eleven seconds' worth, at a rate of 1 a second. librdkafka asks by versions that wait."""
     set_quota(cluster, "controller_mutation_rate=1", "--client-id", name)
@@ -213,6 +220,7 @@ def create_by_version(
     return code, throttle_ms
 
 
+@of_many_gateways
 def test_new_connections_of_an_address_are_limited(cluster: LocalCluster) -> None:
     set_quota(cluster, "connection_creation_rate=2", "--ip", "127.0.0.9")
     host, _, port = cluster.bootstrap.split(",")[0].rpartition(":")
@@ -231,6 +239,7 @@ def test_new_connections_of_an_address_are_limited(cluster: LocalCluster) -> Non
     unset_quota(cluster, "connection_creation_rate", "--ip", "127.0.0.9")
 
 
+@of_many_gateways
 def test_direct_listeners_share_the_quota(cluster: LocalCluster, name: str) -> None:
     create_topic(cluster.bootstrap, name, partitions=6)
     set_quota(cluster, f"producer_byte_rate={QUOTA}", "--client-id", name)
@@ -243,6 +252,7 @@ def test_direct_listeners_share_the_quota(cluster: LocalCluster, name: str) -> N
 
 @needs_java
 @pytest.mark.slow
+@of_many_gateways
 def test_kafkas_own_producer_is_throttled(cluster: LocalCluster, name: str) -> None:
     """ProducerPerformance writes as fast as it can: it takes as long as it must, and its metrics say why."""
     create_topic(cluster.bootstrap, name, partitions=3)
