@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicPartition
+from penstock_storage_node.coordinator_host import CoordinatorLog, Hosted
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.consumer.group import LEAVE_FOR_NOW, ConsumerGroup, Parts, to_parts
 from penstock_storage_node.groups.consumer.subscription import read_assignment
-from penstock_storage_node.groups.host import GroupHost, _Hosted, _PartitionLog
+from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.shard import Shard
 from simulation.group_wire import Place
@@ -381,7 +382,7 @@ class GroupChecker:
         leaders = self.world.checker.truth(key).leaders
         return not leaders or max(leaders) <= epoch
 
-    def on_loaded(self, hosted: _Hosted) -> None:
+    def on_loaded(self, hosted: Hosted[Shard]) -> None:
         """A coordinator has read its partition."""
         key = hosted.partition.key
         values: dict[bytes, bytes] = {}
@@ -589,7 +590,7 @@ def _known(shard: Shard) -> dict[Any, Any]:
 # --- the shipped classes with an observer ---------------------------------------------------------
 
 
-class CheckedPartitionLog(_PartitionLog):
+class CheckedPartitionLog(CoordinatorLog):
     """A coordinator's log; each batch is noted."""
 
     @property
@@ -600,7 +601,7 @@ class CheckedPartitionLog(_PartitionLog):
     def epoch(self) -> int:
         return int(self._leadership.epoch)
 
-    def append(self, records: Sequence[Record], done: Callable[[ErrorCode], None]) -> None:
+    def append(self, records: Sequence[Any], done: Callable[[ErrorCode], None]) -> None:
         super().append(records, done)
         assert _checker is not None
         base_offset = self._partition.log.log_end_offset - len(records)
@@ -626,7 +627,7 @@ class CheckedGroupHost(GroupHost):
     log_class = CheckedPartitionLog
     shard_class = CheckedShard
 
-    async def _load(self, hosted: _Hosted) -> None:
+    async def _load(self, hosted: Hosted[Shard]) -> None:
         await super()._load(hosted)
         if hosted.ready and not hosted.shard.closed:
             assert _checker is not None

@@ -7,6 +7,7 @@ in memory alone: a restarted process asks for a new one, so no id is ever given 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_proto.v1 import controller_pb2 as pb
@@ -25,16 +26,29 @@ class ProducerIdAllocator:
         self._end = 0
         self._following: tuple[int, int] | None = None
         self._fetching: asyncio.Task[None] | None = None
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called when a block came: for those whom `take` gave none."""
+
+    def take(self, timeout_ms: int = 15_000) -> int | None:
+        """A producer id that nobody else has; None when there is none at hand: one block is on its way then, and
+        `on_arrival` called when it comes."""
+        if self._next >= self._end and self._following is not None:
+            (self._next, self._end), self._following = self._following, None
+        if self._next >= self._end:
+            self._fetch(timeout_ms)
+            return None
+        producer_id = self._next
+        self._next += 1
+        if self._end - self._next < _REFILL_BELOW_COUNT and self._following is None:
+            self._fetch(timeout_ms)
+        return producer_id
 
     async def allocate(self, timeout_ms: int = 15_000) -> int:
         """A producer id that nobody else has.
 
         Raises REQUEST_TIMED_OUT when no controller gave a block within `timeout_ms`.
         """
-        while self._next >= self._end:
-            if self._following is not None:
-                (self._next, self._end), self._following = self._following, None
-                break
+        while (producer_id := self.take(timeout_ms)) is None:
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
                     # Shielded: others wait for the same block.
@@ -43,10 +57,6 @@ class ProducerIdAllocator:
                 raise PenstockError(
                     ErrorCode.REQUEST_TIMED_OUT, f"no producer ids within {timeout_ms} ms"
                 ) from None
-        producer_id = self._next
-        self._next += 1
-        if self._end - self._next < _REFILL_BELOW_COUNT and self._following is None:
-            self._fetch(timeout_ms)
         return producer_id
 
     async def close(self) -> None:
@@ -64,8 +74,8 @@ class ProducerIdAllocator:
     def _fetched(self, task: asyncio.Task[None]) -> None:
         self._fetching = None
         # Whoever waits gets the error; one that nobody waited for shows at the next need.
-        if not task.cancelled():
-            task.exception()
+        if not task.cancelled() and task.exception() is None:
+            self.on_arrival()
 
     async def _fetch_block(self, timeout_ms: int) -> None:
         response: pb.AllocateProducerIdsResponse = await self._controllers.call(

@@ -1,6 +1,7 @@
 """Penstock's storage node: partition logs on its own disk, led or followed.
 
 `cluster`      the node and the controllers
+`coordinator_host`  the shell around coordinators, of groups and of transactions
 `disk`         the disk under all logs of the node
 `groups`       the group coordinator: groups and committed offsets of the partitions of `__consumer_offsets`
                led here

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 from penstock_frontend.listener.listener import KafkaListener
 from penstock_runtime.ports import MemberPorts
+from penstock_storage_node import coordinator_host
 from penstock_storage_node.cluster.registration import Registration
 from penstock_storage_node.disk.group_flush import GroupFlush, open_group_flush
 from penstock_storage_node.disk.pool import DiskPool
-from penstock_storage_node.groups import host
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.log import FileSystem, PartitionLog
 from penstock_storage_node.replica import background
 from penstock_storage_node.replica.compactor import Worker
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import PIECE_SIZES, PieceSizes
+from penstock_storage_node.transactions.host import TICK_MS as TRANSACTION_TICK_MS
+from penstock_storage_node.transactions.host import TransactionHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class NodeParts:
     replica: type[PartitionReplica] = PartitionReplica
     registration: type[Registration] = Registration
     groups: type[GroupHost] = GroupHost
+    transactions: type[TransactionHost] = TransactionHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class NodePorts(MemberPorts):
     listener: Callable[..., KafkaListener] = KafkaListener
     parts: NodeParts = NodeParts()
     tick_ms: int = background.TICK_MS
-    group_tick_ms: int = host.TICK_MS
+    group_tick_ms: int = coordinator_host.TICK_MS
+    transaction_tick_ms: int = TRANSACTION_TICK_MS
     pieces: PieceSizes = PIECE_SIZES
     """How large batches go to followers."""

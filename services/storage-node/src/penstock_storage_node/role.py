@@ -45,6 +45,7 @@ from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster import retirement
+from penstock_storage_node.cluster.coordinator_topics import CoordinatorTopics
 from penstock_storage_node.cluster.handing_over import hand_over
 from penstock_storage_node.cluster.isr_proposer import IsrProposer
 from penstock_storage_node.cluster.node_reporter import NodeReporter
@@ -80,6 +81,7 @@ LISTENER_GRACE_MS = 1_000
 _GRACE_MS = 5_000
 """How much longer a node goes by old rights than its listeners: gateways have cut their clients off by then, so that
 none of these is told that it has no rights."""
+_TRANSACTION_VERSION = "transaction.version"
 _NEWEST_MS = 5_000
 """How long a node that was removed waits for metadata that say so: by them it knows which topics there are."""
 
@@ -303,9 +305,12 @@ class StorageNode:
         self._metadata.on_change(manager.on_metadata)
         suspected_leaders = SuspectedLeaders(self._metadata, self._clocks.ms)
         self._build_replication(suspected_leaders)
-        self._build_groups()
-        self._data = DataApis(manager, self._authorizer, lambda: self._registration.in_touch(), self._groups)
         self._producer_ids = ProducerIdAllocator(self._controllers, owner)
+        self._build_groups()
+        self._build_transactions()
+        self._data = DataApis(
+            manager, self._authorizer, lambda: self._registration.in_touch(), self._groups, self._transactions
+        )
         self._build_listeners(suspected_leaders, by_acl)
         self._register_metrics()
 
@@ -351,6 +356,22 @@ class StorageNode:
             self._clocks.wall_ms,
         )
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
+
+    def _build_transactions(self) -> None:
+        """The coordinator of transactions."""
+        manager, metadata, ports = self._manager, self._metadata, self._ports
+        self._transactions = ports.parts.transactions(
+            manager,
+            self._lifecycle,
+            self._settings.transaction_settings(),
+            carry_out=lambda _: None,
+            take_id=self._producer_ids.take,
+            version=lambda: metadata.image.features.get(_TRANSACTION_VERSION, 0),
+            make_topic=CoordinatorTopics(self._controllers, self._lifecycle).make,
+            tick_ms=ports.transaction_tick_ms,
+        )
+        self._producer_ids.on_arrival = self._transactions.ids_arrived
+        manager.roles.watchers.append(self._transactions)
 
     def _build_listeners(self, suspected_leaders: SuspectedLeaders, by_acl: AclAuthorizer | None) -> None:
         """What clients come to directly, and HTTP."""
@@ -408,7 +429,12 @@ class StorageNode:
         )
         metrics.topics.topics_max = self._settings.metrics_topics_max
         metrics.topics.is_known = lambda name: name in registry.image.topic_ids
-        metrics.families_by_part += [self._throttle.families, look.families, self._groups.families]
+        metrics.families_by_part += [
+            self._throttle.families,
+            look.families,
+            self._groups.families,
+            self._transactions.families,
+        ]
         metrics.register(lifecycle.registry)
 
     async def _start(self, logs: list[tuple[PartitionDirectory, PartitionLog]]) -> None:
@@ -446,6 +472,7 @@ class StorageNode:
         lifecycle.create_task(self._reporter.run(), "report")
         self._compaction.start()
         self._groups.start()
+        self._transactions.start()
         lifecycle.registry.register(self._lag)
         lifecycle.create_task(self._lag.run(), "lag")
         lifecycle.create_task(self._keep_session(), "session")

@@ -44,10 +44,13 @@ class TransactionSettings:
 
     timeout_max_ms: int = 900_000
     id_expiration_ms: int = 7 * _DAY_MS
+    expiry_interval_ms: int = 3_600_000
+    ids_max: int = 1_000_000
     held_max: int = 20_000
 
 
 _GROUPS: Final = GroupSettings()
+_TRANSACTIONS: Final = TransactionSettings()
 
 
 class StorageNodeSettings(KafkaServerSettings):
@@ -184,6 +187,26 @@ class StorageNodeSettings(KafkaServerSettings):
         5_000, ge=1, description="heartbeat interval of members that use group.protocol=consumer, in ms"
     )
 
+    transaction_max_timeout_ms: int = Field(
+        _TRANSACTIONS.timeout_max_ms,
+        ge=1,
+        le=2**31 - 1,
+        description="most transaction.timeout.ms that a producer may ask for, in ms",
+    )
+    transactional_id_expiration_ms: int = Field(
+        _TRANSACTIONS.id_expiration_ms,
+        ge=1,
+        description="how long a transactional id is kept that nobody uses, in ms",
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = Field(
+        _TRANSACTIONS.expiry_interval_ms,
+        ge=100,
+        description="how often transactional ids past that are looked for, in ms",
+    )
+    transactional_ids_max: int = Field(
+        _TRANSACTIONS.ids_max, ge=1, description="most transactional ids that this node coordinates"
+    )
+
     forward_streams_per_gateway_max: int = Field(
         20_000, ge=1, description="most clients of one gateway whose requests this node serves at a time"
     )
@@ -215,6 +238,11 @@ class StorageNodeSettings(KafkaServerSettings):
             "offsets.retention.minutes": self.offsets_retention_minutes,
             "replica.lag.time.max.ms": self.replica_lag_time_max_ms,
             "socket.request.max.bytes": self.socket_request_max_bytes,
+            "transaction.max.timeout.ms": self.transaction_max_timeout_ms,
+            "transaction.remove.expired.transaction.cleanup.interval.ms": (
+                self.transaction_remove_expired_transaction_cleanup_interval_ms
+            ),
+            "transactional.id.expiration.ms": self.transactional_id_expiration_ms,
         }
         return {name: str(v) for name, v in values.items() if NODE_STATIC[name].default != str(v)}
 
@@ -235,6 +263,15 @@ class StorageNodeSettings(KafkaServerSettings):
             offset_metadata_bytes_max=self.offset_metadata_max_bytes,
             consumer_session_ms=self.group_consumer_session_timeout_ms,
             consumer_heartbeat_ms=self.group_consumer_heartbeat_interval_ms,
+        )
+
+    def transaction_settings(self) -> TransactionSettings:
+        """Those of the transaction coordinator."""
+        return TransactionSettings(
+            timeout_max_ms=self.transaction_max_timeout_ms,
+            id_expiration_ms=self.transactional_id_expiration_ms,
+            expiry_interval_ms=self.transaction_remove_expired_transaction_cleanup_interval_ms,
+            ids_max=self.transactional_ids_max,
         )
 
     @field_validator("listeners")

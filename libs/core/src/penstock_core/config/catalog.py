@@ -283,6 +283,15 @@ NODE_STATIC: Final[Mapping[str, Setting]] = {
         "Largest request that this node takes, in bytes; gateways have a setting of their own.",
         "104857600",
     ),
+    "transaction.max.timeout.ms": Setting(
+        _INT, "Most transaction timeout that a producer may ask for, in ms.", "900000"
+    ),
+    "transaction.remove.expired.transaction.cleanup.interval.ms": Setting(
+        _INT, "How often transactional ids past their expiration are looked for, in ms.", "3600000"
+    ),
+    "transactional.id.expiration.ms": Setting(
+        _INT, "How long a transactional id is kept that nobody uses, in ms.", "604800000"
+    ),
 }
 """Settings of a storage node's process: shown, and changed by a restart with another value."""
 

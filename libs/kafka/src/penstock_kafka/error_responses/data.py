@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from penstock_kafka.error_responses.admin import ADMIN_TABLE
 from penstock_kafka.error_responses.group import GROUP_TABLE
+from penstock_kafka.error_responses.transaction import TRANSACTION_TABLE
 from penstock_kafka.wire import api_versions, codec
-from penstock_kafka.wire.apis import PRODUCE_VERSION_MIN, ApiKey
+from penstock_kafka.wire.apis import PRODUCE_VERSION_MIN, SUPPORTED, ApiKey
 from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import decode_metadata
@@ -171,10 +172,6 @@ def _create_partitions(header: RequestHeader, frame: Buffer, code: int, message:
     return codec.respond(header, results=results)
 
 
-def _init_producer_id(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    return codec.respond(header, error_code=code, producer_id=-1, producer_epoch=-1)
-
-
 def _describe_cluster(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
     return codec.respond(header, error_code=code, error_message=message, cluster_id="", brokers=())
 
@@ -199,11 +196,11 @@ ERROR_FORMS: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], 
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.DELETE_RECORDS: _delete_records,
-    ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch,
     ApiKey.CREATE_PARTITIONS: _create_partitions,
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
     **GROUP_TABLE,
     **ADMIN_TABLE,
+    **{key: form for key, form in TRANSACTION_TABLE.items() if key in SUPPORTED},
 }

@@ -278,15 +278,21 @@ def those_answered(entries: Mapping[int, _T]) -> dict[int, _T]:
 
 
 def require_entries(
-    table: str, entries: Collection[int], routes: Iterable[Route], *, also: Iterable[ApiKey] = ()
+    table: str,
+    entries: Collection[int],
+    routes: Iterable[Route],
+    *,
+    also: Iterable[ApiKey] = (),
+    but: Collection[int] = (),
 ) -> None:
     """Hold a table by api key against the specs.
 
-    It has to have the answered APIs of `routes`, those of `also`, and no other. Raises InvariantBroken
-    that names `table` and every API that is missing or too many.
+    It has to have the answered APIs of `routes` less those of `but`, those of `also`, and no other.
+    Raises InvariantBroken that names `table` and every API that is missing or too many.
     """
     chosen = frozenset(routes)
-    wanted = {int(spec.key) for spec in answered() if spec.route in chosen} | {int(key) for key in also}
+    wanted = {int(spec.key) for spec in answered() if spec.route in chosen and spec.key not in but}
+    wanted |= {int(key) for key in also}
     wrong = [f"{_spell(key)} has no entry" for key in sorted(wanted.difference(entries))]
     wrong += [f"{_spell(key)} has an entry too many" for key in sorted(set(entries) - wanted)]
     if wrong:

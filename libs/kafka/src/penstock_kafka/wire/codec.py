@@ -8,8 +8,8 @@ Requests go through `sanitize` first. Any failure of decoding leaves as Malforme
 (INVALID_REQUEST).
 
 Callers see kio's frozen dataclasses ("entities"): durations are
-`timedelta`, topic ids `uuid.UUID` or None, arrays tuples. `build` makes one and leaves
-out fields that the request's version does not have.
+`timedelta`, moments `datetime` (`NO_MOMENT` for none), topic ids `uuid.UUID` or None, arrays tuples. `build` makes
+one and leaves out fields that the request's version does not have.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import io
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from datetime import timedelta
+from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, get_args
 from uuid import UUID
 
 from penstock_core.errors import ErrorCode, InvariantBroken
@@ -31,7 +31,12 @@ from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_kafka.wire.apis import SPECS, ApiSpec, answered
 from penstock_kafka.wire.frames import RequestHeader, response_header
 from penstock_kafka.wire.primitives import Buffer, Malformed, check_decoded_size, put_count
-from penstock_kafka.wire.sanitize import sanitize, sanitize_steps, where_array_is
+from penstock_kafka.wire.sanitize import NO_MOMENT_MS, sanitize, sanitize_steps, where_array_is
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NO_MOMENT: Final = _EPOCH - timedelta(milliseconds=1)
+"""-1 in a field of a moment: none."""
+_READ_AS_NONE: Final = _EPOCH + timedelta(milliseconds=NO_MOMENT_MS)
 
 
 @contextmanager
@@ -163,6 +168,13 @@ def _duration(value: timedelta | int) -> timedelta:
     return value if isinstance(value, timedelta) else timedelta(milliseconds=value)
 
 
+def _moment(value: datetime | int) -> datetime:
+    """Of ms since 1970; below 0 it is none, and none is later than what Python knows."""
+    if isinstance(value, datetime):
+        return value
+    return _EPOCH + timedelta(milliseconds=max(-1, min(value, NO_MOMENT_MS - 1)))
+
+
 def _uuid(value: UUID | bytes | None) -> UUID | None:
     """kio has None for the id of zeros."""
     if value is None or isinstance(value, UUID):
@@ -179,6 +191,7 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "error_code": error_code,
     "timedelta_i32": _duration,
     "timedelta_i64": _duration,
+    "datetime_i64": _moment,
     "uuid": _uuid,
 }
 
@@ -216,7 +229,36 @@ def _decode(schema: Any, body: bytes) -> Any:
     except BaseException as error:
         # A panic of kio's parser is no Exception; a bad value is a bad request all the same.
         raise Malformed(f"{schema.__name__}: {type(error).__name__} {error}") from None
-    return entity
+    return _with_no_moments(entity) if _has_moments(schema) else entity
+
+
+@cache
+def _has_moments(schema: Any) -> bool:
+    """Whether there is a moment anywhere in messages of a class."""
+    return any(
+        f.metadata.get("kafka_type") == "datetime_i64" or any(map(_has_moments, _structures(f.type)))
+        for f in fields(schema)
+    )
+
+
+def _structures(kind: Any) -> Iterator[Any]:
+    if is_dataclass(kind):
+        yield kind
+    for arg in get_args(kind):
+        yield from _structures(arg)
+
+
+def _with_no_moments(entity: Any) -> Any:
+    """A message with `NO_MOMENT` where `sanitize` has put what kio reads in its place."""
+    changed: dict[str, Any] = {}
+    for each in fields(entity):
+        value = getattr(entity, each.name)
+        if value == _READ_AS_NONE:
+            changed[each.name] = NO_MOMENT
+        elif any(map(_has_moments, _structures(each.type))):
+            one = _with_no_moments
+            changed[each.name] = tuple(map(one, value)) if isinstance(value, tuple) else value and one(value)
+    return replace(entity, **changed) if changed else entity
 
 
 def decode_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:

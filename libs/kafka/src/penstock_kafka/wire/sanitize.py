@@ -24,7 +24,11 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, TypeAlias, Union, get_args, get_origin
 
-from penstock_kafka.wire.primitives import INT16, INT32, Buffer, Malformed, Reader, uvarint
+from penstock_kafka.wire.primitives import INT16, INT32, INT64, Buffer, Malformed, Reader, uvarint
+
+NO_MOMENT_MS: Final = 253_402_300_799_000
+"""What stands for a time before 1970, -1 for none, in what `sanitize` returns: kio refuses those. The last second that
+Python knows."""
 
 _Op: TypeAlias = Callable[[Reader, bytearray], None]
 
@@ -42,7 +46,6 @@ _FIXED_BYTES: Final = {
     "uint64": 8,
     "float64": 8,
     "timedelta_i64": 8,
-    "datetime_i64": 8,
     "uuid": 16,
 }
 
@@ -236,6 +239,8 @@ def _value(field: Field[Any], kind: Any, flexible: bool, *, optional: bool) -> t
         return _sized(INT16), 1 if flexible else 2
     if name in ("bytes", "records"):
         return _sized(INT32), 1 if flexible else 4
+    if name == "datetime_i64":
+        return _moment, INT64.size
     raise TypeError(f"schema type {name!r} of {field.name} is not known")
 
 
@@ -245,6 +250,11 @@ def _fixed(count: int) -> _Op:
         out += reader.view[start : start + count]
 
     return op
+
+
+def _moment(reader: Reader, out: bytearray) -> None:
+    at_ms = reader.int64()
+    out += INT64.pack(at_ms if at_ms >= 0 else NO_MOMENT_MS)
 
 
 def _sized(plain: struct.Struct) -> _Op:

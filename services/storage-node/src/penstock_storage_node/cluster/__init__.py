@@ -1,5 +1,6 @@
 """The node and the controllers: its session, how fresh its knowledge is, ISR changes.
 
+`coordinator_topics`   the topic of a coordinator, made before any client has looked for one
 `heartbeat_freshness`  how lately the controllers knew that this node lives, and what they knew
 `handing_over`         how a node that wants to stop has its leadership moved away
 `inventory_telling`    telling the controller which logs the metadata do not account for

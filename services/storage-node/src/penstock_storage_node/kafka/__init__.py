@@ -1,5 +1,6 @@
 """Kafka requests that this node answers, whatever way they came in. No gRPC.
 
+`client_stream`      the way back to one client, and what is held for it
 `deferred_appends`   requests that cannot be appended at once
 `delete_records`     DeleteRecords (KIP-107): raise a partition's log start
 `describe_node`      DescribeProducers, and the requests about a node's own disk
@@ -15,4 +16,5 @@
 `retry_gate`         batches of idempotent producers that were refused here a moment ago, and what they
                      explain
 `rights`             what the sender of a request may do
+`transactions`       requests to the transaction coordinator, for every way in
 """

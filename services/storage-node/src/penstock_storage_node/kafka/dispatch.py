@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_frontend.authorizer import Authorizer
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import Buffer, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics
-from penstock_kafka.wire.apis import RELAYED_ROUTES, SUPPORTED, ApiKey, Route, require_entries
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_runtime.door import PLAINTEXT
 from penstock_runtime.listener_settings import ListenerSettings
 from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
 from penstock_storage_node.kafka.describe_node import DescribeNodeHandler
 from penstock_storage_node.kafka.fetch import FetchHandler
@@ -24,10 +26,17 @@ from penstock_storage_node.kafka.list_offsets import ListOffsetsHandler
 from penstock_storage_node.kafka.produce import ProduceHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.kafka.transactions import TransactionHandler
 from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.transactions.host import TransactionHost
 
 _ROUTES: Final = RELAYED_ROUTES | {Route.NODE}
-_GROUP_ROUTES: Final = frozenset({Route.GROUP_COORDINATOR, Route.SCATTER})
+_OF_GROUPS: Final = frozenset(key for key, route in ROUTES.items() if route is Route.GROUP_COORDINATOR) | {
+    ApiKey.LIST_GROUPS
+}
+_OF_TRANSACTIONS: Final = frozenset(
+    key for key, route in ROUTES.items() if route is Route.TRANSACTION_COORDINATOR
+) | {ApiKey.LIST_TRANSACTIONS}
 _TIMED: Final = {
     int(ApiKey.PRODUCE): "Produce",
     int(ApiKey.FETCH): "Fetch",
@@ -36,6 +45,8 @@ _TIMED: Final = {
     int(ApiKey.HEARTBEAT): "Heartbeat",
 }
 """Names in `penstock_node_request_seconds`; all the others are one."""
+_STREAM: Final = "client_stream"
+"""Of a connection's state."""
 _OF_RECORDS: Final = frozenset({"Produce", "Fetch"})
 """What takes its time with these works on this node's disk; with groups it waits for somebody."""
 
@@ -49,9 +60,10 @@ class DataApis:
         authorizer: Authorizer,
         in_touch: Callable[[], bool],
         groups: GroupHost | None = None,
+        transactions: TransactionHost | None = None,
     ) -> None:
-        """A node without `groups` coordinates none. Raises InvariantBroken when an API with one of these
-        routes has no handler."""
+        """A node without `groups` coordinates none, and so with `transactions`. Raises InvariantBroken when an API
+        with one of these routes has no handler."""
         self._metrics, self._clock_s = manager.metrics, manager.clocks.s
         rights = Rights(authorizer)
         produce = ProduceHandler(manager, rights, in_touch)
@@ -70,12 +82,22 @@ class DataApis:
             int(ApiKey.DESCRIBE_LOG_DIRS): node.describe_log_dirs,
             int(ApiKey.ALTER_REPLICA_LOG_DIRS): node.alter_log_dirs,
         }
+        but: set[int] = set()
+        # Any process answers these, but a node for itself.
+        also = [ApiKey.DESCRIBE_LOG_DIRS]
         if groups is not None:
             group_handler = GroupHandler(groups, rights)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
-        routes = _ROUTES if groups is not None else _ROUTES - _GROUP_ROUTES
-        # Any process answers DescribeLogDirs, but a node for itself.
-        require_entries("handlers of DataApis", self._handlers, routes, also=[ApiKey.DESCRIBE_LOG_DIRS])
+        else:
+            but |= _OF_GROUPS
+        if transactions is not None:
+            handler = TransactionHandler(transactions, rights)
+            answered = [key for key in handler.api_keys if key in SUPPORTED]
+            self._handlers |= dict.fromkeys(answered, handler.handle)
+            also.append(ApiKey.INIT_PRODUCER_ID)
+        else:
+            but |= _OF_TRANSACTIONS
+        require_entries("handlers of DataApis", self._handlers, _ROUTES, also=also, but=but)
 
     def handles(self, api_key: int) -> bool:
         """Whether `handle` knows the API."""
@@ -158,9 +180,29 @@ class DirectHandler:
         header = admit(connection, frame, self._metrics)
         if not isinstance(header, RequestHeader):
             return header
-        if self._data.handles(header.api_key):
+        if self._data.handles(header.api_key) and not _is_for_anybody(header, frame):
             caller = RequestContext(
-                connection.identity, header.client_id, connection.peer, connection.listener
+                connection.identity,
+                header.client_id,
+                connection.peer,
+                connection.listener,
+                _stream_of(connection),
             )
             return self._data.handle(caller, header, frame)
         return self._cluster.answer(connection, header, frame)
+
+
+def _is_for_anybody(header: RequestHeader, frame: bytearray) -> bool:
+    """A producer that is only idempotent gets its id from any process. Raises Malformed."""
+    if header.api_key != ApiKey.INIT_PRODUCER_ID:
+        return False
+    header.decoded = codec.decode_request(header, frame)
+    return header.decoded.transactional_id is None
+
+
+def _stream_of(connection: Connection) -> ClientStream:
+    stream = connection.state.get(_STREAM)
+    if stream is None:
+        stream = connection.state[_STREAM] = ClientStream()
+        connection.on_closed(stream.end)
+    return cast(ClientStream, stream)

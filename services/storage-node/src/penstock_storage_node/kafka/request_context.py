@@ -7,6 +7,7 @@ from penstock_frontend.audit import ASKING, Asking
 from penstock_frontend.authorizer import NOBODY, Authorizer, Identity, Operation, ResourceType
 from penstock_kafka.producer_retries import SENT_AGAIN
 from penstock_storage_node.groups.holdings import Owner, owner_of
+from penstock_storage_node.kafka.client_stream import ClientStream
 
 ROUTING_ERRORS = SENT_AGAIN | REFRESH_METADATA
 """Errors that concern whoever routed the request: to look at its metadata again, or to route no later
@@ -30,13 +31,21 @@ class RequestContext:
         "listener",
         "local_s",
         "peer",
+        "stream",
     )
 
     def __init__(
-        self, identity: Identity = NOBODY, client_id: str | None = None, peer: str = "", listener: str = ""
+        self,
+        identity: Identity = NOBODY,
+        client_id: str | None = None,
+        peer: str = "",
+        listener: str = "",
+        stream: ClientStream | None = None,
     ) -> None:
-        """`peer` is for logs; `listener` the node's own by which it came, "" for a relayed request."""
+        """`peer` is for logs; `listener` the node's own by which it came, "" for a relayed request; `stream` what
+        its answer goes back by, None for one that nobody can leave."""
         self.listener = listener
+        self.stream = stream
         self.identity = identity
         self.client_id = client_id
         self.peer = peer

@@ -31,6 +31,7 @@ from penstock_runtime.grpc_tools import fail
 from penstock_runtime.logs import error_fields
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.turns import SLICE_S, LoopTurns
+from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -86,6 +87,7 @@ class ForwardStream:
         self._metadata = metadata
         self._identity = identity_of(opened)
         self._peer = opened.client_host
+        self._client = ClientStream()
         self._partial: bytearray | None = None
         self._first = ForwardedFrame()
         self._skips = False
@@ -103,6 +105,7 @@ class ForwardStream:
 
     def close(self) -> None:
         """The client has gone: give up what still runs for it."""
+        self._client.end()
         for task in list(self._tasks):
             if isinstance(task, asyncio.Task):
                 task.cancel()
@@ -168,7 +171,7 @@ class ForwardStream:
     async def _handle(self, first: ForwardedFrame, frame: Buffer) -> None:
         """Answer one request. What comes after it on the stream waits until its part that must
         be in order is done."""
-        caller = RequestContext(self._identity, None, self._peer)
+        caller = RequestContext(self._identity, None, self._peer, stream=self._client)
         caller.begun_s = self._manager.clocks.s()
         while (
             self._request_count

@@ -1,13 +1,14 @@
 """Transactions: the coordinator of the partitions of `__transaction_state` led here.
 
-All of it decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
+All but `host` decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
 
 `effects`  What the coordinator wants done elsewhere: markers to write, and markers to forget.
+`host`     The shell around shards: it makes them, loads them, ticks them, and appends what they write.
 `outbox`   Markers on their way to the leaders of partitions.
 `records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 `shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
 `state`    One transactional id: its states, and the answer to each request in each of them.
 `verifier`  What a leader asks the coordinator before it takes a transaction's first batch.
 
-Imports go one way: shard > state > records > effects; outbox and verifier > effects.
+Imports go one way: host > shard > state > records > effects; outbox and verifier > effects.
 """

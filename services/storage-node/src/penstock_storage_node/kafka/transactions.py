@@ -1,0 +1,396 @@
+"""Requests to the transaction coordinator, for every way in: decoded, handed to a shard, encoded.
+
+Rules: a request that a shard cannot take (not the coordinator, still loading) fails as a whole with that code. An
+answer waits for the high watermark ANSWER_MS at most, then the client is told COORDINATOR_NOT_AVAILABLE and asks
+again: every call may be repeated. What is held for a client that has gone is not begun any more. Rights are asked
+for in Kafka's order (KafkaApis), and before anything else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.topics import OFFSETS_TOPIC
+from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
+from penstock_kafka.error_responses.transaction import (
+    BATCHED_SINCE,
+    TRANSACTION_TABLE,
+    add_offsets,
+    added,
+    describe_failure,
+    end_txn,
+    init_producer_id,
+)
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import RequestHeader
+from penstock_kafka.wire.groups import group_partition
+from penstock_kafka.wire.metadata import INTERNAL_TOPICS
+from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
+from penstock_storage_node.kafka.groups import Answer, DeferredReply
+from penstock_storage_node.kafka.groups_codec.classic import to_ms
+from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.transactions import state
+from penstock_storage_node.transactions.effects import TopicPartitionName
+from penstock_storage_node.transactions.host import TransactionHost
+from penstock_storage_node.transactions.records import Partitions, Status, TransactionValue
+from penstock_storage_node.transactions.shard import ID_BYTES_MAX, Question, Shard
+
+ANSWER_MS: Final = 5_000
+"""As Kafka's request.timeout.ms of the coordinator's writes."""
+_RAISING_SINCE: Final = 5
+"""Version of EndTxn by which the epoch rises with each transaction (KIP-890)."""
+_RAISES: Final = state.EPOCH_RISES_SINCE
+_STATES: Final = {status.label: status for status in Status} | {"PrepareEpochFence": None}
+
+
+class _Call:
+    """A request and its answer, which may come later."""
+
+    def __init__(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> None:
+        self.caller = caller
+        self.header = header
+        self._frame = frame
+        self._later = DeferredReply()
+        self._asked: list[tuple[Shard, Question]] = []
+
+    def note(self, code: ErrorCode) -> ErrorCode:
+        """Count an error that is answered."""
+        if code:
+            self.caller.errors += (int(code),)
+        return code
+
+    def give(self, response: bytes) -> None:
+        """The answer; a second one is dropped."""
+        self._later.give(response)
+
+    def fail(self, code: ErrorCode) -> None:
+        """It says one error."""
+        self.give(self.failure(code))
+
+    def failure(self, code: ErrorCode) -> bytes:
+        """The answer that says one error."""
+        self.note(code)
+        response = TRANSACTION_TABLE[self.header.api_key](self.header, self._frame, code, None)
+        assert response is not None
+        return response
+
+    def wait_for(self, shard: Shard, question: Question) -> None:
+        """A shard has been asked for it."""
+        if question.reply is not None:
+            self._asked.append((shard, question))
+
+    def result(self) -> Answer:
+        """What to hand on: called once, after everything was asked."""
+        result = self._later.within(ANSWER_MS, self._give_up)
+        stream = self.caller.stream
+        if stream is not None and not isinstance(result, list):
+            stream.hold(self, self._drop)
+            result.add_done_callback(lambda _: stream.let_go(self))  # type: ignore[union-attr]
+        return result
+
+    def _give_up(self) -> bytes:
+        self._drop()
+        return self.failure(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _drop(self) -> None:
+        for shard, question in self._asked:
+            shard.drop(question)
+
+
+class TransactionHandler:
+    """Answers the transaction APIs but for those of partition leaders and groups."""
+
+    def __init__(self, host: TransactionHost, rights: Rights) -> None:
+        self._host = host
+        self._rights = rights
+        self._handlers: dict[int, Callable[[_Call, Any], None]] = {
+            ApiKey.INIT_PRODUCER_ID: self._init,
+            ApiKey.ADD_PARTITIONS_TO_TXN: self._add_partitions,
+            ApiKey.ADD_OFFSETS_TO_TXN: self._add_offsets,
+            ApiKey.END_TXN: self._end,
+            ApiKey.DESCRIBE_TRANSACTIONS: self._describe,
+            ApiKey.LIST_TRANSACTIONS: self._list,
+        }
+
+    @property
+    def api_keys(self) -> list[int]:
+        """What `handle` knows."""
+        return [int(key) for key in self._handlers]
+
+    def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
+        """Answer one request. Raises Malformed when it cannot be read."""
+        call = _Call(caller, header, frame)
+        request = codec.decode_request(header, frame)
+        try:
+            self._handlers[header.api_key](call, request)
+        except Malformed:
+            raise
+        except PenstockError as e:
+            call.fail(e.code)
+        return call.result()
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _shard(self, caller: RequestContext, operation: Operation, transactional_id: str) -> Shard:
+        self._rights.require(caller, operation, ResourceType.TRANSACTIONAL_ID, transactional_id)
+        return self._find(transactional_id)
+
+    def _find(self, transactional_id: str) -> Shard:
+        if not transactional_id or len(transactional_id.encode()) > ID_BYTES_MAX:
+            raise PenstockError(
+                ErrorCode.INVALID_REQUEST, f"a transactional id of {len(transactional_id)} characters"
+            )
+        return self._host.find(transactional_id)
+
+    # -- a producer ----------------------------------------------------------------------------
+
+    def _init(self, call: _Call, request: Any) -> None:
+        name = request.transactional_id
+        if name is None:
+            raise PenstockError(ErrorCode.INVALID_REQUEST, "an InitProducerId without a transactional id")
+        shard = self._shard(call.caller, Operation.WRITE, name)
+        question = shard.init_producer(
+            name,
+            to_ms(request.transaction_timeout),
+            lambda answer: call.give(
+                init_producer_id(
+                    call.header, call.note(answer.error), answer.producer_id, answer.producer_epoch
+                )
+            ),
+            producer_id=getattr(request, "producer_id", state.NO_ID),
+            producer_epoch=getattr(request, "producer_epoch", state.NO_EPOCH),
+        )
+        call.wait_for(shard, question)
+
+    def _end(self, call: _Call, request: Any) -> None:
+        name = request.transactional_id
+        shard = self._shard(call.caller, Operation.WRITE, name)
+        version = _RAISES if call.header.api_version >= _RAISING_SINCE else 0
+        question = shard.end(
+            name,
+            state.End(request.producer_id, request.producer_epoch, request.committed, version),
+            lambda answer: call.give(
+                end_txn(call.header, call.note(answer.error), answer.producer_id, answer.producer_epoch)
+            ),
+        )
+        call.wait_for(shard, question)
+
+    # -- adding --------------------------------------------------------------------------------
+
+    def _add_offsets(self, call: _Call, request: Any) -> None:
+        name, group = request.transactional_id, request.group_id
+        self._rights.require(call.caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+        self._rights.require(call.caller, Operation.READ, ResourceType.GROUP, group)
+        shard = self._find(name)
+        count = self._host.partition_count(OFFSETS_TOPIC)
+        if not count:
+            # Nobody else may ask for it before this is answered: clients look for the group's coordinator afterwards.
+            self._host.make_topic(OFFSETS_TOPIC)
+            raise PenstockError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {OFFSETS_TOPIC} is being made")
+        place = frozenset({TopicPartitionName(OFFSETS_TOPIC, group_partition(group, count))})
+        question = shard.add(
+            name,
+            state.Add(request.producer_id, request.producer_epoch, place),
+            lambda answer: call.give(add_offsets(call.header, call.note(answer.error))),
+        )
+        call.wait_for(shard, question)
+
+    def _add_partitions(self, call: _Call, request: Any) -> None:
+        if call.header.api_version < BATCHED_SINCE:
+            self._add_for_client(call, request)
+            return
+        self._rights.require(call.caller, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        asked = request.transactions
+        results: list[Any] = [None] * len(asked)
+        left = len(asked)
+
+        def done(index: int, topics: tuple[Any, ...]) -> None:
+            nonlocal left
+            results[index] = codec.item(
+                call.header,
+                "AddPartitionsToTxnResult",
+                transactional_id=asked[index].transactional_id,
+                topic_results=topics,
+            )
+            left -= 1
+            if not left:
+                call.give(codec.respond(call.header, error_code=0, results_by_transaction=tuple(results)))
+
+        for index, each in enumerate(asked):
+            kind = state.Verify if each.verify_only else partial(state.Add, client_version=_RAISES)
+            wanted = kind(each.producer_id, each.producer_epoch, _named(each.topics))
+            try:
+                shard = self._find(each.transactional_id)
+            except PenstockError as e:
+                call.note(e.code)
+                done(index, added(call.header, each.topics, lambda *_, code=e.code: code))
+                continue
+            self._ask_to_add(call, shard, each.transactional_id, wanted, each.topics, partial(done, index))
+        if not asked:
+            call.give(codec.respond(call.header, error_code=0, results_by_transaction=()))
+
+    def _add_for_client(self, call: _Call, request: Any) -> None:
+        name, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
+        self._rights.require(call.caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+        refused = {
+            topic.name
+            for topic in topics
+            # Offsets are added by AddOffsetsToTxn alone.
+            if topic.name in INTERNAL_TOPICS
+            or not self._rights.may_topic(call.caller, Operation.WRITE, topic.name)
+        }
+
+        def done(results: tuple[Any, ...]) -> None:
+            call.give(codec.respond(call.header, results_by_topic_v3_and_below=results))
+
+        if refused:
+            call.note(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            done(added(call.header, topics, partial(self._refused_with, refused)))
+            return
+        wanted = state.Add(
+            request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, _named(topics)
+        )
+        self._ask_to_add(call, self._find(name), name, wanted, topics, done)
+
+    def _refused_with(self, refused: set[str], topic: str, number: int) -> ErrorCode:
+        """One partition's code where some topics of the transaction may not be written to."""
+        if topic in refused:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not self._host.exists(TopicPartitionName(topic, number)):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.OPERATION_NOT_ATTEMPTED
+
+    @staticmethod
+    def _ask_to_add(
+        call: _Call,
+        shard: Shard,
+        name: str,
+        wanted: state.Add | state.Verify,
+        topics: Any,
+        done: Callable[[tuple[Any, ...]], None],
+    ) -> None:
+        def reply(answer: state.Answer) -> None:
+            call.note(answer.error)
+            done(added(call.header, topics, partial(_code_of, answer)))
+
+        call.wait_for(shard, shard.add(name, wanted, reply))
+
+    # -- for operators ------------------------------------------------------------------------------
+
+    def _describe(self, call: _Call, request: Any) -> None:
+        asked = request.transactional_ids
+        results: list[Any] = [None] * len(asked)
+        left = len(asked)
+
+        def done(index: int, code: ErrorCode, value: TransactionValue | None) -> None:
+            nonlocal left
+            call.note(code)
+            name = asked[index]
+            if value is None:
+                results[index] = describe_failure(call.header, name, code)
+            else:
+                results[index] = self._described(call, name, value)
+            left -= 1
+            if not left:
+                call.give(codec.respond(call.header, transaction_states=tuple(results)))
+
+        for index, name in enumerate(asked):
+            try:
+                shard = self._shard(call.caller, Operation.DESCRIBE, name)
+            except PenstockError as e:
+                done(index, e.code, None)
+                continue
+            shard.describe(name, partial(done, index))
+        if not asked:
+            call.give(codec.respond(call.header, transaction_states=()))
+
+    def _described(self, call: _Call, name: str, value: TransactionValue) -> Any:
+        topics: dict[str, list[int]] = {}
+        for topic, number in sorted(value.partitions):
+            topics.setdefault(topic, []).append(number)
+        return codec.item(
+            call.header,
+            "TransactionState",
+            error_code=ErrorCode.NONE,
+            transactional_id=name,
+            transaction_state=value.status.label,
+            transaction_timeout=value.timeout_ms,
+            transaction_start_time=value.start_ms,
+            producer_id=value.producer_id,
+            producer_epoch=value.producer_epoch,
+            topics=tuple(
+                codec.item(call.header, "TopicData", topic=topic, partitions=tuple(numbers))
+                for topic, numbers in topics.items()
+                if self._rights.may_see(call.caller, Operation.DESCRIBE, ResourceType.TOPIC, topic)
+            ),
+        )
+
+    def _list(self, call: _Call, request: Any) -> None:
+        if self._host.loading_count:
+            raise PenstockError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "ids are being read")
+        matches = _filter(request, self._host.now_ms)
+        caller = call.caller
+        states = tuple(
+            codec.item(
+                call.header,
+                "TransactionState",
+                transactional_id=name,
+                producer_id=value.producer_id,
+                transaction_state=value.status.label,
+            )
+            for shard in self._host.shards()
+            for name, value in shard.values()
+            if matches(name, value)
+            and self._rights.may_see(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+        )
+        unknown = tuple(each for each in request.state_filters if each not in _STATES)
+        call.give(
+            codec.respond(call.header, error_code=0, unknown_state_filters=unknown, transaction_states=states)
+        )
+
+
+def _named(topics: Any) -> Partitions:
+    return frozenset(
+        TopicPartitionName(topic.name, number) for topic in topics for number in topic.partitions
+    )
+
+
+def _code_of(answer: state.Answer, topic: str, number: int) -> ErrorCode:
+    """One partition's code."""
+    if not answer.missing or TopicPartitionName(topic, number) in answer.missing:
+        return answer.error
+    unknown = answer.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.OPERATION_NOT_ATTEMPTED if unknown else ErrorCode.NONE
+
+
+def _filter(request: Any, now_ms: int) -> Callable[[str, TransactionValue], bool]:
+    """What a ListTransactions asks for. Raises INVALID_REGULAR_EXPRESSION."""
+    wanted = {_STATES[each] for each in request.state_filters if each in _STATES}
+    producers = frozenset(request.producer_id_filters)
+    duration_ms = getattr(request, "duration_filter", -1)
+    pattern = _pattern(getattr(request, "transactional_id_pattern", None))
+
+    def matches(name: str, value: TransactionValue) -> bool:
+        return (
+            (not producers or value.producer_id in producers)
+            and (not request.state_filters or value.status in wanted)
+            and (duration_ms < 0 or now_ms - value.start_ms > duration_ms)
+            and (pattern is None or pattern.matches(name))
+        )
+
+    return matches
+
+
+def _pattern(text: str | None) -> TopicRegex | None:
+    if text is None:
+        return None
+    try:
+        return TopicRegex(text)
+    except BadRegex as e:
+        raise PenstockError(ErrorCode.INVALID_REGULAR_EXPRESSION, f"pattern {text[:100]!r}: {e}") from None
