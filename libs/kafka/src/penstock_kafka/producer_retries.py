@@ -26,6 +26,7 @@ EXPIRY_MS: Final = 10_000
 REFUSED: Final = CHECK_PARTITION | {
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.KAFKA_STORAGE_ERROR,
 }
 """Answers to a batch of which nothing was written, after which a client sends it again."""

@@ -12,6 +12,7 @@ from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.verifier import (
     AGAIN_MS,
     AGAIN_MS_MAX,
+    ANSWER_MS_MAX,
     EPOCHS_MAX,
     GUARD_MS,
     Additions,
@@ -227,6 +228,30 @@ def test_a_lost_stream_ends_what_waits_for_it() -> None:
     rig.turn()
     rig.additions.stream_lost(1)
     assert (lost, kept) == (["COORDINATOR_NOT_AVAILABLE"], [])
+
+
+def test_who_is_not_answered_is_told_so_and_a_late_answer_says_nothing_more() -> None:
+    rig = Rig()
+    told = rig.ask()
+    ((_, asks),) = rig.turn()
+    rig.later(ANSWER_MS_MAX - 1)
+    assert told == []
+    rig.later(1)
+    assert told == ["COORDINATOR_NOT_AVAILABLE"]
+    rig.additions.answered(asks[0].number, [(A, ErrorCode.NONE)])
+    assert told == ["COORDINATOR_NOT_AVAILABLE"]
+    assert rig.additions.waiting_count == 0
+
+
+def test_a_leader_hears_which_coordinator_has_told_it() -> None:
+    rig = Rig()
+    told: list[tuple[str, int]] = []
+    rig.additions.ask_vouched(
+        Producer("x", PID, 0), A, adds=True, done=lambda code, epoch: told.append((code.name, epoch))
+    )
+    ((_, asks),) = rig.turn()
+    rig.additions.answered(asks[0].number, [(A, ErrorCode.NONE)], 7)
+    assert told == [("NONE", 7)]
 
 
 def test_what_an_answer_leaves_out_is_not_known() -> None:

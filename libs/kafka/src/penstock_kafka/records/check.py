@@ -112,12 +112,13 @@ def accept_steps(
     now_ms: int,
     *,
     produce_version: int = 11,
+    allow_transactional: bool = False,
 ) -> Generator[None, None, tuple[Buffer, BatchInfo]]:
     """As `accept_produced`, with a step for every few hundred records: for batches of very many.
 
     `opened` is what `open_batch` gave, which may have worked in another thread.
     """
-    view, info = _check_head(records, settings, produce_version, allow_transactional=False)
+    view, info = _check_head(records, settings, produce_version, allow_transactional)
     owned = _owned_copy(view, info, settings) if opened is None else opened
     latest = yield from _walk_steps(owned, settings, now_ms)
     return _as_stored(records, info, latest, settings, now_ms)
@@ -265,6 +266,8 @@ def _check_header(info: BatchInfo, settings: TopicConfig, allow_transactional: b
         raise PenstockError(
             ErrorCode.INVALID_TXN_STATE, "transactional batch outside a transaction that this broker knows"
         )
+    if info.is_transactional and info.producer_id < 0:
+        raise _invalid("transactional batch without a producer id")
 
 
 def _walk(owned: memoryview, settings: TopicConfig, now_ms: int) -> int:

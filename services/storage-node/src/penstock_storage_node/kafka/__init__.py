@@ -17,4 +17,6 @@
                      explain
 `rights`             what the sender of a request may do
 `transactions`       requests to the transaction coordinator, for every way in
+`transactional_appends`  batches of transactions that wait until their coordinator has been asked
+`write_markers`      WriteTxnMarkers: an operator ends a transaction that hangs
 """

@@ -27,8 +27,10 @@ from penstock_storage_node.kafka.produce import ProduceHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.transactions import TransactionHandler
+from penstock_storage_node.kafka.write_markers import WriteMarkersHandler
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.transactions.host import TransactionHost
+from penstock_storage_node.transactions.link import TransactionLink
 
 _ROUTES: Final = RELAYED_ROUTES | {Route.NODE}
 _OF_GROUPS: Final = frozenset(key for key, route in ROUTES.items() if route is Route.GROUP_COORDINATOR) | {
@@ -61,12 +63,13 @@ class DataApis:
         in_touch: Callable[[], bool],
         groups: GroupHost | None = None,
         transactions: TransactionHost | None = None,
+        link: TransactionLink | None = None,
     ) -> None:
-        """A node without `groups` coordinates none, and so with `transactions`. Raises InvariantBroken when an API
-        with one of these routes has no handler."""
+        """A node without `groups` coordinates none, and so with `transactions`; one without `link` takes no batches of
+        transactions. Raises InvariantBroken when an API with one of these routes has no handler."""
         self._metrics, self._clock_s = manager.metrics, manager.clocks.s
         rights = Rights(authorizer)
-        produce = ProduceHandler(manager, rights, in_touch)
+        produce = ProduceHandler(manager, rights, in_touch, link)
         fetch = FetchHandler(manager, rights)
         offsets = ListOffsetsHandler(manager.registry, rights)
         node = DescribeNodeHandler(manager, rights)
@@ -85,6 +88,8 @@ class DataApis:
         but: set[int] = set()
         # Any process answers these, but a node for itself.
         also = [ApiKey.DESCRIBE_LOG_DIRS]
+        if link is not None and ApiKey.WRITE_TXN_MARKERS in SUPPORTED:
+            self._handlers[int(ApiKey.WRITE_TXN_MARKERS)] = WriteMarkersHandler(link.leading, rights).handle
         if groups is not None:
             group_handler = GroupHandler(groups, rights)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)

@@ -21,7 +21,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_frontend.authorizer import Operation, ResourceType
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
-from penstock_kafka.records.batch import BatchInfo, is_transactional
+from penstock_kafka.records.batch import TRANSACTIONAL_BIT, BatchInfo, is_transactional
 from penstock_kafka.records.check import accept_produced, accept_steps, declared_records, open_batch
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
@@ -32,8 +32,10 @@ from penstock_storage_node.kafka.produce_outcomes import AppendedBatch, ProduceI
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.retry_gate import RetryGate
 from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.kafka.transactional_appends import HeldBatch, MustWait, TransactionalAppends
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.transactions.link import TransactionLink
 
 ACKS_ALL = -1
 _EMPTY: Final = memoryview(b"")
@@ -78,7 +80,14 @@ class _AckWait:
 class ProduceHandler:
     """Answers Produce for every way in."""
 
-    def __init__(self, manager: ReplicaManager, rights: Rights, in_touch: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        rights: Rights,
+        in_touch: Callable[[], bool],
+        link: TransactionLink | None = None,
+    ) -> None:
+        """A node without `link` knows no transactions, and refuses their batches."""
         self._in_touch = in_touch
         """Whether the controllers were heard of lately: else another node may lead what this one leads."""
         self._manager = manager
@@ -86,6 +95,7 @@ class ProduceHandler:
         self._retry_gate = RetryGate()
         self._turns = DeferredAppends(manager.registry)
         self._loop_turns = LoopTurns.of(manager.lifecycle)
+        self._transactions = None if link is None else TransactionalAppends(link, self, manager.clock_ms)
         self._one_opened = asyncio.Lock()
         """A batch uncompressed is large: one at a time."""
 
@@ -99,6 +109,8 @@ class ProduceHandler:
             refusal = self._look_through(caller, skim)
             if refusal is not None:
                 return self._refuse_all(caller, header, skim, refusal)
+        if self._transactions is not None and (refusal := self._transactions.refusal(skim)) is not None:
+            return self._refuse_all(caller, header, skim, refusal)
         turn = self._turns.take_turn(skim.partitions)
         if turn is None and any(declared_records(i.records) > RECORDS_AT_ONCE_MAX for i in skim.partitions):
             turn = self._turns.line_up(skim.partitions)
@@ -190,7 +202,12 @@ class ProduceHandler:
                     self._turns.executor, open_batch, item.records, settings
                 )
                 steps = accept_steps(
-                    item.records, opened, settings, self._manager.wall_ms(), produce_version=version
+                    item.records,
+                    opened,
+                    settings,
+                    self._manager.wall_ms(),
+                    produce_version=version,
+                    allow_transactional=self._transactions is not None,
                 )
                 try:
                     checked[index] = (*await self._loop_turns.run(steps, at_once=False), settings)
@@ -211,7 +228,7 @@ class ProduceHandler:
         """Append what may be appended, with a step after each batch but the last. `items`: the partitions of
         `skim`, in their topics' codecs; `checked`: those that are checked already;
         `deferred`: time has passed since their rights were asked for."""
-        manager, acks = self._manager, skim.acks
+        manager = self._manager
         request = ProduceInProgress(caller, header, skim, manager.clock_ms(), manager.wall_ms())
         for index, item in enumerate(items):
             if index:
@@ -222,16 +239,49 @@ class ProduceHandler:
                 batch = self._append(request, item, checked.get(index) if checked else None, deferred)
             except PenstockError as e:
                 request.settle(index, self._refuse(request, item, e))
-                continue
-            if acks == 0:
-                request.settle(index, batch.result)
+            except MustWait as wait:
+                self._hold(request, index, item, wait)
             else:
-                wait = batch.leadership.wait_all if acks == ACKS_ALL else batch.leadership.wait_one
-                caller.acks_all = acks == ACKS_ALL
-                wait(batch.end_offset, request.deadline_ms, _AckWait(self, request, index, batch))
+                self._await_acks(request, index, batch)
         if not manager.drain.effects.empty:
             manager.drain.schedule()
-        return self._without_acks(request) if acks == 0 else request.when_settled()
+        if request.acks:
+            return request.when_settled()
+        if request.is_settled:
+            return self._without_acks(request)
+        return asyncio.ensure_future(self._without_acks_later(request))
+
+    def _await_acks(self, request: ProduceInProgress, index: int, batch: AppendedBatch) -> None:
+        """A batch is in the log."""
+        acks = request.acks
+        if acks == 0:
+            request.settle(index, batch.result)
+        else:
+            wait = batch.leadership.wait_all if acks == ACKS_ALL else batch.leadership.wait_one
+            request.caller.acks_all = acks == ACKS_ALL
+            wait(batch.end_offset, request.deadline_ms, _AckWait(self, request, index, batch))
+
+    # -- in transactions -------------------------------------------------------------------------
+
+    def _hold(self, request: ProduceInProgress, index: int, item: ProducePartition, wait: MustWait) -> None:
+        assert self._transactions is not None
+        self._transactions.hold(request, index, item, wait)
+
+    def resume(self, held: HeldBatch) -> None:
+        """See `Appender`."""
+        request = held.request
+        try:
+            batch = self._append(request, held.item, held.checked, True, held)
+        except PenstockError as error:
+            self.give_up(held, error)
+        else:
+            self._await_acks(request, held.index, batch)
+            if not self._manager.drain.effects.empty:
+                self._manager.drain.schedule()
+
+    def give_up(self, held: HeldBatch, error: PenstockError) -> None:
+        """See `Appender`."""
+        held.request.settle(held.index, self._refuse(held.request, held.item, error))
 
     def _refuse(
         self, request: ProduceInProgress, item: ProducePartition, error: PenstockError
@@ -254,9 +304,14 @@ class ProduceHandler:
         return result
 
     def _append(
-        self, request: ProduceInProgress, item: ProducePartition, checked: _Checked | None, deferred: bool
+        self,
+        request: ProduceInProgress,
+        item: ProducePartition,
+        checked: _Checked | None,
+        deferred: bool,
+        held: HeldBatch | None = None,
     ) -> AppendedBatch:
-        """Check and append one batch; raises PenstockError."""
+        """Check and append one batch, which may have waited; raises PenstockError and MustWait."""
         manager, caller, acks = self._manager, request.caller, request.acks
         if self._rights.is_enabled and (deferred or item.records is _EMPTY):
             partition = self._rights.locate(
@@ -292,12 +347,21 @@ class ProduceHandler:
             batch, info, _ = checked
         else:
             batch, info = accept_produced(
-                item.records, settings, request.wall_ms, produce_version=request.version
+                item.records,
+                settings,
+                request.wall_ms,
+                produce_version=request.version,
+                allow_transactional=self._transactions is not None,
             )
         if self._retry_gate and info.producer_id >= 0:
             self._retry_gate.check(item, info, log.is_next_of_producer(info), request.now_ms)
+        transactions = self._transactions if info.attributes & TRANSACTIONAL_BIT else None
+        if transactions is not None:
+            transactions.admit(request, partition, leadership, (batch, info, settings), held)
         appended = partition.append(batch, info, request.now_ms)
         if isinstance(appended, Appended):
+            if transactions is not None:
+                transactions.appended(partition, info, held)
             manager.metrics.produced_bytes += appended.size_bytes
             traffic = partition.traffic
             traffic.received_bytes += appended.size_bytes
@@ -314,6 +378,13 @@ class ProduceHandler:
             log.log_start_offset,
         )
         return AppendedBatch(leadership, info, appended.last_offset + 1, result, partition)
+
+    async def _without_acks_later(self, request: ProduceInProgress) -> Response:
+        settled = request.when_settled()
+        if isinstance(settled, asyncio.Future):
+            await settled
+        answer = self._without_acks(request)
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _without_acks(self, request: ProduceInProgress) -> Response | asyncio.Future[Response]:
         """What goes back to a client that waits for no answer."""

@@ -97,6 +97,7 @@ class ProduceInProgress:
         "caller",
         "deadline_ms",
         "now_ms",
+        "transactional_id",
         "version",
         "wall_ms",
         "want_receipt",
@@ -108,6 +109,7 @@ class ProduceInProgress:
         self.caller = caller
         self.version = header.api_version
         self.acks = skim.acks
+        self.transactional_id = skim.transactional_id
         self.want_receipt = skim.want_receipt
         self.now_ms = now_ms
         self.wall_ms = wall_ms
@@ -124,6 +126,11 @@ class ProduceInProgress:
         future = self._future
         if future is not None and not self._left and not future.done():
             future.set_result(self.response())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what became of each partition."""
+        return not self._left
 
     @property
     def has_error(self) -> bool:

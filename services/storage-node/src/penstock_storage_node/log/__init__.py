@@ -33,6 +33,7 @@ from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob
 from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
+from penstock_storage_node.log.producer_state import Origin, ProducerEntry
 from penstock_storage_node.log.reader import AbortedJob
 from penstock_storage_node.log.state import Appended, Duplicate, LogIdentity, LogState
 
@@ -48,8 +49,10 @@ __all__ = [
     "LogIdentity",
     "LogPorts",
     "LogState",
+    "Origin",
     "PartitionDirectory",
     "PartitionLog",
+    "ProducerEntry",
     "ReadData",
     "ReadJob",
     "Rows",

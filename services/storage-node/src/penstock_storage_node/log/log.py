@@ -243,6 +243,14 @@ class PartitionLog:
         """Every producer that is remembered, by id. Not to be changed."""
         return self._data.producers.entries()
 
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """What is remembered of a producer (loop). Not to be changed, but for `vouched_epoch`."""
+        return self._data.producers.get(producer_id)
+
+    def is_duplicate(self, info: BatchInfo) -> bool:
+        """Whether a batch with a producer id is here already (`ProducerState.is_duplicate`)."""
+        return self._data.producers.is_duplicate(info)
+
     @property
     def first_open_transaction(self) -> int | None:
         """Offset of the first record of the oldest open transaction (loop)."""

@@ -72,6 +72,7 @@ class ProducerEntry:
         "last_sequence",
         "last_timestamp",
         "transaction_first_offset",
+        "vouched_epoch",
     )
 
     def __init__(self, epoch: int) -> None:
@@ -81,6 +82,9 @@ class ProducerEntry:
         self.last_seen_ms = 0
         self.coordinator_epoch = -1
         self.transaction_first_offset = -1
+        self.vouched_epoch = -1
+        """Highest epoch of a coordinator that has told this node, as leader, that the producer's transaction knows the
+        partition. In memory alone."""
         self.batches: list[tuple[int, int, int, int]] = []
 
 
@@ -111,8 +115,12 @@ class ProducerState:
             return info.base_sequence == 0
         if info.base_sequence == (entry.last_sequence + 1) & SEQUENCE_MASK:
             return True
-        place = (info.base_sequence, info.last_sequence)
-        return any(row[:2] == place for row in entry.batches)
+        return _is_known(info, entry)
+
+    def is_duplicate(self, info: BatchInfo) -> bool:
+        """Whether the batch is among those that are remembered of its producer."""
+        entry = self._entries.get(info.producer_id)
+        return entry is not None and entry.epoch == info.producer_epoch and _is_known(info, entry)
 
     def check(self, info: BatchInfo, where: object, origin: Origin = Origin.CLIENT) -> tuple[int, int] | None:
         """Whether the batch may be appended: None, or (first, last offset) of what it duplicates.
@@ -317,6 +325,11 @@ class ProducerState:
             for producer_id, entry in rows
             if entry.transaction_first_offset >= 0
         )
+
+
+def _is_known(info: BatchInfo, entry: ProducerEntry) -> bool:
+    place = (info.base_sequence, info.last_sequence)
+    return info.base_sequence != NO_SEQUENCE and any(row[:2] == place for row in entry.batches)
 
 
 def _fenced(info: BatchInfo, entry: ProducerEntry, where: object) -> PenstockError:

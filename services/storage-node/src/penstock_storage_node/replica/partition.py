@@ -18,12 +18,14 @@ from typing import Any, Protocol
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
 from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.markers import Marker
 from penstock_storage_node.disk.pool import DiskPool
 from penstock_storage_node.log import (
     Appended,
     Duplicate,
     LogDirectory,
     LogState,
+    Origin,
     PartitionLog,
     ReadData,
     ReadJob,
@@ -133,24 +135,41 @@ class Partition:
 
     # -- writing ------------------------------------------------------------------
 
-    def append(self, batch: Buffer, info: BatchInfo, now_ms: int) -> Appended | Duplicate:
+    def append(
+        self, batch: Buffer, info: BatchInfo, now_ms: int, origin: Origin = Origin.CLIENT
+    ) -> Appended | Duplicate:
         """Append as leader: stage for the disk, push to followers. The caller has checked the
         leadership and the batch. Raises PenstockError of the producer state or the log."""
-        replica, log = self.replica, self.log
+        log = self.log
         old_end = log.log_end_offset
-        result = log.append_as_leader(memoryview(batch), info, replica.leader_epoch)
+        result = log.append_as_leader(memoryview(batch), info, self.replica.leader_epoch, origin)
         if isinstance(result, Appended):
-            leadership = replica.leadership
-            if leadership is not None:
-                leadership.on_append(old_end, now_ms)
-            self._share.update()
-            if self.sessions:
-                for session in self.sessions:
-                    session.sender.on_append(
-                        session, result.base_offset, result.last_offset + 1, result.data, result.size_bytes
-                    )
-            self._ports.drain.touch(self)
+            self._push(result, old_end, now_ms)
         return result
+
+    def append_marker(self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int) -> Appended:
+        """As `append`, of a marker that ends a producer's transaction. The caller has checked its fences too."""
+        log = self.log
+        old_end = log.log_end_offset
+        result = log.append_marker(producer_id, producer_epoch, marker, self.replica.leader_epoch)
+        self._push(result, old_end, now_ms)
+        return result
+
+    def _push(self, appended: Appended, old_end: int, now_ms: int) -> None:
+        leadership = self.replica.leadership
+        if leadership is not None:
+            leadership.on_append(old_end, now_ms)
+        self._share.update()
+        if self.sessions:
+            for session in self.sessions:
+                session.sender.on_append(
+                    session,
+                    appended.base_offset,
+                    appended.last_offset + 1,
+                    appended.data,
+                    appended.size_bytes,
+                )
+        self._ports.drain.touch(self)
 
     def count_staged(self) -> None:
         """The log was appended to by another way than `append`."""

@@ -11,5 +11,8 @@
 `replication_lanes`   The two streams of a pair of nodes
 `service`             The Storage service of the contract, registered with serializers of its own
 `strays`              DescribeStrays and DeleteStray
+`transaction_messages`  The messages of Transactions
+`transaction_service`   Transactions, the end that is called
+`transaction_streams`   Transactions, the end that opens the stream
 
 """

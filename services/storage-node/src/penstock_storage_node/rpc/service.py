@@ -16,6 +16,7 @@ from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEndsService
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.strays import StraysService
+from penstock_storage_node.rpc.transaction_service import TransactionService
 
 SERVICE = "penstock.v1.Storage"
 
@@ -28,6 +29,7 @@ def add_storage_service(
     positions: LogEndsService | None = None,
     strays: StraysService | None = None,
     itself: SelfDescription | None = None,
+    transactions: TransactionService | None = None,
 ) -> None:
     """Answer Storage's calls on `server`."""
     handlers = {
@@ -37,6 +39,8 @@ def add_storage_service(
             ranges.fetch_range, request_deserializer=data_pb2.FetchRangeRequest.FromString
         ),
     }
+    if transactions is not None:
+        handlers["Transactions"] = grpc.stream_stream_rpc_method_handler(transactions.transactions)
     if positions is not None:
         handlers["Positions"] = grpc.unary_unary_rpc_method_handler(
             positions.positions,

@@ -227,6 +227,11 @@ class Shard:
         return self._loading
 
     @property
+    def coordinator_epoch(self) -> int:
+        """Leader epoch of its partition."""
+        return self._coordinator_epoch
+
+    @property
     def next_timer_ms(self) -> int:
         """`tick` has nothing to do before that time."""
         return self._timers.next_ms

@@ -30,6 +30,8 @@ GUARD_MS: Final = 86_400_000
 AGAIN_MS: Final = 20
 AGAIN_MS_MAX: Final = 100
 """While the coordinator says CONCURRENT_TRANSACTIONS: every so often, for so long."""
+ANSWER_MS_MAX: Final = 5_000
+"""For an answer; whoever has none then is told so, and tries again."""
 ADDS_SINCE: Final = 12
 """Version of Produce from which on leaders add partitions themselves."""
 ABORTABLE_SINCE: Final = 11
@@ -39,13 +41,15 @@ ABORTABLE_SINCE: Final = 11
 class Guard:
     """One verification. Two are never equal."""
 
-    __slots__ = ("epoch", "lowest_sequence", "made_ms")
+    __slots__ = ("epoch", "lowest_sequence", "made_ms", "opened_at")
 
     def __init__(self, epoch: int, sequence: int, made_ms: int) -> None:
         self.epoch: Final = epoch
         self.lowest_sequence = sequence
         """Of the batches that came with this epoch: the first to be appended has to be that one."""
         self.made_ms: Final = made_ms
+        self.opened_at = -1
+        """First offset of the transaction that a batch with this guard has opened."""
 
 
 class Guards:
@@ -156,19 +160,22 @@ class Ask(NamedTuple):
 
 
 Done = Callable[[ErrorCode], None]
+Vouched = Callable[[ErrorCode, int], None]
+"""Told the answer, and the epoch of the coordinator that gave it, -1 where none did."""
 
 
 class _Waiting:
     """Batches of one producer that wait for the same answer."""
 
-    __slots__ = ("coordinator", "done", "producer", "until_ms", "verify_only")
+    __slots__ = ("coordinator", "done", "producer", "timer", "until_ms", "verify_only")
 
     def __init__(self, producer: Producer, verify_only: bool, coordinator: int, until_ms: int) -> None:
         self.producer = producer
         self.verify_only = verify_only
         self.coordinator = coordinator
         self.until_ms = until_ms
-        self.done: dict[TopicPartitionName, list[Done]] = {}
+        self.done: dict[TopicPartitionName, list[Vouched]] = {}
+        self.timer: Timer | None = None
 
 
 class Additions:
@@ -195,7 +202,13 @@ class Additions:
 
     def ask(self, producer: Producer, partition: TopicPartitionName, *, adds: bool, done: Done) -> None:
         """`done` is told NONE when the transaction knows the partition, else why not, in the coordinator's codes; or
-        COORDINATOR_NOT_AVAILABLE when nobody can be asked."""
+        COORDINATOR_NOT_AVAILABLE when nobody can be asked, or answers in time."""
+        self.ask_vouched(producer, partition, adds=adds, done=lambda code, _: done(code))
+
+    def ask_vouched(
+        self, producer: Producer, partition: TopicPartitionName, *, adds: bool, done: Vouched
+    ) -> None:
+        """As `ask`, for a leader that remembers which coordinator has told it."""
         self._queue(producer, not adds, partition, [done], self._clock_ms() + AGAIN_MS_MAX)
 
     def _queue(
@@ -203,7 +216,7 @@ class Additions:
         producer: Producer,
         verify_only: bool,
         partition: TopicPartitionName,
-        done: Iterable[Done],
+        done: Iterable[Vouched],
         until_ms: int,
     ) -> None:
         waiting = self._turn.get((producer, verify_only))
@@ -232,19 +245,40 @@ class Additions:
         for node, asks in by_node.items():
             # Before it is sent: a coordinator on this node answers at once.
             self._sent.update((ask.number, waiting) for ask, waiting in asks)
-            if not self._send(node, [ask for ask, _ in asks]):
+            if self._send(node, [ask for ask, _ in asks]):
+                self._await(asks)
+            else:
                 nowhere += [self._sent.pop(ask.number) for ask, _ in asks if ask.number in self._sent]
         for waiting in nowhere:
             _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    def answered(self, number: int, answers: Iterable[tuple[TopicPartitionName, ErrorCode]]) -> None:
-        """A coordinator's answer; what is not in it is not known."""
+    def _await(self, asks: Iterable[tuple[Ask, _Waiting]]) -> None:
+        until_ms = self._clock_ms() + ANSWER_MS_MAX
+        for ask, waiting in asks:
+            if ask.number in self._sent:
+                waiting.timer = Timer("unanswered", (ask.number,))
+                self._timers.set(waiting.timer, until_ms)
+
+    def _take(self, number: int) -> _Waiting | None:
         waiting = self._sent.pop(number, None)
+        if waiting is not None and waiting.timer is not None:
+            waiting.timer.cancel()
+            waiting.timer = None
+        return waiting
+
+    def answered(
+        self,
+        number: int,
+        answers: Iterable[tuple[TopicPartitionName, ErrorCode]],
+        coordinator_epoch: int = -1,
+    ) -> None:
+        """A coordinator's answer, and its epoch; what is not in it is not known."""
+        waiting = self._take(number)
         if waiting is None:
             return
         codes = dict(answers)
-        busy: dict[TopicPartitionName, list[Done]] = {}
-        told: list[tuple[Done, ErrorCode]] = []
+        busy: dict[TopicPartitionName, list[Vouched]] = {}
+        told: list[tuple[Vouched, ErrorCode]] = []
         for partition, done in waiting.done.items():
             code = codes.get(partition, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if code is ErrorCode.CONCURRENT_TRANSACTIONS and not waiting.verify_only:
@@ -254,9 +288,9 @@ class Additions:
         if busy:
             self._ask_again(waiting, busy)
         for each, code in told:
-            each(code)
+            each(code, coordinator_epoch)
 
-    def _ask_again(self, waiting: _Waiting, busy: dict[TopicPartitionName, list[Done]]) -> None:
+    def _ask_again(self, waiting: _Waiting, busy: dict[TopicPartitionName, list[Vouched]]) -> None:
         waiting.done = busy
         now_ms = self._clock_ms()
         if now_ms + AGAIN_MS > waiting.until_ms:
@@ -270,9 +304,14 @@ class Additions:
         return self._timers.next_ms
 
     def tick(self) -> None:
-        """Ask again where the last transaction was still ending."""
+        """Ask again where the last transaction was still ending; give up what nobody answers."""
         while (timer := self._timers.due(self._clock_ms())) is not None:
             (waiting,) = timer.owner
+            if not isinstance(waiting, _Waiting):
+                late = self._take(waiting)
+                if late is not None:
+                    _tell_all(late, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                continue
             for partition, done in waiting.done.items():
                 self._queue(waiting.producer, waiting.verify_only, partition, done, waiting.until_ms)
 
@@ -280,7 +319,7 @@ class Additions:
         """Nothing more comes from a node: those that waited for it are told so, and try again."""
         lost = [number for number, waiting in self._sent.items() if waiting.coordinator == node]
         for number in lost:
-            if (waiting := self._sent.pop(number, None)) is not None:
+            if (waiting := self._take(number)) is not None:
                 _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     @property
@@ -291,7 +330,7 @@ class Additions:
 
 def _tell_all(waiting: _Waiting, code: ErrorCode) -> None:
     for done in [each for some in waiting.done.values() for each in some]:
-        done(code)
+        done(code, -1)
 
 
 _UNREACHED: Final = frozenset(
