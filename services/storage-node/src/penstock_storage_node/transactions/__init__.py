@@ -1,6 +1,6 @@
 """Transactions: the coordinator of the partitions of `__transaction_state` led here.
 
-All but `host` and what it is wired with decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
+All but `host` and `link` decides, and consists of plain synchronous objects: clock, ids, log and sends are passed in.
 
 `admission`  Which batches of transactions, and which markers, the leader of a partition takes.
 `effects`  What the coordinator wants done elsewhere: markers to write, and markers to forget.
