@@ -8,14 +8,16 @@ from typing import Any
 
 import click
 
+from penstock.cli.asking import ask, ask_each
 from penstock.cli.kafka import (
     CALL_TIMEOUT_S,
+    PAUSE_S,
     admin_client,
     bootstrap_option,
     client_config,
     json_option,
+    may_be_asked_again,
     topic_metadata,
-    wait_for,
 )
 from penstock.cli.output import note, print_facts, print_json, print_table
 from penstock.errors import CommandError, ExitCode
@@ -43,10 +45,7 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
       penstock group list
       penstock group list --json | jq -r '.[].group'
     """
-    client = admin_client(bootstrap)
-    found = wait_for(client.list_consumer_groups(), "the groups")
-    if found.errors:
-        raise CommandError(f"the groups: {found.errors[0]}", ExitCode.UNREACHABLE)
+    found = _groups(admin_client(bootstrap))
     rows = [
         {"group": g.group_id, "state": g.state.name.lower(), "type": g.type.name.lower() if g.type else ""}
         for g in sorted({g.group_id: g for g in found.valid}.values(), key=lambda g: g.group_id)
@@ -75,8 +74,10 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
       penstock group describe billing --json | jq '[.partitions[].lag] | add'
     """
     client = admin_client(bootstrap)
-    (future,) = client.describe_consumer_groups([group], request_timeout=CALL_TIMEOUT_S).values()
-    about = wait_for(future, f"group {group!r}")
+    about = ask(
+        lambda: client.describe_consumer_groups([group], request_timeout=CALL_TIMEOUT_S)[group],
+        f"group {group!r}",
+    ).result()
     offsets = _committed(client, group)
     if about.state.name == "DEAD" and not offsets:
         raise CommandError(f"group {group!r} does not exist; see `penstock group list`")
@@ -198,23 +199,46 @@ def delete(groups: tuple[str, ...], bootstrap: str) -> None:
       penstock group delete billing
       penstock group delete billing audit
     """
+    from confluent_kafka import KafkaError
+
     client = admin_client(bootstrap)
-    futures = client.delete_consumer_groups(list(groups), request_timeout=CALL_TIMEOUT_S)
-    for name, future in futures.items():
-        wait_for(future, f"group {name!r}")
+    answers = ask_each(
+        lambda names: client.delete_consumer_groups(names, request_timeout=CALL_TIMEOUT_S),
+        groups,
+        lambda name: f"group {name!r}",
+    )
+    for name, answer in answers.items():
+        # A try of which nobody heard may have deleted what is not there now.
+        if not (answer.repeats and answer.says(KafkaError.GROUP_ID_NOT_FOUND)):
+            answer.result()
         note(f"deleted group {name}")
 
 
 # -- asking --------------------------------------------------------------------------------
 
 
+def _groups(client: Any) -> Any:
+    """Of every broker; again while one of them goes."""
+    until_s = time.monotonic() + CALL_TIMEOUT_S
+    while True:
+        found = ask(client.list_consumer_groups, "the groups").result()
+        if not found.errors:
+            return found
+        passing = all(may_be_asked_again(error.args[0].code()) for error in found.errors)
+        if not passing or time.monotonic() >= until_s:
+            raise CommandError(f"the groups: {found.errors[0]}", ExitCode.UNREACHABLE)
+        time.sleep(PAUSE_S)
+
+
 def _committed(client: Any, group: str) -> dict[Place, int]:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     asked = [ConsumerGroupTopicPartitions(group)]
-    (future,) = client.list_consumer_group_offsets(asked, request_timeout=CALL_TIMEOUT_S).values()
-    found = wait_for(future, f"group {group!r}").topic_partitions
-    return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+    found = ask(
+        lambda: client.list_consumer_group_offsets(asked, request_timeout=CALL_TIMEOUT_S)[group],
+        f"group {group!r}",
+    ).result()
+    return {(p.topic, p.partition): p.offset for p in found.topic_partitions if p.offset >= 0}
 
 
 def _commit(client: Any, group: str, new: Mapping[Place, int]) -> None:
@@ -222,8 +246,11 @@ def _commit(client: Any, group: str, new: Mapping[Place, int]) -> None:
 
     wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in new.items()]
     asked = [ConsumerGroupTopicPartitions(group, wanted)]
-    (future,) = client.alter_consumer_group_offsets(asked, request_timeout=CALL_TIMEOUT_S).values()
-    for one in wait_for(future, f"group {group!r}").topic_partitions:
+    done = ask(
+        lambda: client.alter_consumer_group_offsets(asked, request_timeout=CALL_TIMEOUT_S)[group],
+        f"group {group!r}",
+    ).result()
+    for one in done.topic_partitions:
         if one.error is not None:
             raise CommandError(
                 f"group {group!r}: {one.topic}-{one.partition}: {one.error.str()}; stop its members first"
@@ -255,11 +282,12 @@ def _offsets(client: Any, places: Sequence[Place], which: str | int) -> dict[Pla
         wanted = make.earliest() if which == "earliest" else make.latest()
     else:
         wanted = make.for_timestamp(which)
-    asked = {TopicPartition(topic, partition): wanted for topic, partition in places}
-    futures = client.list_offsets(asked, request_timeout=CALL_TIMEOUT_S)
-    return {
-        (p.topic, p.partition): wait_for(future, f"topic {p.topic!r}").offset for p, future in futures.items()
-    }
+    answers = ask_each(
+        lambda left: client.list_offsets(dict.fromkeys(left, wanted), request_timeout=CALL_TIMEOUT_S),
+        [TopicPartition(topic, partition) for topic, partition in places],
+        lambda place: f"topic {place.topic!r}",
+    )
+    return {(place.topic, place.partition): answer.result().offset for place, answer in answers.items()}
 
 
 def _lag_s(bootstrap: str, committed: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, float]:

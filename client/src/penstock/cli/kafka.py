@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -30,6 +31,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 BOOTSTRAP_DEFAULT: Final = "127.0.0.1:9092"
 CALL_TIMEOUT_S: Final = 15.0
+PAUSE_S: Final = 0.2
+"""Between two tries."""
 _OF_CONNECTIONS: Final = (
     "security.",
     "sasl.",
@@ -184,14 +187,18 @@ def cluster_metadata(client: Any, bootstrap: str, topic: str | None = None) -> A
     """Metadata of all topics or of one, from any client; raises UNREACHABLE after a bound."""
     from confluent_kafka import KafkaException
 
-    try:
-        return (
-            client.list_topics(topic, timeout=CALL_TIMEOUT_S)
-            if topic
-            else client.list_topics(timeout=CALL_TIMEOUT_S)
-        )
-    except KafkaException as error:
-        raise failure(error.args[0], f"the cluster at {bootstrap}") from error
+    until_s = time.monotonic() + CALL_TIMEOUT_S
+    while True:
+        try:
+            return (
+                client.list_topics(topic, timeout=CALL_TIMEOUT_S)
+                if topic
+                else client.list_topics(timeout=CALL_TIMEOUT_S)
+            )
+        except KafkaException as error:
+            if not was_lost(error.args[0].code()) or time.monotonic() >= until_s:
+                raise failure(error.args[0], f"the cluster at {bootstrap}") from error
+        time.sleep(PAUSE_S)
 
 
 def topic_metadata(client: Any, bootstrap: str, topic: str) -> Any:
@@ -246,6 +253,28 @@ def code_of(failed: CommandError) -> int | None:
 
     said = failed.__cause__.args[:1] if failed.__cause__ is not None else ()
     return next((error.code() for error in said if isinstance(error, KafkaError)), None)
+
+
+def was_lost(code: int | None) -> bool:
+    """Whether nobody knows what became of a request that ended so."""
+    from confluent_kafka import KafkaError
+
+    return code in (KafkaError._DESTROY_BROKER, KafkaError._TRANSPORT)
+
+
+def may_be_asked_again(code: int | None) -> bool:
+    """Whether what ended so may go better a moment later: it was lost, or came in the middle of an election."""
+    from confluent_kafka import KafkaError
+
+    return was_lost(code) or code in (
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    )
 
 
 def _silent_logger() -> logging.Logger:

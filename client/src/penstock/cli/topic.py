@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from penstock.cli import topic_change
+from penstock.cli import topic_change, wire
+from penstock.cli.asking import ask, ask_each
 from penstock.cli.kafka import (
     CALL_TIMEOUT_S,
     admin_client,
     bootstrap_option,
     cluster_metadata,
-    code_of,
     json_option,
     topic_metadata,
-    wait_for,
+    was_lost,
 )
 from penstock.cli.output import note, print_facts, print_json, print_table
 from penstock.cli.rebalance import set_replication_factor
@@ -69,14 +69,16 @@ def create(
         replication_factor=replication_factor or -1,
         config=settings,
     )
-    (future,) = client.create_topics([new], operation_timeout=CALL_TIMEOUT_S).values()
-    created = True
-    try:
-        wait_for(future, f"topic {topic!r}")
-    except CommandError as error:
-        if not (if_not_exists and code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS):
-            raise
-        created = False
+    answer = ask(
+        lambda: client.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[topic], f"topic {topic!r}"
+    )
+    if not answer.says(KafkaError.TOPIC_ALREADY_EXISTS):
+        answer.result()
+        created = True
+    else:
+        created = answer.repeats and _is_as_asked(client, bootstrap, new)
+        if not (created or if_not_exists):
+            raise _exists(topic) if answer.repeats else answer.error or _exists(topic)
     if as_json:
         print_json({"topic": topic, "created": created})
     else:
@@ -175,18 +177,21 @@ def delete(topics: tuple[str, ...], if_exists: bool, bootstrap: str) -> None:
     from confluent_kafka import KafkaError
 
     client = admin_client(bootstrap)
-    futures = client.delete_topics(list(topics), operation_timeout=CALL_TIMEOUT_S)
+    answers = ask_each(
+        lambda names: client.delete_topics(names, operation_timeout=CALL_TIMEOUT_S),
+        topics,
+        lambda name: f"topic {name!r}",
+    )
     failed: CommandError | None = None
-    for name, future in futures.items():
-        try:
-            wait_for(future, f"topic {name!r}")
+    for name, answer in answers.items():
+        is_missing = answer.says(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        # A try of which nobody heard may have deleted what is not there now.
+        if answer.error is None or (is_missing and answer.repeats):
             note(f"deleted topic {name}")
-        except CommandError as error:
-            if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                if not if_exists:
-                    failed = CommandError(f"topic {name!r} does not exist; --if-exists makes that no error")
-            else:
-                failed = error
+        elif not is_missing:
+            failed = answer.error
+        elif not if_exists:
+            failed = CommandError(f"topic {name!r} does not exist; --if-exists makes that no error")
     if failed:
         raise failed
 
@@ -205,19 +210,40 @@ def _settings(words: tuple[str, ...]) -> dict[str, str]:
     return settings
 
 
+def _is_as_asked(client: Any, bootstrap: str, new: Any) -> bool:
+    """Whether there is such a topic, as far as the gateway that is asked has heard."""
+    found = cluster_metadata(client, bootstrap, new.topic).topics[new.topic]
+    if found.error is not None:
+        return False
+    has = {each.name: each.value for each in wire.describe_configs(bootstrap, "topic", new.topic)}
+    return (
+        new.num_partitions in (-1, len(found.partitions))
+        and all(new.replication_factor in (-1, len(part.replicas)) for part in found.partitions.values())
+        and all(has.get(name) == value for name, value in new.config.items())
+    )
+
+
+def _exists(topic: str) -> CommandError:
+    return CommandError(
+        f"topic {topic!r} exists: a try that got no answer may have made it, or somebody else before; "
+        f"see `penstock topic describe {topic}`"
+    )
+
+
 def _offsets(client: Any, topic: str, partitions: list[int]) -> dict[int, tuple[int | None, int | None]]:
     """First and next offset by partition; None where no leader could say."""
-    from confluent_kafka import KafkaException, TopicPartition, admin
+    from confluent_kafka import TopicPartition, admin
 
     specs: Any = admin.OffsetSpec
-    found: list[dict[int, int | None]] = []
-    for spec in (specs.earliest(), specs.latest()):
-        asked = {TopicPartition(topic, number): spec for number in partitions}
-        answers: dict[int, int | None] = {}
-        for partition, future in client.list_offsets(asked, request_timeout=CALL_TIMEOUT_S).items():
-            try:
-                answers[partition.partition] = future.result(timeout=CALL_TIMEOUT_S + 5).offset
-            except (KafkaException, TimeoutError):
-                answers[partition.partition] = None
-        found.append(answers)
-    return {number: (found[0][number], found[1][number]) for number in partitions}
+
+    def told(spec: Any) -> dict[int, int | None]:
+        answers = ask_each(
+            lambda left: client.list_offsets(dict.fromkeys(left, spec), request_timeout=CALL_TIMEOUT_S),
+            [TopicPartition(topic, number) for number in partitions],
+            lambda place: f"partition {place.partition} of {topic!r}",
+            again_if=was_lost,
+        )
+        return {place.partition: a.value.offset if a.value else None for place, a in answers.items()}
+
+    first, end = told(specs.earliest()), told(specs.latest())
+    return {number: (first[number], end[number]) for number in partitions}

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli import wire
+from penstock.cli.asking import ask, ask_each
 from penstock.cli.kafka import (
     CALL_TIMEOUT_S,
     admin_client,
@@ -17,7 +18,6 @@ from penstock.cli.kafka import (
     cluster_metadata,
     json_option,
     topic_metadata,
-    wait_for,
 )
 from penstock.cli.moves import Planner
 from penstock.cli.output import note, print_json, print_table
@@ -71,6 +71,7 @@ def add_partitions(topic: str, total: int | None, add: int | None, bootstrap: st
       penstock topic add-partitions flights --total 12
       penstock topic add-partitions flights --add 2
     """
+    from confluent_kafka import KafkaError
     from confluent_kafka.admin import NewPartitions
 
     if (total is None) == (add is None):
@@ -78,10 +79,16 @@ def add_partitions(topic: str, total: int | None, add: int | None, bootstrap: st
     client = admin_client(bootstrap)
     have = len(topic_metadata(client, bootstrap, topic).partitions)
     wanted = total if total is not None else have + (add or 0)
-    (future,) = client.create_partitions(
-        [NewPartitions(topic, wanted)], operation_timeout=CALL_TIMEOUT_S
-    ).values()
-    wait_for(future, f"topic {topic!r}")
+    answer = ask(
+        lambda: client.create_partitions([NewPartitions(topic, wanted)], operation_timeout=CALL_TIMEOUT_S)[
+            topic
+        ],
+        f"topic {topic!r}",
+    )
+    # Of its own doing, if a try before this one was carried out and nobody heard.
+    is_done = answer.repeats and answer.says(KafkaError.INVALID_PARTITIONS)
+    if not (is_done and len(topic_metadata(client, bootstrap, topic).partitions) == wanted):
+        answer.result()
     note(f"topic {topic} has {wanted} partitions, {wanted - have} of them new")
 
 
@@ -133,21 +140,22 @@ def trim(
     else:
         specs: Any = admin.OffsetSpec
         spec = specs.latest() if everything else specs.for_timestamp(before_timestamp)
-        latest = client.list_offsets(dict.fromkeys(places, specs.latest()), request_timeout=CALL_TIMEOUT_S)
-        found = client.list_offsets(dict.fromkeys(places, spec), request_timeout=CALL_TIMEOUT_S)
-        wanted = []
-        for place, future in found.items():
-            offset = wait_for(future, f"partition {place.partition} of {topic!r}").offset
-            if offset < 0:  # nothing is that new: all of it goes
-                offset = wait_for(latest[place], f"partition {place.partition} of {topic!r}").offset
-            wanted.append(TopicPartition(topic, place.partition, offset))
-    done = client.delete_records(wanted, request_timeout=CALL_TIMEOUT_S, operation_timeout=CALL_TIMEOUT_S)
+        latest = _offsets(client, places, specs.latest())
+        found = _offsets(client, places, spec)
+        # Where nothing is that new all of it goes.
+        wanted = [
+            TopicPartition(topic, n, offset if offset >= 0 else latest[n]) for n, offset in found.items()
+        ]
+    done = ask_each(
+        lambda places: client.delete_records(
+            places, request_timeout=CALL_TIMEOUT_S, operation_timeout=CALL_TIMEOUT_S
+        ),
+        wanted,
+        _named,
+    )
     rows = [
-        {
-            "partition": p.partition,
-            "earliest": wait_for(f, f"partition {p.partition} of {topic!r}").low_watermark,
-        }
-        for p, f in sorted(done.items(), key=lambda item: item[0].partition)
+        {"partition": place.partition, "earliest": answer.result().low_watermark}
+        for place, answer in sorted(done.items(), key=lambda item: item[0].partition)
     ]
     if as_json:
         print_json({"topic": topic, "partitions": rows})
@@ -217,7 +225,7 @@ def reassign(
     if cancel:
         plan = {(topic, o.partition): None for o in _ongoing(bootstrap, topic, mine)}
     else:
-        about = wait_for(client.describe_cluster(request_timeout=CALL_TIMEOUT_S), "the cluster")
+        about = ask(lambda: client.describe_cluster(request_timeout=CALL_TIMEOUT_S), "the cluster").result()
         racks = {node.id: node.rack or "" for node in about.nodes}
         plan = _plan(
             cluster_metadata(client, bootstrap), racks, topic, mine, replication_factor, off_node, target
@@ -240,6 +248,20 @@ def reassign(
         note("nothing is to be moved")
     if dry_run:
         note("nothing was changed; leave --dry-run out to do it")
+
+
+def _named(place: Any) -> str:
+    return f"partition {place.partition} of {place.topic!r}"
+
+
+def _offsets(client: Any, places: list[Any], spec: Any) -> dict[int, int]:
+    """By partition, what a spec of ListOffsets finds; -1 where a timestamp finds nothing."""
+    answers = ask_each(
+        lambda left: client.list_offsets(dict.fromkeys(left, spec), request_timeout=CALL_TIMEOUT_S),
+        places,
+        _named,
+    )
+    return {place.partition: answer.result().offset for place, answer in answers.items()}
 
 
 def _plan(
