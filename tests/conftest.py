@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -16,20 +18,9 @@ settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ports of its own for each worker of pytest-xdist.
-
-    A port is looked for, found free and only then listened on: two workers that look in the same range would now and
-    then find the same one.
-    """
+    """Ports of its own for each worker of pytest-xdist, and for the commands that its tests call."""
     worker: dict[str, object] | None = getattr(config, "workerinput", None)
     if worker is None:
         return
     number, count = int(str(worker["workerid"]).removeprefix("gw")), int(str(worker["workercount"]))
-    ports.PORTS_FROM, ports.PORTS_TO_DEFAULT = part(ports.PORTS_FROM, ports.PORTS_TO_DEFAULT, number, count)
-    ports.BASE_FROM, ports.BASE_TO = part(ports.BASE_FROM, ports.BASE_TO, number, count)
-
-
-def part(first: int, last: int, number: int, count: int) -> tuple[int, int]:
-    """The `number`th of `count` even parts of a range, with nothing between it and the next but its end."""
-    size = (last - first) // count
-    return first + number * size, first + (number + 1) * size - 1
+    os.environ[ports.PART_VARIABLE] = f"{number + 1}/{count}"

@@ -411,3 +411,15 @@ def test_free_ports_are_different_and_outside_the_ephemeral_range() -> None:
     assert len(set(chosen)) == 50
     assert not avoid & set(chosen)
     assert all(ports.PORTS_FROM <= port <= ports.PORTS_TO_DEFAULT for port in chosen)
+
+
+def test_parts_of_the_ports_have_nothing_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three that look at the same time, each finds what no other does."""
+    found: list[set[int]] = []
+    for part in ("1/3", "2/3", "3/3"):
+        monkeypatch.setenv(ports.PART_VARIABLE, part)
+        bases = {ports.choose_base() for _ in range(20)}
+        found.append(set(ports.choose_free(300, set())) | bases)
+    assert len(set.union(*found)) == sum(len(each) for each in found)
+    assert max(found[0]) < ports.PORTS_TO_DEFAULT
+    assert all(ports.BASE_FROM <= port <= ports.PORTS_TO_DEFAULT for port in set.union(*found))

@@ -7,6 +7,7 @@ connections: a member that is dead for an hour finds its own port free when it c
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from collections.abc import Set
@@ -21,6 +22,12 @@ PORTS_TO_DEFAULT = 32_000
 ATTEMPTS_MAX = 2_000
 BASE_FROM, BASE_TO = 2_100 - HTTP_PORT_OFFSET, 14_500
 """Below the ports that `choose_free` gives."""
+PART_VARIABLE = "PENSTOCK_PORTS_PART"
+"""Which part of these ranges is this process's and its children's, `2/3` is the second of three.
+
+For test runs side by side. A port is chosen, found free and only then listened on, and that of a member that is dead
+looks free: whoever looks in the same range finds it now and then.
+"""
 
 
 def is_free(port: int) -> bool:
@@ -41,25 +48,26 @@ def is_free(port: int) -> bool:
 def choose_free(count: int, avoid: Set[int], rng: random.Random | None = None) -> list[int]:
     """`count` different ports that are free now and not in `avoid`."""
     picker = rng or random.SystemRandom()
-    highest = min(PORTS_TO_DEFAULT, _ephemeral_from() - 1)
+    lowest, highest = _my_part(PORTS_FROM, min(PORTS_TO_DEFAULT, _ephemeral_from() - 1))
     chosen: list[int] = []
     for _ in range(ATTEMPTS_MAX):
         if len(chosen) == count:
             return chosen
-        port = picker.randint(PORTS_FROM, highest)
+        port = picker.randint(lowest, highest)
         if port not in avoid and port not in chosen and is_free(port):
             chosen.append(port)
-    raise CommandError(f"no {count} free ports between {PORTS_FROM} and {highest}: stop some other servers")
+    raise CommandError(f"no {count} free ports between {lowest} and {highest}: stop some other servers")
 
 
 def choose_base() -> int:
     """A `--port` whose whole family is free now; random, because several test runs share a machine."""
     picker = random.SystemRandom()
+    lowest, highest = _my_part(BASE_FROM, BASE_TO)
     for _ in range(ATTEMPTS_MAX):
-        port = picker.randrange(BASE_FROM, BASE_TO)
+        port = picker.randrange(lowest, highest)
         if all(is_free(one) for one in reserved_ports(port)):
             return port
-    raise CommandError(f"no free family of ports from {BASE_FROM} to {BASE_TO}: stop some other servers")
+    raise CommandError(f"no free family of ports from {lowest} to {highest}: stop some other servers")
 
 
 def holder(port: int) -> str:
@@ -73,6 +81,14 @@ def holder(port: int) -> str:
                     break
                 return f"by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     return "by another program"
+
+
+def _my_part(first: int, last: int) -> tuple[int, int]:
+    """What is this process's of a range."""
+    number, _, count = os.environ.get(PART_VARIABLE, "1/1").partition("/")
+    size = (last + 1 - first) // int(count)
+    lowest = first + (int(number) - 1) * size
+    return lowest, lowest + size - 1
 
 
 def _ephemeral_from() -> int:
