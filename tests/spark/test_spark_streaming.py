@@ -78,7 +78,8 @@ def test_available_now_ends_under_a_live_producer(
 
     def produce() -> None:
         number = 10_000
-        while not stop.wait(0.01):
+        # Slow enough that what comes while Spark starts on a busy machine is a few batches more, not a hundred.
+        while not stop.wait(0.05):
             flights.append("flights", 0, text(number, 10))
             number += 10
 
