@@ -18,7 +18,7 @@ from node.test_compaction import delete_records
 from penstock_core.errors import ErrorCode
 from penstock_kafka.records.batch import iter_batches
 from penstock_proto.v1 import metadata_pb2 as pb
-from penstock_storage_node.groups import host as host_module
+from penstock_storage_node import coordinator_host
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.log import FileSystem, LogState
 from penstock_storage_node.settings import GroupSettings
@@ -240,8 +240,8 @@ async def test_a_log_that_no_topic_owns_stays_where_it_cannot_be_set_aside(
 
 
 def coordinator(node: MiniNode, monkeypatch: pytest.MonkeyPatch) -> GroupHost:
-    monkeypatch.setattr(host_module, "OFFSETS_TOPIC", TOPIC)
-    monkeypatch.setattr(host_module, "LOAD_RETRY_S", 0.01)
+    monkeypatch.setattr(GroupHost, "topic", TOPIC)
+    monkeypatch.setattr(coordinator_host, "LOAD_RETRY_S", 0.01)
     return GroupHost(node.manager, node.lifecycle, GroupSettings(), expiry_interval_ms=3_600_000)
 
 
