@@ -184,7 +184,7 @@ class Peer:
 
 async def read(key: ApiKey, version: int, answer: Any) -> Any:
     response = await answer if isinstance(answer, Awaitable) else answer
-    correlation_id, entity = codec.decode_response(key, version, b"".join(response))  # type: ignore[arg-type]
+    correlation_id, entity = codec.decode_response(key, version, b"".join(response))
     assert correlation_id == 9
     return entity
 
@@ -546,7 +546,7 @@ async def test_who_is_answered_is_held_no_more() -> None:
 async def test_cut_requests_are_malformed_and_nothing_worse() -> None:
     peer = Peer()
     pair = await peer.pair()
-    samples = [
+    samples: list[tuple[ApiKey, dict[str, Any]]] = [
         (K.INIT_PRODUCER_ID, {"transactional_id": "x", "transaction_timeout": 1}),
         (
             K.END_TXN,
