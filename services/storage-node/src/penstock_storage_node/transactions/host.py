@@ -208,7 +208,7 @@ class TransactionHost(CoordinatorHost[Shard]):
 
     def families(self) -> Iterator[Metric]:
         """What transactions there are, for a scrape."""
-        states: Counter[str] = Counter({status.label: 0 for status in Status if status is not Status.DEAD})
+        states: Counter[str] = Counter()
         oldest_ms = now_ms = self.now_ms
         held = waiting = 0
         ended: Counter[str] = Counter(self._past)
@@ -216,17 +216,17 @@ class TransactionHost(CoordinatorHost[Shard]):
             held += shard.held_count
             waiting += sum(map(len, shard.markers().values()))
             ended.update(timed_out=shard.timed_out_count, fenced=shard.fenced_count)
-            for _, value in shard.values():
-                states[value.status.label] += 1
-                if value.status is Status.ONGOING:
-                    oldest_ms = min(oldest_ms, value.start_ms)
+            for status, count in shard.counts.items():
+                states[status.label] += count
+            oldest_ms = min(oldest_ms, shard.oldest_start_ms or now_ms)
         family = GaugeMetricFamily(
             "penstock_node_transactional_ids",
             "Transactional ids that this node coordinates, by state.",
             labels=("state",),
         )
-        for state, count in states.items():
-            family.add_metric((state,), count)
+        for status in Status:
+            if status is not Status.DEAD:
+                family.add_metric((status.label,), states[status.label])
         yield family
         for name, what, number in (
             (

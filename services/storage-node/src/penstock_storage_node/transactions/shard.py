@@ -200,6 +200,9 @@ class Shard:
         self._schedule = schedule
         self._timers: Final = TimerQueue()
         self._ids: dict[str, _Id] = {}
+        self._counts = dict.fromkeys(Status, 0)
+        self._ongoing: dict[str, None] = {}
+        """Ids with an open transaction, those that were read first, then in the order in which they began."""
         self._unfinished: dict[str, None] = {}
         """While it is read: ids with a transaction."""
         self._turn: list[_Id] = []
@@ -245,6 +248,30 @@ class Shard:
     def held_count(self) -> int:
         """Requests that wait."""
         return self._held_count
+
+    @property
+    def counts(self) -> Mapping[Status, int]:
+        """Ids in each state, as they count now."""
+        return self._counts
+
+    @property
+    def oldest_start_ms(self) -> int | None:
+        """When the oldest open transaction began, in ms since 1970; None without one."""
+        name = next(iter(self._ongoing), None)
+        current = None if name is None else self._ids[name].current
+        return None if current is None else current.start_ms
+
+    def _note(self, entry: _Id, value: TransactionValue | None) -> None:
+        """What counts of an id is another value now."""
+        before, entry.current = entry.current, value
+        if before is not None:
+            self._counts[before.status] -= 1
+        if value is not None:
+            self._counts[value.status] += 1
+        if value is None or value.status is not Status.ONGOING:
+            self._ongoing.pop(entry.name, None)
+        elif entry.name not in self._ongoing:
+            self._ongoing[entry.name] = None
 
     def values(self) -> Iterator[tuple[str, TransactionValue]]:
         """All ids, as they count now."""
@@ -554,10 +581,10 @@ class Shard:
     def _apply(self, entry: _Id, pending: _Pending) -> None:
         entry.pending = None
         before, value = entry.current, pending.value
+        self._note(entry, value)
         if value is None:
             del self._ids[entry.name]
             return
-        entry.current = value
         if value.status is Status.ONGOING and (before is None or before.status is not Status.ONGOING):
             entry.deadline_ms = self._deadline_ms(pending.began_ms, value.timeout_ms)
         self._arm(entry)
@@ -707,10 +734,12 @@ class Shard:
         if name is None:
             return
         found = None if value is None else read_value(value)
+        entry = self._ids.get(name)
+        if entry is None:
+            entry = self._ids[name] = _Id(name, None)
+        self._note(entry, found)
         if found is None:
-            self._ids.pop(name, None)
-        else:
-            self._ids[name] = _Id(name, found)
+            del self._ids[name]
         if found is None or found.status in state.AT_REST:
             self._unfinished.pop(name, None)
         else:
@@ -730,6 +759,8 @@ class Shard:
             return
         self._loading = False
         unfinished, self._unfinished = self._unfinished, {}
+        begun = sorted(self._ongoing, key=lambda name: self._begun_ms(name))
+        self._ongoing = dict.fromkeys(begun)
         now_ms, wall_ms = self._clock_ms(), self._wall_ms()
         for name in unfinished:
             entry = self._ids[name]
@@ -742,6 +773,10 @@ class Shard:
             left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
             entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
             self._arm(entry)
+
+    def _begun_ms(self, name: str) -> int:
+        current = self._ids[name].current
+        return 0 if current is None else current.start_ms
 
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost: whoever waits is sent away, also where it may have been done: every call may be
@@ -760,6 +795,7 @@ class Shard:
         waiting += self._need_id
         self._doubts, self._turn, self._need_id, self._ids = [], [], {}, {}
         self._due, self._behind = {}, {}
+        self._counts, self._ongoing = dict.fromkeys(Status, 0), {}
         self._in_flight.clear()
         self._held_count = 0
         self._send(MarkersWithdrawn(self._state_partition, self._coordinator_epoch))
@@ -772,12 +808,17 @@ class Shard:
         if self.closed:
             return
         held = len(self._need_id)
+        counts = dict.fromkeys(Status, 0)
         for name, entry in self._ids.items():
             _must(entry.name == name, name, "an id stands under its own name", entry.name)
             _must(entry.current or entry.pending, name, "an id that is nothing is not there")
             waiting = entry.waiting or {}
             held += len(waiting)
             current = entry.current
+            if current is not None:
+                counts[current.status] += 1
+                is_open = current.status is Status.ONGOING
+                _must((name in self._ongoing) == is_open, name, "open transactions are known", current)
             decided = current is not None and current.status.is_decided
             if waiting:
                 _must(decided or entry.pending, name, "who waits has something to wait for", current)
@@ -791,6 +832,7 @@ class Shard:
                 key = current.producer_id, current.producer_epoch
                 ends = key in self._due or entry.pending or (entry.timer and entry.timer.is_set)
                 _must(ends, name, "a decision is being carried out", current)
+        _must(counts == self._counts, "", "ids are counted by state", counts, self._counts)
         _must(held == self._held_count, "", "those that wait are counted", held, self._held_count)
         for entry, left in self._due.values():
             _must(left and entry.current, entry.name, "markers are due", left)
