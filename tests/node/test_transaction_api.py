@@ -18,6 +18,7 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import SPECS, ApiKey
 from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_kafka.wire.primitives import Malformed
+from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.kafka import transactions as transactions_module
 from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.request_context import RequestContext
@@ -101,7 +102,7 @@ class Peer:
         self.rig = Rig()
         self.host = Host(self.rig)
         self.rig.unknown = {TopicPartitionName("t", 9), TopicPartitionName("gone", 0)}
-        self.handler = TransactionHandler(self.host, Rights(authorizer or AllowAll()))  # type: ignore[arg-type]
+        self.handler = TransactionHandler(self.host, Rights(authorizer or AllowAll()), LoopTurns())  # type: ignore[arg-type]
         self.stream = ClientStream()
 
     def send(self, key: ApiKey, version: int, /, **values: Any) -> Any:

@@ -16,6 +16,7 @@ from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, ApiKey, 
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_runtime.door import PLAINTEXT
 from penstock_runtime.listener_settings import ListenerSettings
+from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.delete_records import DeleteRecordsHandler
@@ -96,7 +97,7 @@ class DataApis:
         else:
             but |= _OF_GROUPS
         if transactions is not None:
-            handler = TransactionHandler(transactions, rights)
+            handler = TransactionHandler(transactions, rights, LoopTurns.of(manager.lifecycle))
             answered = [key for key in handler.api_keys if key in SUPPORTED]
             self._handlers |= dict.fromkeys(answered, handler.handle)
             also.append(ApiKey.INIT_PRODUCER_ID)

@@ -8,13 +8,14 @@ for in Kafka's order (KafkaApis), and before anything else is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
+from penstock_frontend.listener.listener import Response
 from penstock_kafka.error_responses.transaction import (
     BATCHED_SINCE,
     TRANSACTION_TABLE,
@@ -30,6 +31,7 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
 from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
 from penstock_storage_node.kafka.groups import Answer, DeferredReply
 from penstock_storage_node.kafka.groups_codec.classic import to_ms
@@ -106,27 +108,29 @@ class _Call:
 class TransactionHandler:
     """Answers the transaction APIs but for those of partition leaders and groups."""
 
-    def __init__(self, host: TransactionHost, rights: Rights) -> None:
+    def __init__(self, host: TransactionHost, rights: Rights, turns: LoopTurns) -> None:
         self._host = host
         self._rights = rights
+        self._turns = turns
         self._handlers: dict[int, Callable[[_Call, Any], None]] = {
             ApiKey.INIT_PRODUCER_ID: self._init,
             ApiKey.ADD_PARTITIONS_TO_TXN: self._add_partitions,
             ApiKey.ADD_OFFSETS_TO_TXN: self._add_offsets,
             ApiKey.END_TXN: self._end,
             ApiKey.DESCRIBE_TRANSACTIONS: self._describe,
-            ApiKey.LIST_TRANSACTIONS: self._list,
         }
 
     @property
     def api_keys(self) -> list[int]:
         """What `handle` knows."""
-        return [int(key) for key in self._handlers]
+        return [int(key) for key in (*self._handlers, ApiKey.LIST_TRANSACTIONS)]
 
     def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
         """Answer one request. Raises Malformed when it cannot be read."""
         call = _Call(caller, header, frame)
         request = codec.decode_request(header, frame)
+        if header.api_key == ApiKey.LIST_TRANSACTIONS:
+            return self._list(call, request)
         try:
             self._handlers[header.api_key](call, request)
         except Malformed:
@@ -331,12 +335,36 @@ class TransactionHandler:
             ),
         )
 
-    def _list(self, call: _Call, request: Any) -> None:
+    async def _list(self, call: _Call, request: Any) -> Response:
+        try:
+            return [await self._turns.run(self._list_steps(call, request))]
+        except PenstockError as e:
+            return [call.failure(e.code)]
+
+    def _list_steps(self, call: _Call, request: Any) -> Generator[None, None, bytes]:
+        """A node may have a million ids: a step for each."""
         if self._host.loading_count:
             raise PenstockError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "ids are being read")
         matches = _filter(request, self._host.now_ms)
-        caller = call.caller
-        states = tuple(
+        caller, may_see = call.caller, self._rights.may_see
+        found: list[tuple[str, TransactionValue]] = []
+        for shard in list(self._host.shards()):
+            for name in shard.names():
+                value = shard.value(name)
+                if (
+                    value is not None
+                    and matches(name, value)
+                    and may_see(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+                ):
+                    found.append((name, value))
+                yield
+        shell = codec.build(
+            codec.response_type(call.header.api_key, call.header.api_version),
+            error_code=0,
+            unknown_state_filters=tuple(each for each in request.state_filters if each not in _STATES),
+            transaction_states=(),
+        )
+        items = (
             codec.item(
                 call.header,
                 "TransactionState",
@@ -344,15 +372,9 @@ class TransactionHandler:
                 producer_id=value.producer_id,
                 transaction_state=value.status.label,
             )
-            for shard in self._host.shards()
-            for name, value in shard.values()
-            if matches(name, value)
-            and self._rights.may_see(caller, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+            for name, value in found
         )
-        unknown = tuple(each for each in request.state_filters if each not in _STATES)
-        call.give(
-            codec.respond(call.header, error_code=0, unknown_state_filters=unknown, transaction_states=states)
-        )
+        return (yield from codec.encode_response_steps(call.header, shell, "transaction_states", items))
 
 
 def _named(topics: Any) -> Partitions:

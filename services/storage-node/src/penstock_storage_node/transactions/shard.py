@@ -273,6 +273,15 @@ class Shard:
         elif entry.name not in self._ongoing:
             self._ongoing[entry.name] = None
 
+    def names(self) -> list[str]:
+        """All ids, also those whose first record does not count yet."""
+        return list(self._ids)
+
+    def value(self, name: str) -> TransactionValue | None:
+        """What counts of an id; None for one that is unknown."""
+        entry = self._ids.get(name)
+        return None if entry is None else entry.current
+
     def values(self) -> Iterator[tuple[str, TransactionValue]]:
         """All ids, as they count now."""
         return ((name, entry.current) for name, entry in self._ids.items() if entry.current is not None)
