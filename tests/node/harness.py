@@ -57,7 +57,11 @@ from penstock_storage_node.rpc.replicate_follower import FollowerStreams
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
 from penstock_storage_node.rpc.service import add_storage_service
+from penstock_storage_node.rpc.transaction_service import TransactionService
+from penstock_storage_node.rpc.transaction_streams import TransactionStreams
 from penstock_storage_node.settings import StorageNodeSettings
+from penstock_storage_node.transactions.leading import LeadingSide
+from penstock_storage_node.transactions.link import Coordinators, TransactionLink
 
 TOPIC = "events"
 TOPIC_ID = TopicId(b"T" * 16)
@@ -104,7 +108,10 @@ class MiniNode:
         checkpoint_interval_ms: int = 3_600_000,
         flags: Sequence[str] = (),
         rate_clock_s: Callable[[], float] = REAL_CLOCKS.s,
+        coordinators: Callable[[MiniNode], Coordinators] | None = None,
     ) -> None:
+        """`coordinators`: of transactions, made once the manager is there; without them the node takes none."""
+        self._coordinators = coordinators
         self.rate_clock_s = rate_clock_s
         """The clock of what catching up may take."""
         self.flags = flags
@@ -149,11 +156,26 @@ class MiniNode:
         )
         streams = LeaderStreams(self.manager, self.lanes, self.throttle)
         self.manager.connect(streams, self.links, self._propose)
-        self.data = DataApis(self.manager, AllowAll(), lambda: self.is_in_touch)
+        self.link: TransactionLink | None = None
+        self.transactions: TransactionService | None = None
+        if self._coordinators is not None:
+            leading = LeadingSide(self.manager)
+            self.manager.roles.watchers.append(leading)
+            self.link = link = TransactionLink(self.manager, self._coordinators(self), leading)
+            self.streams = TransactionStreams(self.manager, link, self.channels)
+            link.connect(self.streams)
+            self.transactions = TransactionService(self.manager, link)
+        self.data = DataApis(self.manager, AllowAll(), lambda: self.is_in_touch, link=self.link)
         self.forward = forward = ForwardService(self.data, self.manager, self.metadata)  # type: ignore[arg-type]
         self.server, self.endpoint = await serve(
             "127.0.0.1:0",
-            lambda s: add_storage_service(s, streams, forward, FetchRangeService(self.manager, AllowAll())),
+            lambda s: add_storage_service(
+                s,
+                streams,
+                forward,
+                FetchRangeService(self.manager, AllowAll()),
+                transactions=self.transactions,
+            ),
             allow_insecure_bind=False,
         )
         flags = ["--data-dir", str(self.path), "--checkpoint-interval-ms", str(self.checkpoint_interval_ms)]
@@ -169,6 +191,8 @@ class MiniNode:
     def hear(self, image: MetadataImage, records: Sequence[pb.MetadataRecord]) -> None:
         old, self.metadata.image = self.metadata.image, image
         self.manager.on_metadata(old, image, records)
+        if self.link is not None:
+            self.link.on_metadata(old, image)
 
     @property
     def partition(self) -> Partition:
@@ -177,6 +201,9 @@ class MiniNode:
     async def stop(self, *, clean: bool = True) -> None:
         """Stop; without `clean` as if the process had been killed, less the page cache."""
         self.links.close()
+        if self.link is not None:
+            self.streams.close()
+            self.link.close()
         await self.lifecycle.end_tasks()
         await self.server.stop(None)
         await self.channels.close()
