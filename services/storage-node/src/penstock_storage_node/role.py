@@ -71,7 +71,11 @@ from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
 from penstock_storage_node.rpc.service import add_storage_service
 from penstock_storage_node.rpc.strays import StraysService
+from penstock_storage_node.rpc.transaction_service import TransactionService
+from penstock_storage_node.rpc.transaction_streams import TransactionStreams
 from penstock_storage_node.settings import StorageNodeSettings
+from penstock_storage_node.transactions.leading import LeadingSide
+from penstock_storage_node.transactions.link import TransactionLink
 
 T = TypeVar("T")
 _REAL = NodePorts()
@@ -309,7 +313,12 @@ class StorageNode:
         self._build_groups()
         self._build_transactions()
         self._data = DataApis(
-            manager, self._authorizer, lambda: self._registration.in_touch(), self._groups, self._transactions
+            manager,
+            self._authorizer,
+            lambda: self._registration.in_touch(),
+            self._groups,
+            self._transactions,
+            self._transaction_link,
         )
         self._build_listeners(suspected_leaders, by_acl)
         self._register_metrics()
@@ -358,13 +367,13 @@ class StorageNode:
         self._metadata.on_change(lambda old, new, _: self._groups.on_metadata(old, new))
 
     def _build_transactions(self) -> None:
-        """The coordinator of transactions."""
+        """The coordinator of transactions, the leaders' side, and what goes between nodes for both."""
         manager, metadata, ports = self._manager, self._metadata, self._ports
         self._transactions = ports.parts.transactions(
             manager,
             self._lifecycle,
             self._settings.transaction_settings(),
-            carry_out=lambda _: None,
+            carry_out=lambda effect: self._transaction_link.carry_out(effect),
             take_id=self._producer_ids.take,
             version=lambda: metadata.image.features.get(_TRANSACTION_VERSION, 0),
             make_topic=CoordinatorTopics(self._controllers, self._lifecycle).make,
@@ -372,6 +381,12 @@ class StorageNode:
         )
         self._producer_ids.on_arrival = self._transactions.ids_arrived
         manager.roles.watchers.append(self._transactions)
+        leading = LeadingSide(manager)
+        manager.roles.watchers.append(leading)
+        self._transaction_link = link = TransactionLink(manager, self._transactions, leading)
+        self._transaction_streams = TransactionStreams(manager, link, self._channels)
+        link.connect(self._transaction_streams)
+        metadata.on_change(lambda old, new, _: link.on_metadata(old, new))
 
     def _build_listeners(self, suspected_leaders: SuspectedLeaders, by_acl: AclAuthorizer | None) -> None:
         """What clients come to directly, and HTTP."""
@@ -498,6 +513,7 @@ class StorageNode:
                 self._log_ends,
                 StraysService(self._manager.registry, self._background.strays),
                 SelfDescription(self._lifecycle),
+                TransactionService(self._manager, self._transaction_link),
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,
@@ -551,6 +567,7 @@ class StorageNode:
         self._lifecycle.bind_identity(str(node_id))
         self._manager.start(node_id, node_epoch)
         self._links.restart()
+        self._transaction_streams.restart()
 
     async def _unless_stopping(self, work: Awaitable[T]) -> T:
         task = asyncio.ensure_future(work)
@@ -591,6 +608,8 @@ class StorageNode:
         if self._server is not None:
             await self._server.stop(GRPC_GRACE_S)
         self._links.close()
+        self._transaction_streams.close()
+        self._transaction_link.close()
         await self._lifecycle.end_tasks()
         await self._producer_ids.close()
         await self._http.stop()
