@@ -17,6 +17,7 @@ import pytest
 
 from penstock_controller.state import features
 from penstock_controller.state.generation import Context
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.levels import METADATA_LEVEL, level_of
 from penstock_proto.v1 import common_pb2, metadata_pb2
 from penstock_proto.v1 import controller_pb2 as pb
@@ -58,7 +59,11 @@ def info(level: int, version: str = "0.2.0") -> common_pb2.ProcessInfo:
 
 @asynccontextmanager
 async def cluster_of_level_1(
-    monkeypatch: pytest.MonkeyPatch, *, controller: int = 3, node: int = 3, gateway: int = 3
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    controller: int = FEATURE_LEVEL,
+    node: int = FEATURE_LEVEL,
+    gateway: int = FEATURE_LEVEL,
 ) -> AsyncIterator[Upgrade]:
     async def describe(self: FakeController, _request: Any, _context: Any) -> pb.DescribeQuorumResponse:
         member = pb.QuorumMember(controller_id=1, grpc_address=self.endpoint.address, reachable=True)
@@ -106,9 +111,9 @@ async def cluster_of_level_1(
 
 PLAN = """\
 ROLE          NAME  VERSION  LEVEL  STATE
-controller    1     0.2.0    3      ready
-storage node  7     0.2.0    3      ready
-gateway       gw-1  0.2.0    3      ready
+controller    1     0.2.0    4      ready
+storage node  7     0.2.0    4      ready
+gateway       gw-1  0.2.0    4      ready
 """
 
 
@@ -116,26 +121,26 @@ def test_a_level_is_raised_once_and_the_plan_shows_every_process(monkeypatch: py
     async def main() -> None:
         async with cluster_of_level_1(monkeypatch) as c:
             out, err = await c.run("--dry-run")
-            assert (out, err) == (PLAN, "metadata.level would go from 1 to 3\n")
+            assert (out, err) == (PLAN, "metadata.level would go from 1 to 4\n")
             assert c.level == 1
             out, err = await c.run("--yes")
-            assert (out, err) == (PLAN, "metadata.level is 3 now; it was 1\n")
-            assert c.level == 3
+            assert (out, err) == (PLAN, "metadata.level is 4 now; it was 1\n")
+            assert c.level == 4
             out, err = await c.run("--yes", "--json")
             assert json.loads(out) == {
-                "level": 3,
-                "wanted": 3,
+                "level": 4,
+                "wanted": 4,
                 "raised": False,
                 "processes": [
-                    {"role": role, "name": name, "version": "0.2.0", "level": 3, "state": "ready"}
+                    {"role": role, "name": name, "version": "0.2.0", "level": 4, "state": "ready"}
                     for role, name in (("controller", "1"), ("storage node", "7"), ("gateway", "gw-1"))
                 ],
                 "in_the_way": [],
             }
-            assert err == "metadata.level is 3 already\n"
+            assert err == "metadata.level is 4 already\n"
             _, err = await c.run("--yes", "--level", "1", expect=1)
             assert "cannot go back" in err
-            assert c.level == 3
+            assert c.level == 4
 
     asyncio.run(main())
 

@@ -547,7 +547,8 @@ async def test_a_cluster_is_founded_at_the_level_of_this_build(process: Process)
     image = metadata.image
     assert len(image.cluster_id) == 16
     assert level_of(image) == FEATURE_LEVEL
-    assert image.feature_versions == {"metadata.level": 1}
+    assert image.features == {"metadata.level": FEATURE_LEVEL, "transaction.version": 2}
+    assert image.feature_versions == {"metadata.level": 1, "transaction.version": 1}
     assert len(image.security.secrets[SIGN_IN_KEY]) == 32
     follow.cancel()
     await asyncio.wait([follow])

@@ -52,7 +52,7 @@ PRODUCER_BATCHES_KEPT_MAX = 5
 PARTITIONS_PER_REQUEST_MAX = 20_000
 """Partitions that one admin request may create."""
 
-FEATURE_LEVEL = 3
+FEATURE_LEVEL = 4
 """Highest metadata level that this build understands (penstock_core.metadata.levels)."""
 
 PRODUCE_LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

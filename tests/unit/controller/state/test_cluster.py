@@ -6,7 +6,7 @@ import pytest
 
 from penstock_controller.state import cluster as cluster_state
 from penstock_core.limits import FEATURE_LEVEL
-from penstock_core.metadata.levels import KIND_LEVELS, level_of
+from penstock_core.metadata.levels import KIND_LEVELS, NAME_LEVELS, level_of
 from penstock_proto.v1 import controller_pb2 as api
 from unit.controller.state.test_nodes import Cluster
 
@@ -45,6 +45,8 @@ def test_what_a_lower_level_does_not_know_is_not_in_a_new_cluster(level: int) ->
     image = Cluster(level=level).image
     assert level_of(image) == level
     assert {KIND_LEVELS[r.WhichOneof("record") or ""] for r in image.to_records()} <= set(range(1, level + 1))
+    assert all(NAME_LEVELS[name] <= level for name in image.features)
+    assert image.features.get("transaction.version", 0) == (2 if level >= 4 else 0)
 
 
 def test_cluster_is_founded_once() -> None:

@@ -10,7 +10,7 @@ from penstock_controller.state import configs, features, gateways, nodes, topics
 from penstock_controller.state.generation import Context
 from penstock_core.errors import ErrorCode
 from penstock_core.limits import FEATURE_LEVEL
-from penstock_core.metadata.levels import level_of
+from penstock_core.metadata.levels import level_of, require_records, transaction_version
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -145,3 +145,72 @@ def test_who_set_a_setting_is_written_where_the_level_has_room_for_it(level: int
     assert cluster.image.config("topic", "t") == {"retention.ms": "1000", "retention.bytes": "5000000"}
     known = {"retention.ms": ("User:alice", 1_000), "retention.bytes": ("User:bob", 2_000)}
     assert cluster.image.config_authors.get(("topic", "t"), {}) == (known if level >= 3 else {})
+
+
+# --- transaction.version ------------------------------------------------------------------
+
+
+def version_of(level: int, *, downgrade: bool = False) -> api.UpdateFeaturesRequest:
+    update = api.FeatureUpdate(name="transaction.version", level=level, allow_downgrade=downgrade)
+    return api.UpdateFeaturesRequest(updates=[update])
+
+
+def set_to(cluster: Cluster, level: int, *, downgrade: bool = False) -> common.Error:
+    made = features.update_features(cluster.context, version_of(level, downgrade=downgrade), ALL)
+    assert not (made.reply.error.code and made.records)
+    cluster.do(made)
+    return made.reply.error
+
+
+def test_a_new_cluster_has_the_newest_transactions() -> None:
+    cluster = Cluster(level=FEATURE_LEVEL)
+    assert transaction_version(cluster.image) == 2
+    assert cluster.image.feature_versions["transaction.version"] == 1
+
+
+def test_transactions_go_up_and_down_and_each_change_is_an_epoch() -> None:
+    cluster = Cluster(level=FEATURE_LEVEL)
+    epochs = [max(cluster.image.feature_versions.values())]
+    for level, downgrade in ((1, True), (2, False), (0, True), (2, False)):
+        assert not set_to(cluster, level, downgrade=downgrade).code
+        assert transaction_version(cluster.image) == level
+        epochs.append(max(cluster.image.feature_versions.values()))
+    assert epochs == sorted(set(epochs))
+    # What is there already is no change.
+    before = cluster.image
+    assert not set_to(cluster, 2).code
+    assert cluster.image is before
+
+
+@pytest.mark.parametrize(
+    ("cluster_level", "level", "downgrade", "says"),
+    [
+        (FEATURE_LEVEL, 3, False, "none above 2"),
+        (FEATURE_LEVEL, 1, False, "does not go back unless"),
+        (3, 1, False, "needs metadata.level 4, the cluster has 3; run `penstock cluster upgrade` first"),
+    ],
+)
+def test_versions_of_transactions_that_cannot_be(
+    cluster_level: int, level: int, downgrade: bool, says: str
+) -> None:
+    cluster = Cluster(level=cluster_level)
+    error = set_to(cluster, level, downgrade=downgrade)
+    assert error.code == ErrorCode.INVALID_UPDATE_VERSION
+    assert says in error.message
+
+
+def test_a_downgrade_that_goes_up_is_refused() -> None:
+    cluster = Cluster(level=FEATURE_LEVEL)
+    assert not set_to(cluster, 1, downgrade=True).code
+    assert "this is no downgrade" in set_to(cluster, 2, downgrade=True).message
+
+
+def test_level_and_transactions_may_rise_in_one_request() -> None:
+    cluster = Cluster(level=3)
+    request = wanted(4)
+    request.updates.extend(version_of(2).updates)
+    made = features.update_features(cluster.context, request, ALL)
+    assert not made.reply.error.code
+    require_records(cluster.image, made.records)
+    cluster.do(made)
+    assert (level_of(cluster.image), transaction_version(cluster.image)) == (4, 2)

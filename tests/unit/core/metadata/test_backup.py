@@ -13,7 +13,12 @@ from penstock_core.ids import NO_NODE
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.backup import MAGIC, SECRET_KINDS, Backup, BackupHead, BadBackup, decode, encode
-from penstock_core.metadata.levels import METADATA_LEVEL, level_of
+from penstock_core.metadata.levels import (
+    METADATA_LEVEL,
+    TRANSACTION_VERSION,
+    TRANSACTION_VERSION_MAX,
+    level_of,
+)
 from penstock_core.metadata.restore import (
     EPOCHS_UP,
     PRODUCER_IDS_UP,
@@ -165,7 +170,7 @@ def test_an_empty_one_knows_its_cluster_and_outranks_all() -> None:
     image = restored.image
     assert image.cluster_id == b"c" * 16
     assert image.version == image.restored_version == NOW_MS
-    assert image.features == {METADATA_LEVEL: FEATURE_LEVEL}
+    assert image.features == {METADATA_LEVEL: FEATURE_LEVEL, TRANSACTION_VERSION: TRANSACTION_VERSION_MAX}
     assert not image.topics and not image.nodes
     assert image.next_producer_id == NOW_MS and 10**8 < restored.term < 2**31 - 1
     again = empty(b"c" * 16, NOW_MS + 60_000)

@@ -14,6 +14,7 @@ from penstock_core.metadata.image import NewerLevel
 from penstock_core.metadata.levels import (
     FIELD_LEVELS,
     KIND_LEVELS,
+    NAME_LEVELS,
     level_of,
     require_level,
     require_records,
@@ -46,7 +47,7 @@ def at_level(level: int) -> MetadataImage:
 def test_every_kind_of_record_has_a_level_that_this_build_understands() -> None:
     kinds = metadata_pb2.MetadataRecord.DESCRIPTOR.oneofs_by_name["record"].fields
     assert {kind.name for kind in kinds} == set(KIND_LEVELS), "give the new kind its level in KIND_LEVELS"
-    assert set(range(1, FEATURE_LEVEL + 1)) == set(KIND_LEVELS.values())
+    assert set(range(1, FEATURE_LEVEL + 1)) == {*KIND_LEVELS.values(), *NAME_LEVELS.values()}
 
 
 def test_a_field_that_came_after_its_record_has_a_level() -> None:
@@ -126,6 +127,13 @@ def test_a_level_that_this_build_does_not_understand_stops_it() -> None:
     """Whatever its records look like, they may mean more."""
     with pytest.raises(NewerLevel, match=f"understands metadata.level {FEATURE_LEVEL}, the cluster has"):
         at_level(FEATURE_LEVEL + 1)
+
+
+def test_a_feature_above_the_level_is_refused_unless_the_level_comes_with_it() -> None:
+    record = feature("transaction.version", 2)
+    with pytest.raises(PenstockError, match=r"transaction.version need metadata.level 4, the cluster has 3"):
+        require_records(at_level(3), [record])
+    require_records(at_level(3), [feature("metadata.level", 4), record])
 
 
 def test_a_cluster_whose_log_names_no_level_has_the_first() -> None:

@@ -153,3 +153,16 @@ def test_features_stand_in_the_tags_of_api_versions(version: int) -> None:
     # kafka-python reads the same, and what follows the tags is nothing.
     response = ApiVersionsResponse.decode(data, version=version, header=True)
     assert {k.api_key for k in response.api_keys} == set(SUPPORTED)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_who_may_not_know_that_a_level_can_be_0_is_not_told_of_one(version: int) -> None:
+    """KAFKA-17011: what is finalized is told all the same."""
+    features = Features(
+        {"a": (1, 2), "transaction.version": (0, 2)}, {"a": 2, "transaction.version": 2}, epoch=7
+    )
+    header = RequestHeader(ApiKey.API_VERSIONS, version, 3, None, 0)
+    data = encode_api_versions_response(header, SUPPORTED, features=features)
+    _, entity = codec.decode_response(ApiKey.API_VERSIONS, version, data)
+    assert [f.name for f in entity.supported_features] == ["a", "transaction.version"][: version - 2]
+    assert [f.name for f in entity.finalized_features] == ["a", "transaction.version"]

@@ -12,6 +12,11 @@ brought is in the log.
 Level 1: everything up to the record of a controller's directory.
 Level 2: users, ACLs, quotas, secrets and refused certificates; `max.message.bytes` above 8 MiB.
 Level 3: operations and their moves, what operators say of nodes, retired directories, who set a setting.
+Level 4: the feature `transaction.version`: every process answers the requests of transactions, in all their versions.
+
+`transaction.version` is Kafka's (KIP-890): 0 none of what follows, 1 records with tagged fields, 2 leaders
+add partitions to transactions, and each transaction has an epoch of its own. Clients read it in ApiVersions and
+change over between two transactions. Since it needs level 4, no process is there, or can come, that does not know it.
 """
 
 from __future__ import annotations
@@ -26,6 +31,11 @@ from penstock_core.metadata.image import MARKED_LEVEL as MARKED_LEVEL
 from penstock_core.metadata.image import METADATA_LEVEL as METADATA_LEVEL
 from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
+
+TRANSACTION_VERSION: Final = "transaction.version"
+TRANSACTION_VERSION_MAX: Final = 2
+TRANSACTIONS_LEVEL: Final = 4
+"""The metadata.level that says that every process knows transactions."""
 
 LEVEL_MIN: Final = 1
 """Of a cluster whose log names none, and of a process that says none."""
@@ -72,6 +82,12 @@ FIELD_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
 """Fields that came after their record, `Message.field`; all others came with it."""
 
 
+NAME_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {METADATA_LEVEL: 1, TRANSACTION_VERSION: TRANSACTIONS_LEVEL}
+)
+"""Level of each feature, by its name."""
+
+
 def _fields_of_kinds() -> dict[str, list[tuple[str, int]]]:
     """By kind of record, its fields that came later, with their levels."""
     found: dict[str, list[tuple[str, int]]] = {}
@@ -89,6 +105,11 @@ _FIELDS_OF_KIND: Final = _fields_of_kinds()
 def level_of(image: MetadataImage) -> int:
     """The level that the cluster has."""
     return image.features.get(METADATA_LEVEL, LEVEL_MIN)
+
+
+def transaction_version(image: MetadataImage) -> int:
+    """The `transaction.version` that the cluster has; 0 where nobody has set any."""
+    return image.features.get(TRANSACTION_VERSION, 0)
 
 
 def understood(feature_level: int) -> int:
@@ -119,6 +140,8 @@ def require_records(image: MetadataImage, records: list[pb.MetadataRecord]) -> N
         kind = record.WhichOneof("record")
         if kind == "feature" and record.feature.name == METADATA_LEVEL:
             level = max(level, record.feature.level)
+        elif kind == "feature" and NAME_LEVELS.get(record.feature.name, 1) > level:
+            require_level(image, NAME_LEVELS[record.feature.name], f"values of {record.feature.name}")
         elif kind is not None and KIND_LEVELS[kind] > level:
             require_level(image, KIND_LEVELS[kind], f"records of the kind {kind}")
         for field, needed in _FIELDS_OF_KIND.get(kind or "", ()):

@@ -25,7 +25,7 @@ from penstock_core.ids import NO_NODE
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.backup import Backup
 from penstock_core.metadata.image import ImageBuilder, MetadataImage
-from penstock_core.metadata.levels import METADATA_LEVEL
+from penstock_core.metadata.levels import METADATA_LEVEL, TRANSACTION_VERSION, TRANSACTION_VERSION_MAX
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import metadata_pb2 as pb
 
@@ -60,6 +60,9 @@ def empty(cluster_id: bytes, now_ms: int) -> Restored:
     records = [
         pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id, restored_version=now_ms)),
         pb.MetadataRecord(feature=pb.FeatureRecord(name=METADATA_LEVEL, level=FEATURE_LEVEL, version=now_ms)),
+        pb.MetadataRecord(
+            feature=pb.FeatureRecord(name=TRANSACTION_VERSION, level=TRANSACTION_VERSION_MAX, version=now_ms)
+        ),
         pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=now_ms)),
     ]
     return Restored(_image(iter(records), now_ms), now_ms // MS_PER_TERM)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.metadata.image import MetadataImage
+from penstock_core.metadata.levels import METADATA_LEVEL, TRANSACTIONS_LEVEL, level_of
 from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.cluster.address_view import AddressView
@@ -122,7 +123,12 @@ class Coordinators:
         keys = items(request.coordinator_keys) if header.api_version >= 4 else (request.key,)
         refused = self._refused(connection, header.api_version, key_type, keys)
         topic = _TOPICS.get(key_type)
-        if topic is not None and len(refused) < len(set(keys)) and self._metadata.image.topic(topic) is None:
+        if (
+            topic is not None
+            and not self._too_early(key_type)
+            and len(refused) < len(set(keys))
+            and self._metadata.image.topic(topic) is None
+        ):
             return self._create_first(topic, connection, header, key_type, keys, refused)
         return self._answer(connection, header, key_type, keys, refused, "")
 
@@ -211,6 +217,11 @@ class Coordinators:
         name = _TOPICS.get(key_type)
         if name is None:
             return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
+        if self._too_early(key_type):
+            return _nowhere(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"transactions need {METADATA_LEVEL} {TRANSACTIONS_LEVEL}: run `penstock cluster upgrade`",
+            )
         image = self._metadata.image
         topic = image.topic(name)
         if topic is None:
@@ -229,6 +240,10 @@ class Coordinators:
         if by_gateway and self._lost.has_to_forget(connection):
             return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a gateway was lost: ask again")
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
+
+    def _too_early(self, key_type: int) -> bool:
+        """Whether there may be processes that know no transactions: then none may begin."""
+        return key_type == TRANSACTION and level_of(self._metadata.image) < TRANSACTIONS_LEVEL
 
     def _no_transactions(self, connection: Connection, version: int) -> _Found:
         """What makes each client say at once that there are no transactions.

@@ -3,7 +3,7 @@
 The metadata quorum is the controllers'. Kafka's tools want to know how far each voter's log
 reaches, so each controller is asked for itself; one that does not answer in time has -1.
 
-UpdateFeatures raises `metadata.level` (penstock_core.metadata.levels).
+UpdateFeatures sets `metadata.level` and `transaction.version` (penstock_core.metadata.levels).
 
 Sources: KIP-595, KIP-853, KIP-584.
 """
@@ -16,7 +16,14 @@ from typing import Any, Final
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
-from penstock_core.metadata.levels import LEVEL_MIN, METADATA_LEVEL, level_of
+from penstock_core.metadata.levels import (
+    LEVEL_MIN,
+    METADATA_LEVEL,
+    TRANSACTION_VERSION,
+    TRANSACTION_VERSION_MAX,
+    level_of,
+    transaction_version,
+)
 from penstock_frontend.authorizer import Authorizer, Operation, require_cluster
 from penstock_frontend.cluster.controller_calls import ControllerCalls, error_code
 from penstock_frontend.cluster.describe import items
@@ -189,9 +196,13 @@ def _update(header: RequestHeader, update: Any) -> pb.FeatureUpdate:
 
 
 def features_of(image: MetadataImage) -> Features:
-    """What ApiVersions says of features: `metadata.level` alone."""
+    """What ApiVersions says of features: the same at every process, in the epoch too."""
+    finalized = {METADATA_LEVEL: level_of(image), TRANSACTION_VERSION: transaction_version(image)}
     return Features(
-        supported={METADATA_LEVEL: (LEVEL_MIN, FEATURE_LEVEL)},
-        finalized={METADATA_LEVEL: level_of(image)} if image.cluster_id else {},
+        supported={
+            METADATA_LEVEL: (LEVEL_MIN, FEATURE_LEVEL),
+            TRANSACTION_VERSION: (0, TRANSACTION_VERSION_MAX),
+        },
+        finalized={name: level for name, level in finalized.items() if level} if image.cluster_id else {},
         epoch=max(image.feature_versions.values(), default=0),
     )

@@ -2,7 +2,7 @@
 
 A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the
 range of ApiVersions alone (KIP-511); the response header never has tagged fields.
-Features (KIP-584) stand in tagged fields since version 3. Without `transaction.version` among
+Features (KIP-584) stand in tagged fields since version 3. Without `transaction.version` 2 among
 them clients keep to the transactions of before KIP-890.
 """
 
@@ -19,6 +19,7 @@ from penstock_kafka.wire.apis import FLEXIBLE_SINCE, SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, response_header
 from penstock_kafka.wire.primitives import INT16, INT32, INT64, Buffer, Reader, put_count, put_string, uvarint
 
+_LEVEL_0_SINCE: Final = 4
 _RANGE: Final = struct.Struct(">hhh")
 _SOFTWARE_WORD: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _LEVELS: Final = struct.Struct(">hhb")
@@ -85,24 +86,27 @@ def encode_api_versions_response(
     if version >= 1:
         out.append(INT32.pack(0))
     if flexible:
-        out.append(_feature_tags(features))
+        out.append(_feature_tags(features, version))
     return b"".join(out)
 
 
-def _feature_tags(features: Features) -> bytes:
+def _feature_tags(features: Features, version: int) -> bytes:
     """Tag 0 supported, 1 the epoch, 2 finalized; nothing at all where there are none."""
     if not features.supported:
         return b"\x00"
+    # Who speaks version 3 may not know that a level can be 0 (KAFKA-17011).
+    shown = {
+        name: levels for name, levels in features.supported.items() if levels[0] or version >= _LEVEL_0_SINCE
+    }
     supported = b"".join(
-        put_string(name, True) + _LEVELS.pack(low, high, 0)
-        for name, (low, high) in features.supported.items()
+        put_string(name, True) + _LEVELS.pack(low, high, 0) for name, (low, high) in shown.items()
     )
     # A finalized level is given as a range, the upper end first (finalizedFeatures in ApiVersionsResponse.json).
     finalized = b"".join(
         put_string(name, True) + _LEVELS.pack(level, level, 0) for name, level in features.finalized.items()
     )
     fields = (
-        put_count(len(features.supported), True) + supported,
+        put_count(len(shown), True) + supported,
         INT64.pack(features.epoch),
         put_count(len(features.finalized), True) + finalized,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock_controller.state import users
-from penstock_controller.state.features import level_records
+from penstock_controller.state.features import new_cluster_records
 from penstock_controller.state.generation import Context, Generated
 from penstock_core.limits import FEATURE_LEVEL, PRODUCER_ID_BLOCK_COUNT
 from penstock_core.security.bootstrap_users import BootstrapUser
@@ -32,7 +32,7 @@ def found_cluster(
         True,
         [
             pb.MetadataRecord(cluster=pb.ClusterRecord(cluster_id=cluster_id)),
-            *level_records(ctx, feature_level),
+            *new_cluster_records(ctx, feature_level),
             *(users.record_of(each.user, each.credential, ctx.version) for each in first_users),
         ],
     )

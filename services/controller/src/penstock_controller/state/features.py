@@ -17,6 +17,9 @@ from penstock_core.metadata import MetadataImage
 from penstock_core.metadata.levels import (
     MARKED_LEVEL,
     METADATA_LEVEL,
+    TRANSACTION_VERSION,
+    TRANSACTION_VERSION_MAX,
+    TRANSACTIONS_LEVEL,
     level_of,
     require_level,
     too_old,
@@ -36,20 +39,24 @@ _NAMED_MAX = 5
 def update_features(
     ctx: Context, request: api.UpdateFeaturesRequest, controllers: ControllerLevels
 ) -> Generated[api.UpdateFeaturesResponse]:
-    """Raise levels. All updates count or none; the response names what is in the way of each."""
+    """Set levels of features. All updates count or none, each on top of those before it; the response names what is
+    in the way of each."""
     reply = api.UpdateFeaturesResponse()
     records: list[pb.MetadataRecord] = []
+    levels = dict(ctx.image.features) | {METADATA_LEVEL: level_of(ctx.image)}
     for update in request.updates:
         result = reply.results.add()
         try:
-            _check(ctx.image, update, controllers)
+            _check(ctx.image, levels, update, controllers)
         except PenstockError as error:
             result.CopyFrom(error_pb(error))
             if not reply.error.code:
                 reply.error.CopyFrom(error_pb(error))
             continue
-        if level_of(ctx.image) != update.level:
-            records += level_records(ctx, update.level)
+        if levels.get(update.name, 0) != update.level:
+            is_level = update.name == METADATA_LEVEL
+            records += level_records(ctx, update.level) if is_level else [_feature(ctx, update)]
+        levels[update.name] = update.level
     if reply.error.code or request.validate_only:
         records = []
     return Generated(reply, records, causes=cause("level", "cluster", principal=request.principal))
@@ -85,13 +92,63 @@ def require_batch_level(image: MetadataImage, configs: Mapping[str, str]) -> Non
         require_level(image, 2, f"batches above {WHOLE_BATCH_BYTES_MAX} bytes (max.message.bytes)")
 
 
-def _check(image: MetadataImage, update: api.FeatureUpdate, controllers: ControllerLevels) -> None:
-    if update.name != METADATA_LEVEL:
+def new_cluster_records(ctx: Context, level: int) -> list[pb.MetadataRecord]:
+    """The features of a cluster that is founded at `level`."""
+    records = level_records(ctx, level)
+    if level >= TRANSACTIONS_LEVEL:
+        newest = api.FeatureUpdate(name=TRANSACTION_VERSION, level=TRANSACTION_VERSION_MAX)
+        records.append(_feature(ctx, newest))
+    return records
+
+
+def _feature(ctx: Context, update: api.FeatureUpdate) -> pb.MetadataRecord:
+    return pb.MetadataRecord(
+        feature=pb.FeatureRecord(name=update.name, level=update.level, version=ctx.version)
+    )
+
+
+def _check(
+    image: MetadataImage,
+    levels: Mapping[str, int],
+    update: api.FeatureUpdate,
+    controllers: ControllerLevels,
+) -> None:
+    """`levels` by name, as they are after the updates before this one."""
+    if update.name == METADATA_LEVEL:
+        _check_level(image, levels[METADATA_LEVEL], update, controllers)
+    elif update.name == TRANSACTION_VERSION:
+        _check_transactions(levels, update)
+    else:
         raise PenstockError(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"the controller does not support the given feature: {update.name}; it has {METADATA_LEVEL}",
+            f"the controller does not support the given feature: {update.name}; "
+            f"it has {METADATA_LEVEL} and {TRANSACTION_VERSION}",
         )
-    now = level_of(image)
+
+
+def _check_transactions(levels: Mapping[str, int], update: api.FeatureUpdate) -> None:
+    now = levels.get(TRANSACTION_VERSION, 0)
+    problem = ""
+    if update.level > TRANSACTION_VERSION_MAX:
+        problem = f"there is none above {TRANSACTION_VERSION_MAX}"
+    elif levels[METADATA_LEVEL] < TRANSACTIONS_LEVEL:
+        problem = (
+            f"it needs {METADATA_LEVEL} {TRANSACTIONS_LEVEL}, the cluster has {levels[METADATA_LEVEL]}; "
+            "run `penstock cluster upgrade` first"
+        )
+    elif update.level < now and not update.allow_downgrade:
+        problem = f"it is {now}, and does not go back unless a downgrade is asked for"
+    elif update.level > now and update.allow_downgrade:
+        problem = f"it is {now}: this is no downgrade"
+    if problem:
+        raise PenstockError(
+            ErrorCode.INVALID_UPDATE_VERSION, f"{TRANSACTION_VERSION} {update.level}: {problem}"
+        )
+
+
+def _check_level(
+    image: MetadataImage, now: int, update: api.FeatureUpdate, controllers: ControllerLevels
+) -> None:
     if update.level < now:
         raise PenstockError(
             ErrorCode.INVALID_UPDATE_VERSION,

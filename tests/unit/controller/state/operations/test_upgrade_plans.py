@@ -117,7 +117,7 @@ def test_back_from_what_is_not_in_use_forgets_what_was_remembered() -> None:
     start(cluster, wanted())
     known = meta.ConfigRecord(resource_type="cluster", key="k", value="v", set_by="User:a", set_ms=1)
     cluster.image = cluster.image.apply([meta.MetadataRecord(config=known)], cluster.image.version + 1)
-    reply = start(cluster, wanted(downgrade=True))
+    reply = start(cluster, wanted(2, downgrade=True))
     assert not reply.error.code, reply.error
     assert level_of(cluster.image) == 2
     assert not cluster.image.operations.operations
@@ -131,7 +131,18 @@ def test_there_is_no_way_back_from_what_is_in_use() -> None:
     start(cluster, wanted())
     policy = meta.NodePolicyRecord(node_id=1, cordoned=True, operation_id=1)
     cluster.image = cluster.image.apply([meta.MetadataRecord(node_policy=policy)], cluster.image.version + 1)
-    plan = plan_upgrade(cluster.image, wanted(downgrade=True), ALL)
+    plan = plan_upgrade(cluster.image, wanted(2, downgrade=True), ALL)
     assert [list(gate.items) for gate in plan.gates if gate.blocking] == [["node 1 (cordoned)"]]
     below = plan_upgrade(Cluster(level=2).image, wanted(downgrade=True), ALL)
     assert [list(gate.items) for gate in below.gates if gate.blocking] == [["secrets of the cluster"]]
+
+
+def test_transactions_hold_the_level_until_the_feature_is_taken_back() -> None:
+    cluster = old_cluster()
+    start(cluster, wanted())
+    assert not start(cluster, wanted(3, downgrade=True)).error.code
+    start(cluster, wanted())
+    version = meta.FeatureRecord(name="transaction.version", level=1, version=cluster.context.version)
+    cluster.image = cluster.image.apply([meta.MetadataRecord(feature=version)], cluster.image.version + 1)
+    plan = plan_upgrade(cluster.image, wanted(3, downgrade=True), ALL)
+    assert [list(gate.items) for gate in plan.gates if gate.blocking] == [["transaction.version 1"]]

@@ -18,7 +18,15 @@ from penstock_controller.state.operations.plans.plan import plan_id
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
-from penstock_core.metadata.levels import LEVEL_MIN, METADATA_LEVEL, level_of, understood
+from penstock_core.metadata.levels import (
+    LEVEL_MIN,
+    METADATA_LEVEL,
+    TRANSACTION_VERSION,
+    TRANSACTIONS_LEVEL,
+    level_of,
+    transaction_version,
+    understood,
+)
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import metadata_pb2 as meta
 from penstock_proto.v1 import operations_pb2 as pb
@@ -156,6 +164,8 @@ def in_use(image: MetadataImage, level: int) -> Iterator[str]:
     if level < 2:
         yield "secrets of the cluster"
         return
+    if level < TRANSACTIONS_LEVEL and (version := transaction_version(image)):
+        yield f"{TRANSACTION_VERSION} {version}"
     if level >= OPERATIONS_LEVEL:
         return
     for record in live_operations(image):
