@@ -22,6 +22,10 @@ COMMANDS = {
     "topic": ("penstock.cli.topic", "Create, list, describe, change and delete topics."),
     "group": ("penstock.cli.group", "List, describe, reset and delete consumer groups."),
     "config": ("penstock.cli.config", "Show and change settings of topics, nodes, the cluster and groups."),
+    "feature": (
+        "penstock.cli.feature",
+        "Features: what the cluster has agreed on, and what its processes know.",
+    ),
     "user": (
         "penstock.cli.user",
         "Users that sign in with a password: add, list, delete, and new passwords.",

@@ -263,8 +263,10 @@ class Reader:
         """Node ids of a flexible message."""
         return list(self.unpack(f">{self.count()}i"))
 
+    def tags(self) -> list[tuple[int, bytes]]:
+        """Tagged fields: number and content."""
+        return [(self._varint(), self._take(self._varint())) for _ in range(self._varint())]
+
     def skip_tags(self) -> None:
         """Go past tagged fields, none of which is known here."""
-        for _ in range(self._varint()):
-            self._varint()
-            self._take(self._varint())
+        self.tags()
