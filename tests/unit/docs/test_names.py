@@ -20,7 +20,7 @@ from penstock.cli.main import cli
 from penstock_controller.settings import ControllerSettings
 from penstock_core.config import catalog
 from penstock_core.failpoints import FAILPOINTS
-from penstock_core.metadata.levels import METADATA_LEVEL
+from penstock_core.metadata.levels import NAME_LEVELS
 from penstock_core.security.client_file import KEYS
 from penstock_gateway.settings import GatewaySettings
 from penstock_runtime.listener_settings import ListenerSettings
@@ -42,7 +42,7 @@ CONFIGS = (
     | catalog.NODE_DYNAMIC.keys()
     | catalog.CLUSTER_DYNAMIC.keys()
     | catalog.GROUP_SETTINGS.keys()
-    | {METADATA_LEVEL}
+    | NAME_LEVELS.keys()
 )
 CLIENT_CONFIGS = frozenset(
     [
