@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicPartition
-from penstock_storage_node.coordinator_host import CoordinatorLog, Hosted
+from penstock_storage_node.coordinator_host import Hosted
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.consumer.group import LEAVE_FOR_NOW, ConsumerGroup, Parts, to_parts
 from penstock_storage_node.groups.consumer.subscription import read_assignment
-from penstock_storage_node.groups.host import GroupHost
+from penstock_storage_node.groups.host import GroupHost, OffsetsLog
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.shard import Shard
 from simulation.group_wire import Place
@@ -590,7 +590,7 @@ def _known(shard: Shard) -> dict[Any, Any]:
 # --- the shipped classes with an observer ---------------------------------------------------------
 
 
-class CheckedPartitionLog(CoordinatorLog):
+class CheckedPartitionLog(OffsetsLog):
     """A coordinator's log; each batch is noted."""
 
     @property
@@ -601,11 +601,11 @@ class CheckedPartitionLog(CoordinatorLog):
     def epoch(self) -> int:
         return int(self._leadership.epoch)
 
-    def append(self, records: Sequence[Any], done: Callable[[ErrorCode], None]) -> None:
-        super().append(records, done)
+    def append(self, records: Sequence[Any], done: Callable[[ErrorCode], None]) -> int:
+        base_offset = super().append(records, done)
         assert _checker is not None
-        base_offset = self._partition.log.log_end_offset - len(records)
         _checker.on_append(self.key, self.epoch, base_offset, records)
+        return base_offset
 
 
 class CheckedShard(Shard):

@@ -118,8 +118,9 @@ class CoordinatorLog:
         """The largest batch that the partition takes."""
         return self._partition.replica.settings.max_message_bytes
 
-    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Done) -> None:
-        """Append in one batch; `done` is called once the high watermark covers it, or leadership is over. Raises
+    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Done) -> int:
+        """Append in one batch, and say where it begins; `done` is called once the high watermark covers it, or leadership
+        is over. Raises
         PenstockError, and then nothing was written."""
         partition, leadership, manager = self._partition, self._leadership, self._manager
         replica = partition.replica
@@ -145,6 +146,7 @@ class CoordinatorLog:
         leadership.wait_all(appended.last_offset + 1, _NEVER_MS, _Waiter(self, done))
         if not manager.drain.effects.empty:
             manager.drain.schedule()
+        return appended.base_offset
 
     def when_start_covered(self, done: Done) -> None:
         """`done(NONE)` once the high watermark has reached the end that the log had when leadership began."""

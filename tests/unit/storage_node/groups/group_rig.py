@@ -1,4 +1,4 @@
-"""A shard of the group coordinator in simulated time, with a log that is a list.
+"""A shard of the group coordinator in simulated time, with a log that is a list: a record's place is its offset.
 
 After every step, whoever takes it, the shard's own invariants are looked at (`Shard.validate`).
 """
@@ -9,16 +9,17 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.classic.group import ClassicGroup, JoinResult, SyncResult
 from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
-from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
+from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
-from penstock_storage_node.groups.store import Done
+from penstock_storage_node.groups.store import Done, InTransaction, Written
 from penstock_storage_node.settings import GroupSettings
 
 WALL_BASE_MS = 1_700_000_000_000
@@ -67,11 +68,23 @@ class FakeTopics:
         self._token = object()
 
 
+@dataclass(frozen=True)
+class FakeMarker:
+    """The end of a producer's transaction, in place of a record."""
+
+    producer_id: int
+    commits: bool
+
+
 class FakeLog:
-    """Records in order; the high watermark follows when told to, or at once."""
+    """Records and markers in order; the high watermark follows when told to, or at once."""
 
     def __init__(self, *, hold: bool = False) -> None:
-        self.records: list[Record] = []
+        self.records: list[Record | FakeMarker] = []
+        self.producers: list[int] = []
+        """Of each record, -1 outside of transactions."""
+        self.epochs: dict[int, int] = {}
+        """By producer: a lower one is refused."""
         self.committed = 0
         self.hold = hold
         self.refuse: ErrorCode | None = None
@@ -79,12 +92,42 @@ class FakeLog:
         self._ends: list[int] = []
         self._waiting: list[tuple[int, Done]] = []
 
-    def append(self, records: Sequence[Record], done: Done) -> None:
+    def append(self, records: Sequence[Record], done: Done) -> int:
+        return self._append(records, -1, done)
+
+    def append_in_transaction(
+        self, records: Sequence[Record], transaction: InTransaction, done: Done
+    ) -> Written:
+        producer_id = transaction.producer_id
+        if transaction.epoch < self.epochs.get(producer_id, 0):
+            raise PenstockError(ErrorCode.INVALID_PRODUCER_EPOCH, "an old epoch")
+        base_offset = self._append(records, producer_id, done)
+        begun_at = self.begun_at(producer_id, len(self.records))
+        assert begun_at is not None
+        return Written(base_offset, begun_at)
+
+    def _append(self, records: Sequence[Record | FakeMarker], producer_id: int, done: Done) -> int:
         if self.refuse is not None:
             raise PenstockError(self.refuse, "refused by the test")
+        base_offset = len(self.records)
         self.records += records
+        self.producers += [producer_id] * len(records)
         self._ends.append(len(self.records))
         self._waiting.append((len(self.records), done))
+        return base_offset
+
+    def append_marker(self, marker: FakeMarker, done: Done) -> int:
+        """As the leader of the partition does."""
+        return self._append([marker], marker.producer_id, done)
+
+    def begun_at(self, producer_id: int, end: int) -> int | None:
+        """Where the transaction of a producer began that is open at `end`."""
+        found = None
+        for offset in range(end):
+            if self.producers[offset] == producer_id:
+                is_over = isinstance(self.records[offset], FakeMarker)
+                found = None if is_over else offset if found is None else found
+        return found
 
     def advance(self, to: int | None = None) -> None:
         """Commit everything, or up to `to`."""
@@ -93,16 +136,20 @@ class FakeLog:
             self._waiting.pop(0)[1](ErrorCode.NONE)
             self.after_step()
 
+    def whole(self, end: int) -> int:
+        """The end of the batch that `end` is in."""
+        return next((each for each in self._ends if each >= end), 0)
+
     def lose(self, kept: int) -> None:
         """Leadership ends; the next leader has the first `kept` records, and the rest of the last one's
         batch: a log never ends within a batch."""
         assert kept >= self.committed
-        kept = next((end for end in self._ends if end >= kept), 0)
+        kept = self.whole(kept)
         self._ends = [end for end in self._ends if end <= kept]
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        del self.records[kept:]
+        del self.records[kept:], self.producers[kept:]
 
 
 class CheckedShard(Shard):
@@ -126,6 +173,7 @@ STEPS = (
     "leave",
     "consumer_heartbeat",
     "commit",
+    "end_transaction",
     "delete_offsets",
     "delete_group",
     "forget_topics",
@@ -179,8 +227,11 @@ class Rig:
         self.shard.close()
         self.log.lose(len(self.log.records) if kept is None else kept)
         self.shard = self._make()
-        for record in self.log.records:
-            self.shard.replay(record.key, record.value)
+        for offset, record in enumerate(self.log.records):
+            if isinstance(record, FakeMarker):
+                self.shard.end_transaction(record.producer_id, offset, commits=record.commits)
+            else:
+                self.shard.replay(record.key, record.value, offset, self.log.producers[offset])
         self.log.committed = len(self.log.records)
         self.shard.resume()
         self.shard.validate()
@@ -235,6 +286,37 @@ class Rig:
         request = CommitRequest(group, member_id, generation=generation, items=new, **values)
         self.shard.commit(request, lambda codes: answers.append(list(codes)))
         self.settle()
+        return answers
+
+    def commit_in(
+        self, producer: tuple[int, int], group: str, items: dict[tuple[str, int], int], **changes: Any
+    ) -> list[list[ErrorCode]]:
+        """A TxnOffsetCommit of a producer (id, epoch), by a member or by nobody."""
+        values: dict[str, Any] = {"member_id": "", "generation": -1} | changes
+        return self.commit(group, items=items, transaction=InTransaction(*producer), **values)
+
+    def mark(self, producer_id: int, *, commits: bool) -> None:
+        """The leader appends a marker, and tells the shard once it is safe."""
+        shard = self.shard
+
+        def safe(error: ErrorCode) -> None:
+            if not error:
+                shard.end_transaction(producer_id, offset, commits=commits)
+
+        offset = self.log.append_marker(FakeMarker(producer_id, commits), safe)
+        self.settle()
+
+    def stable_offsets(
+        self, group: str, *keys: tuple[str, int]
+    ) -> list[tuple[ErrorCode, dict[tuple[str, int], int], set[tuple[str, int]]]]:
+        """An OffsetFetch that requires stable offsets; the list gets error, offsets, and what is unstable."""
+        answers: list[tuple[ErrorCode, dict[tuple[str, int], int], set[tuple[str, int]]]] = []
+
+        def reply(error: ErrorCode, found: Found, unstable: frozenset[tuple[str, int]]) -> None:
+            known = {key: value.offset for key, value in found if value is not None and key not in unstable}
+            answers.append((error, known, set(unstable)))
+
+        self.shard.fetch_stable(group, None, -1, keys or None, reply)
         return answers
 
     def offsets(self, group: str) -> dict[tuple[str, int], int]:

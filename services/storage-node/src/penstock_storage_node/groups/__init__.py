@@ -11,6 +11,7 @@ shard is composed of a store and of the protocols that work on it; nothing here 
 `records`   The records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them.
 `shard`     One partition of `__consumer_offsets`: owns the parts, and sends each request to the one it is for.
 `store`     The data of a shard, what is passed in, and what is asked of a group of either kind.
+`transactional_offsets`  Offsets of transactions that have not ended.
 
-Imports go one way: host > shard > offsets | consumer > classic > store > holdings | records.
+Imports go one way: host > shard > offsets | consumer > classic > store > holdings | transactional_offsets > records.
 """

@@ -11,13 +11,16 @@ from typing import Any, ClassVar, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock_core.config.catalog import group_interval_ms
+from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_runtime.lifecycle import Lifecycle
-from penstock_storage_node.coordinator_host import TICK_MS, CoordinatorHost, Hosted
+from penstock_storage_node.coordinator_host import TICK_MS, CoordinatorHost, CoordinatorLog, Hosted
 from penstock_storage_node.groups.holdings import NodeHoldings, Owner
+from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
+from penstock_storage_node.groups.store import Done, InTransaction, Written
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
@@ -58,9 +61,20 @@ class _Topics:
         return self._manager.registry.image.topics
 
 
+class OffsetsLog(CoordinatorLog):
+    """What a shard has of its partition."""
+
+    def append_in_transaction(
+        self, records: Sequence[Record], transaction: InTransaction, done: Done
+    ) -> Written:
+        """See `store.Log`."""
+        raise PenstockError(ErrorCode.INVALID_TXN_STATE, "nobody verifies transactions here yet")
+
+
 class GroupHost(CoordinatorHost[Shard]):
     """All shards of this node."""
 
+    log_class: type[OffsetsLog] = OffsetsLog
     shard_class = Shard
     topic: ClassVar[str] = OFFSETS_TOPIC
     what: ClassVar[str] = "group"

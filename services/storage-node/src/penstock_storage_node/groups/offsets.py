@@ -4,8 +4,9 @@ Rules (OffsetMetadataManager of Apache Kafka 4.3): who may commit is the group's
 seen by OffsetFetch once the high watermark covers its record, never earlier; offsets of a group
 without members expire `offsets_retention_ms` after it lost the last one (KIP-211), those of a
 standalone consumer that long after their commit, those of topics that a live group no longer reads
-likewise. One deviation: what was committed to an empty group (an operator's reset) counts from that
-commit, not from the group's end, so that it isn't gone at once.
+likewise. One that was committed in a transaction (KIP-98) waits for its marker; then it is in place unless the log
+has a later record of that offset, so that compaction changes no answer. One deviation: what was committed to an empty
+group (an operator's reset) counts from that commit, not from the group's end, so that it isn't gone at once.
 """
 
 from __future__ import annotations
@@ -20,17 +21,29 @@ from penstock_storage_node.groups.records import (
     Key,
     OffsetValue,
     Record,
+    TopicKey,
     offset_key,
     offset_tombstones,
     put_offset,
     read_offset,
 )
-from penstock_storage_node.groups.store import Group, GroupStore, TopicKey, offset_write_error
+from penstock_storage_node.groups.store import (
+    Group,
+    GroupStore,
+    InTransaction,
+    Written,
+    offset_write_error,
+    write_error,
+)
 
 MEMBER_EPOCHS_SINCE = 9
 """First version of OffsetCommit and OffsetFetch that knows KIP-848."""
 
 CommitReply = Callable[[Sequence[ErrorCode]], None]
+Found = list[tuple[TopicKey, OffsetValue | None]]
+"""By partition what is committed."""
+StableReply = Callable[[ErrorCode, Found, frozenset[TopicKey]], None]
+"""An error for the group, or what is committed, and the partitions that a transaction may yet change."""
 
 
 class NewOffset(NamedTuple):
@@ -56,6 +69,8 @@ class CommitRequest:
     version: int = MEMBER_EPOCHS_SINCE
     owner: Owner = NOBODYS
     """Whose a group is that this makes, see `holdings`."""
+    transaction: InTransaction | None = None
+    """Of a TxnOffsetCommit."""
 
 
 class OffsetStore:
@@ -68,6 +83,7 @@ class OffsetStore:
         self._groups = store.groups
         self._offsets = store.offsets
         self._pending = store.pending_commits
+        self._transactional = store.transactional
         self._timers = store.timers
         self._settings = store.settings
         self._clock_ms = store.clock_ms
@@ -76,13 +92,13 @@ class OffsetStore:
     # -- commit ---------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest, reply: CommitReply) -> None:
-        """An OffsetCommit; a code for each item, when its record is safe."""
+        """An OffsetCommit or TxnOffsetCommit; a code for each item, when its record is safe."""
         group, error = self._group_for_commit(request)
         if group is None or error:
             reply([error] * len(request.items))
             return
         session = group.session_of(request.member_id)
-        if session is not None:
+        if session is not None and request.transaction is None:
             self._timers.set(session[0], self._clock_ms() + session[1])
         now_ms = self._wall_ms()
         expire_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else -1
@@ -103,7 +119,10 @@ class OffsetStore:
             self.store.forget_if_idle(group)
             reply(codes)
             return
-        self._write_offsets(request.group_id, records, values, codes, reply)
+        if request.transaction is None:
+            self._write_offsets(request.group_id, records, values, codes, reply)
+        else:
+            self._write_in_transaction(request.group_id, request.transaction, records, values, codes, reply)
 
     def _write_offsets(
         self,
@@ -119,17 +138,64 @@ class OffsetStore:
 
         def committed(error: ErrorCode) -> None:
             self._settle(group_id, [key for key, _ in values])
-            if not error:
-                self._offsets.setdefault(group_id, {}).update(values)
-                reply(codes)
+            if error or written is None:
+                self._refused(group_id, error, codes, reply)
                 return
-            code = offset_write_error(error)
-            reply([each or code for each in codes])
-            group = self._groups.get(group_id)
-            if group is not None:
-                self.store.forget_if_idle(group)
+            for key, value in _placed(values, written):
+                self._put_in_place(group_id, key, value)
+            reply(codes)
 
-        self.store.write(records, committed)
+        written: Written | None = None
+        written = self.store.write(records, committed)
+
+    def _write_in_transaction(
+        self,
+        group_id: str,
+        transaction: InTransaction,
+        records: list[Record],
+        values: list[tuple[TopicKey, OffsetValue]],
+        codes: list[ErrorCode],
+        reply: CommitReply,
+    ) -> None:
+        def safe(error: ErrorCode) -> None:
+            if error:
+                self._refused(group_id, error, codes, reply)
+            else:
+                reply(codes)
+
+        written = self.store.write(records, safe, transaction)
+        if written is not None:
+            placed = _placed(values, written)
+            self._transactional.put(transaction.producer_id, written.begun_at, group_id, placed)
+
+    def _refused(
+        self, group_id: str, error: ErrorCode, codes: Sequence[ErrorCode], reply: CommitReply
+    ) -> None:
+        code = offset_write_error(error)
+        reply([each or code for each in codes])
+        self._forget_if_idle(group_id)
+
+    def _forget_if_idle(self, group_id: str) -> None:
+        group = self._groups.get(group_id)
+        if group is not None:
+            self.store.forget_if_idle(group)
+
+    def _put_in_place(self, group_id: str, key: TopicKey, value: OffsetValue) -> None:
+        """The record that stands last in the log wins, not the transaction that ended last."""
+        known = self._offsets.setdefault(group_id, {})
+        old = known.get(key)
+        if old is None or old.record_offset <= value.record_offset:
+            known[key] = value
+
+    def end_transaction(self, producer_id: int, marker_offset: int, *, commits: bool) -> None:
+        """The marker of a producer's transaction is safe: its offsets count, or they never were."""
+        ended = self._transactional.end(producer_id, marker_offset)
+        for group_id, key, value in ended:
+            if commits:
+                self._put_in_place(group_id, key, value)
+        if not commits:
+            for group_id in dict.fromkeys(each.group_id for each in ended):
+                self._forget_if_idle(group_id)
 
     def _settle(self, group_id: str, keys: Sequence[TopicKey]) -> None:
         pending = self._pending[group_id]
@@ -144,20 +210,21 @@ class OffsetStore:
         group = self._groups.get(request.group_id)
         if group is None:
             if request.generation >= 0:
-                known_since = request.version >= MEMBER_EPOCHS_SINCE
+                known_since = request.version >= MEMBER_EPOCHS_SINCE and request.transaction is None
                 return None, (ErrorCode.GROUP_ID_NOT_FOUND if known_since else ErrorCode.ILLEGAL_GENERATION)
             if not self.store.node.may_make(request.owner):
                 return None, ErrorCode.GROUP_MAX_SIZE_REACHED
             return self._make_group(request.group_id, request.owner), ErrorCode.NONE
-        return group, group.check_commit(
-            request.member_id, request.instance_id, request.generation, request.version
-        )
+        who = request.member_id, request.instance_id, request.generation
+        if request.transaction is not None:
+            return group, group.check_transactional_commit(*who)
+        return group, group.check_commit(*who, request.version)
 
     # -- fetch ------------------------------------------------------------------------------
 
     def fetch(
         self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[TopicKey] | None
-    ) -> tuple[ErrorCode, list[tuple[TopicKey, OffsetValue | None]]]:
+    ) -> tuple[ErrorCode, Found]:
         """An OffsetFetch for one group; all its offsets when `keys` is None."""
         group = self._groups.get(group_id)
         if group is not None:
@@ -168,6 +235,31 @@ class OffsetStore:
         if keys is None:
             return ErrorCode.NONE, list(known.items())
         return ErrorCode.NONE, [(key, known.get(key)) for key in keys]
+
+    def fetch_stable(
+        self,
+        group_id: str,
+        member_id: str | None,
+        member_epoch: int,
+        keys: Sequence[TopicKey] | None,
+        reply: StableReply,
+    ) -> None:
+        """As `fetch`, for who must not begin before an offset that is about to be committed: commits that were written
+        before the question are waited for, and partitions with offsets of open transactions are named."""
+
+        def answer(lost: ErrorCode) -> None:
+            error = write_error(lost)
+            found: Found = []
+            if not error:
+                error, found = self.fetch(group_id, member_id, member_epoch, keys)
+            unstable = self._transactional.keys(group_id)
+            reply(error, found, frozenset(key for key, _ in found if key in unstable))
+
+        pending = self._pending.get(group_id, {})
+        if pending and (keys is None or any(key in pending for key in keys)):
+            self.store.when_settled(answer)
+        else:
+            answer(ErrorCode.NONE)
 
     # -- delete -----------------------------------------------------------------------------
 
@@ -209,18 +301,21 @@ class OffsetStore:
             return
 
         def removed(error: ErrorCode) -> None:
-            if not error:
-                self.drop_offsets(group_id, gone)
+            if not error and written is not None:
+                self.drop_offsets(group_id, gone, written.base_offset)
             done(error)
 
-        self.store.write(offset_tombstones(group_id, gone), removed)
+        written: Written | None = None
+        written = self.store.write(offset_tombstones(group_id, gone), removed)
 
     def all_offset_keys(self, group_id: str) -> set[TopicKey]:
-        """Offsets that are committed or about to be."""
-        return set(self._offsets.get(group_id, ())) | set(self._pending.get(group_id, ()))
+        """Offsets that are committed or about to be, or may be yet by the end of a transaction."""
+        known = set(self._offsets.get(group_id, ())) | set(self._pending.get(group_id, ()))
+        return known | self._transactional.keys(group_id)
 
-    def drop_offsets(self, group_id: str, keys: Sequence[TopicKey]) -> None:
-        """Forget offsets whose tombstones are safe."""
+    def drop_offsets(self, group_id: str, keys: Sequence[TopicKey], before: int | None = None) -> None:
+        """Forget offsets whose tombstones are safe. `before`: where these begin in the log."""
+        self._transactional.drop(group_id, keys, before)
         known = self._offsets.get(group_id)
         if known is not None:
             for key in keys:
@@ -234,7 +329,7 @@ class OffsetStore:
         """Offsets of a group whose time is up. `now_ms` by the wall clock."""
         group = self._groups.get(group_id)
         known = self._offsets.get(group_id, {})
-        pending = self._pending.get(group_id, {})
+        pending = self._pending.get(group_id, {}).keys() | self._transactional.keys(group_id)
         if group is not None and not group.offsets_may_expire:
             return []
         base_ms = None if group is None else group.emptied_ms
@@ -254,17 +349,32 @@ class OffsetStore:
 
     def forget_topics(self, names: frozenset[str]) -> None:
         """Topics were deleted: so are the offsets in them."""
-        for group_id in list(self._offsets):
-            gone = [key for key in self.all_offset_keys(group_id) if key[0] in names]
+        for group_id in dict.fromkeys([*self._offsets, *self._transactional.groups()]):
+            gone = sorted(key for key in self.all_offset_keys(group_id) if key[0] in names)
             if gone:
                 self.remove_offsets(group_id, gone, lambda _: None)
 
     # -- the log -----------------------------------------------------------------------------
 
-    def replay(self, about: Key, value: bytes | None) -> None:
-        """Take in the record of an offset. Raises Malformed for damage."""
-        place = (about.topic, about.partition)
+    def replay(self, about: Key, value: bytes | None, offset: int = -1, producer_id: int = -1) -> None:
+        """Take in the record of an offset, which stands at `offset`; `producer_id` if it was written in a transaction.
+        Raises Malformed for damage."""
+        group_id, place = about.group_id, (about.topic, about.partition)
         if value is None:
-            self.drop_offsets(about.group_id, [place])
-        else:
-            self._offsets.setdefault(about.group_id, {})[place] = read_offset(value)
+            self.drop_offsets(group_id, [place])
+            return
+        read = read_offset(value)._replace(record_offset=offset)
+        if producer_id < 0:
+            self._offsets.setdefault(group_id, {})[place] = read
+            return
+        begun_at = self._transactional.begun_at(producer_id)
+        begun_at = offset if begun_at is None else begun_at
+        self._transactional.put(producer_id, begun_at, group_id, [(place, read)])
+
+
+def _placed(
+    values: Sequence[tuple[TopicKey, OffsetValue]], written: Written
+) -> list[tuple[TopicKey, OffsetValue]]:
+    """The same, knowing where their records stand."""
+    first = written.base_offset
+    return [(key, value._replace(record_offset=first + at)) for at, (key, value) in enumerate(values)]

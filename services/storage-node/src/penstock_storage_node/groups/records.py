@@ -39,6 +39,8 @@ _VALUE_VERSION_MAX: Final = 4
 _FLEXIBLE_SINCE: Final = 4
 _WRITTEN_VERSION: Final = 3
 
+TopicKey = tuple[str, int]
+"""Topic name and partition."""
 Assignment = dict[TopicId, tuple[int, ...]]
 """Partitions by topic id."""
 
@@ -68,6 +70,8 @@ class OffsetValue(NamedTuple):
     metadata: str
     commit_ms: int
     expire_ms: int = -1
+    record_offset: int = -1
+    """Where its record stands in the partition; not a part of the record."""
 
 
 class MemberValue(NamedTuple):

@@ -37,18 +37,25 @@ from penstock_storage_node.groups.consumer.classic_members import ClassicMembers
 from penstock_storage_node.groups.consumer.group import ConsumerGroup, ConsumerMember
 from penstock_storage_node.groups.consumer.protocol import BeatReply, ConsumerHeartbeat, ConsumerProtocol
 from penstock_storage_node.groups.holdings import NodeHoldings, Owner, protocols_bytes
-from penstock_storage_node.groups.offsets import CommitReply, CommitRequest, OffsetStore
-from penstock_storage_node.groups.records import OffsetValue
+from penstock_storage_node.groups.offsets import (
+    CommitReply,
+    CommitRequest,
+    Found,
+    OffsetStore,
+    StableReply,
+)
+from penstock_storage_node.groups.records import OffsetValue, TopicKey
 from penstock_storage_node.groups.store import (
     ID_LENGTH_MAX,
     Group,
     GroupStore,
     Log,
-    TopicKey,
     Topics,
+    Written,
     group_write_error,
     must,
 )
+from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
 from penstock_storage_node.settings import GroupSettings
 from penstock_storage_node.timers import Timer
 
@@ -169,6 +176,11 @@ class Shard:
         return self._store.pending_commits
 
     @property
+    def transactional_offsets(self) -> TransactionalOffsets:
+        """What waits for the end of a transaction; not to be changed."""
+        return self._store.transactional
+
+    @property
     def closed(self) -> bool:
         """Leadership is lost."""
         return self._store.closed
@@ -243,14 +255,29 @@ class Shard:
     # -- offsets --------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest, reply: CommitReply) -> None:
-        """An OffsetCommit; a code for each item, when its record is safe."""
+        """An OffsetCommit or TxnOffsetCommit; a code for each item, when its record is safe."""
         self._offsets.commit(request, reply)
+
+    def end_transaction(self, producer_id: int, marker_offset: int, *, commits: bool) -> None:
+        """The marker of a producer's transaction is safe, in the order of the log; before `resume` too."""
+        self._offsets.end_transaction(producer_id, marker_offset, commits=commits)
 
     def fetch(
         self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[TopicKey] | None
-    ) -> tuple[ErrorCode, list[tuple[TopicKey, OffsetValue | None]]]:
+    ) -> tuple[ErrorCode, Found]:
         """An OffsetFetch for one group; all its offsets when `keys` is None."""
         return self._offsets.fetch(group_id, member_id, member_epoch, keys)
+
+    def fetch_stable(
+        self,
+        group_id: str,
+        member_id: str | None,
+        member_epoch: int,
+        keys: Sequence[TopicKey] | None,
+        reply: StableReply,
+    ) -> None:
+        """As `fetch`, with `require_stable` (KIP-447)."""
+        self._offsets.fetch_stable(group_id, member_id, member_epoch, keys, reply)
 
     def delete_offsets(
         self,
@@ -285,11 +312,13 @@ class Shard:
         tombstones = rec.offset_tombstones(name, keys) + self._protocols[type(group)].tombstones(group)
 
         def removed(error: ErrorCode) -> None:
-            if not error:
-                self._offsets.drop_offsets(name, keys)
+            if not error and written is not None:
+                self._offsets.drop_offsets(name, keys, written.base_offset)
             done(error)
 
-        if self._store.write(tombstones, removed):
+        written: Written | None = None
+        written = self._store.write(tombstones, removed)
+        if written is not None:
             # A member that joins from now on begins a new group, after the tombstones in the log.
             group.bury()
             del self._groups[name]
@@ -367,13 +396,14 @@ class Shard:
 
     # -- the log --------------------------------------------------------------------------------------
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """Take in one record, in the order of the log. Raises Malformed for damage."""
+    def replay(self, key: bytes, value: bytes | None, offset: int = -1, producer_id: int = -1) -> None:
+        """Take in one record, in the order of the log; `producer_id` if its batch is a transaction's. Raises Malformed
+        for damage."""
         about = rec.read_key(key)
         if about is None:
             return
         if about.kind == rec.OFFSET_COMMIT:
-            self._offsets.replay(about, value)
+            self._offsets.replay(about, value, offset, producer_id)
         elif about.kind == rec.GROUP_METADATA:
             self._classic.replay(about, value)
         else:
@@ -381,7 +411,7 @@ class Shard:
 
     def resume(self) -> None:
         """The log is replayed: begin to serve."""
-        for name in self._store.offsets:
+        for name in dict.fromkeys([*self._store.offsets, *self._store.transactional.groups()]):
             if name not in self._groups:
                 self._classic.make_group(name)
         for group, protocol in self._with_protocols():

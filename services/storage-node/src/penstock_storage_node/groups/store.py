@@ -2,7 +2,8 @@
 
 Rules: nothing here knows an event loop, a clock or a disk. `Log.append` either raises, and then
 nothing was written, or calls `done` once, later: with NONE when the high watermark covers the
-records, else with the reason for which that is not known.
+records, else with the reason for which that is not known. So does `Log.append_in_transaction`, whose records the high
+watermark makes safe, and the transaction's marker makes valid.
 
 A group is of one of two kinds. What is asked of every group, whatever its kind, is `Group`; what only
 one kind knows stays with the protocol that runs it.
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.holdings import NodeHoldings
-from penstock_storage_node.groups.records import OffsetValue, Record
+from penstock_storage_node.groups.records import OffsetValue, Record, TopicKey
+from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
 from penstock_storage_node.settings import GroupSettings
 from penstock_storage_node.timers import Timer, TimerQueue
 
@@ -27,8 +29,6 @@ GROUP_ID_BYTES_MAX: Final = 16_384
 """Longest group id: it has to fit a record's key (int16 length), beside other texts."""
 
 Done = Callable[[ErrorCode], None]
-TopicKey = tuple[str, int]
-"""Topic name and partition."""
 Session = tuple[Timer, int]
 """A member's deadline, and how far from now its next sign of life puts it, in ms."""
 
@@ -88,6 +88,12 @@ class Group(Protocol):
     ) -> ErrorCode:
         """Whether that member may commit offsets with a request of that version."""
 
+    def check_transactional_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether that member may commit offsets in a transaction. Who says nothing of itself may always: old
+        requests cannot, and the transaction has fences of its own."""
+
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
         """Whether that member may fetch offsets."""
 
@@ -107,11 +113,34 @@ def must(holds: object, group_id: str, rule: str, *details: object) -> None:
         raise InvariantBroken(f"group {group_id}: {rule}: {', '.join(map(repr, details))}")
 
 
+class InTransaction(NamedTuple):
+    """The producer in whose transaction something is written."""
+
+    producer_id: int
+    epoch: int
+    guard: object = None
+    """By which the transaction was verified; None where the log has it open already."""
+
+
+class Written(NamedTuple):
+    """Where a batch was appended."""
+
+    base_offset: int
+    begun_at: int = -1
+    """Where its transaction began in this partition; -1 outside of one."""
+
+
 class Log(Protocol):
     """The partition that a shard lives in."""
 
-    def append(self, records: Sequence[Record], done: Done) -> None:
-        """Append in one batch; see the module's text. Raises PenstockError."""
+    def append(self, records: Sequence[Record], done: Done) -> int:
+        """Append in one batch, and say where it begins; see the module's text. Raises PenstockError."""
+
+    def append_in_transaction(
+        self, records: Sequence[Record], transaction: InTransaction, done: Done
+    ) -> Written:
+        """Append in one batch of that producer. Raises PenstockError: INVALID_PRODUCER_EPOCH when the log has a newer
+        epoch of it, INVALID_TXN_STATE when its transaction was not verified or has ended since."""
 
 
 class Topics(Protocol):
@@ -166,6 +195,7 @@ class GroupStore:
         """Committed: covered by the high watermark."""
         self.pending_commits: Final[dict[str, dict[TopicKey, int]]] = {}
         """How many commits of each are written and not covered yet."""
+        self.transactional: Final = TransactionalOffsets()
         self.closed = False
         self._written = self._settled = 0
         """Writes so far, and those of them whose `done` was called: they are settled in their order."""
@@ -173,8 +203,10 @@ class GroupStore:
         self._lost: ErrorCode = ErrorCode.NONE
         """Why a write came to nothing: what it changed here may never have been."""
 
-    def write(self, records: Sequence[Record], done: Done) -> bool:
-        """Append; False when it was refused, `done` was called with the reason then."""
+    def write(
+        self, records: Sequence[Record], done: Done, transaction: InTransaction | None = None
+    ) -> Written | None:
+        """Append; None when it was refused, `done` was called with the reason then."""
 
         def settled(error: ErrorCode) -> None:
             self._settled += 1
@@ -184,12 +216,15 @@ class GroupStore:
                 self._followers.popleft()[1](error)
 
         try:
-            self._log.append(records, settled)
+            if transaction is None:
+                written = Written(self._log.append(records, settled))
+            else:
+                written = self._log.append_in_transaction(records, transaction, settled)
         except PenstockError as error:
             done(error.code)
-            return False
+            return None
         self._written += 1
-        return True
+        return written
 
     def when_settled(self, done: Done) -> None:
         """Call `done` once all that was written so far is safe, at once if it is; with the reason for which that
@@ -208,6 +243,7 @@ class GroupStore:
             group.is_idle
             and name not in self.offsets
             and name not in self.pending_commits
+            and name not in self.transactional.groups()
             and self.groups.get(name) is group
         ):
             group.bury()
@@ -224,6 +260,7 @@ class GroupStore:
         for name, pending in self.pending_commits.items():
             must(pending, name, "no pending commits are kept as none")
             must(min(pending.values()) > 0, name, "what is pending is at least one commit", pending)
+        self.transactional.validate()
 
 
 _UNSURE: Final = frozenset(

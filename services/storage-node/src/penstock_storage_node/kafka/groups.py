@@ -28,9 +28,9 @@ from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
-from penstock_storage_node.groups.records import OffsetValue
+from penstock_storage_node.groups.records import OffsetValue, TopicKey
 from penstock_storage_node.groups.shard import JoinRequest, Shard, SyncRequest
-from penstock_storage_node.groups.store import GROUP_ID_BYTES_MAX, TopicKey
+from penstock_storage_node.groups.store import GROUP_ID_BYTES_MAX
 from penstock_storage_node.kafka.groups_codec.classic import (
     encode_deleted,
     encode_group,

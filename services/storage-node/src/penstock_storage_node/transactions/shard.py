@@ -80,7 +80,7 @@ Effect = MarkersDue | MarkersWithdrawn
 class Log(Protocol):
     """The partition that a shard lives in."""
 
-    def append(self, records: Sequence[StateRecord], done: Done) -> None:
+    def append(self, records: Sequence[StateRecord], done: Done) -> object:
         """Append in one batch, or raise PenstockError, and then nothing was written. `done` is called once, later, and
         for one batch after the other: with NONE when the high watermark covers it, else leadership is over."""
 

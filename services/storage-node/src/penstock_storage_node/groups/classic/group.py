@@ -214,6 +214,17 @@ class ClassicGroup:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else ErrorCode.NONE
 
+    def check_transactional_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether that member may commit in a transaction; that it waits for an assignment is no hindrance."""
+        if generation < 0 and (self.state is GroupState.EMPTY or not (member_id or instance_id is not None)):
+            return ErrorCode.NONE
+        error = self.check_member(member_id, instance_id)
+        if not error and generation != self.generation:
+            error = ErrorCode.ILLEGAL_GENERATION
+        return error
+
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
         """Anybody may."""
         return ErrorCode.NONE

@@ -113,7 +113,7 @@ class ClassicMembers:
         """Write that an empty consumer group becomes a classic one, or say why it does not."""
         if member_id:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        if not self.store.write(self._consumer.tombstones(group), lambda _: None):
+        if self.store.write(self._consumer.tombstones(group), lambda _: None) is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
 

@@ -232,6 +232,18 @@ class ConsumerGroup:
             return ErrorCode.UNSUPPORTED_VERSION
         return ErrorCode.NONE if generation == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
 
+    def check_transactional_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether that member may commit in a transaction in that epoch; the request knows no other error than
+        ILLEGAL_GENERATION for a stale one."""
+        if generation < 0 and (not self.members or not (member_id or instance_id is not None)):
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
+
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
         """Whether that member may fetch offsets; without a member id it is an administrator."""
         if member_id is None or epoch < 0:
