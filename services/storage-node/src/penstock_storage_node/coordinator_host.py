@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_kafka.records.batch import read_header
+from penstock_kafka.records.batch import BatchInfo, iter_batches, read_header
 from penstock_kafka.records.build import NewRecord, build_batch
-from penstock_kafka.records.read import read_all
+from penstock_kafka.records.read import read_records
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.lifecycle import Lifecycle
@@ -119,9 +119,8 @@ class CoordinatorLog:
         return self._partition.replica.settings.max_message_bytes
 
     def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Done) -> int:
-        """Append in one batch, and say where it begins; `done` is called once the high watermark covers it, or leadership
-        is over. Raises
-        PenstockError, and then nothing was written."""
+        """Append in one batch, and say where it begins; `done` is called once the high watermark covers it, or
+        leadership is over. Raises PenstockError, and then nothing was written."""
         partition, leadership, manager = self._partition, self._leadership, self._manager
         replica = partition.replica
         if replica.leadership is not leadership or partition.closed:
@@ -199,6 +198,14 @@ class CoordinatorHost(Generic[S]):
     def counts(self, shard: S) -> dict[str, Any]:
         """What it has loaded, for the log."""
         raise NotImplementedError
+
+    def take(self, shard: S, key: bytes, value: bytes | None, offset: int, batch: BatchInfo) -> None:
+        """One record of its log, in order. Raises Malformed."""
+        del offset, batch
+        shard.replay(key, value)
+
+    def take_control(self, shard: S, data: bytes, batch: BatchInfo) -> None:
+        """A control batch of its log, which begins at `batch.position` of `data`."""
 
     # -- looking up --------------------------------------------------------------------------
 
@@ -316,24 +323,28 @@ class CoordinatorHost(Generic[S]):
     async def _replay(self, shard: S, data: bytes) -> int:
         count = 0
         until_s = self._clock_s() + LOAD_SLICE_S
-        for record in read_all(data):
-            count += 1
-            if record.key is not None:
-                try:
-                    shard.replay(record.key, record.value)
-                except Malformed as e:
-                    self.bad_records += 1
-                    self._lifecycle.log.error(
-                        "record of a coordinator cannot be read",
-                        topic=self.topic,
-                        offset=record.offset,
-                        reason=e.message,
-                    )
-            if self._clock_s() >= until_s:
-                await asyncio.sleep(0)
-                until_s = self._clock_s() + LOAD_SLICE_S
+        for batch in iter_batches(data):
+            if batch.is_control:
+                self.take_control(shard, data, batch)
+                continue
+            for record in read_records(data, batch):
+                count += 1
+                if record.key is not None:
+                    try:
+                        self.take(shard, record.key, record.value, record.offset, batch)
+                    except Malformed as e:
+                        self._bad_record(record.offset, e.message)
+                if self._clock_s() >= until_s:
+                    await asyncio.sleep(0)
+                    until_s = self._clock_s() + LOAD_SLICE_S
         self.loaded_records += count
         return count
+
+    def _bad_record(self, offset: int, reason: str) -> None:
+        self.bad_records += 1
+        self._lifecycle.log.error(
+            "record of a coordinator cannot be read", topic=self.topic, offset=offset, reason=reason
+        )
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -195,10 +195,12 @@ class Rig:
         self.own_settings: dict[tuple[str, str], int] = {}
         """Of single groups: by group id and name."""
         self._ids = itertools.count(1)
-        self.shard = self._make()
+        self.shard = self.make()
+        self.shard.resume()
         self.log.after_step = lambda: self.shard.validate()
 
-    def _make(self) -> Shard:
+    def make(self) -> Shard:
+        """One that knows nothing of its log yet."""
         return CheckedShard(
             self.log,
             self.topics,
@@ -226,10 +228,10 @@ class Rig:
         """Another node takes over with the first `kept` records (all of them by default)."""
         self.shard.close()
         self.log.lose(len(self.log.records) if kept is None else kept)
-        self.shard = self._make()
+        self.shard = self.make()
         for offset, record in enumerate(self.log.records):
             if isinstance(record, FakeMarker):
-                self.shard.end_transaction(record.producer_id, offset, commits=record.commits)
+                self.shard.replay_marker(record.producer_id, offset, commits=record.commits)
             else:
                 self.shard.replay(record.key, record.value, offset, self.log.producers[offset])
         self.log.committed = len(self.log.records)

@@ -122,6 +122,21 @@ def test_open_transactions_outlive_their_coordinator() -> None:
     assert rig.offsets("g") == {("t", 0): 5, ("t", 1): 6}
 
 
+def test_a_marker_that_comes_while_the_log_is_read_waits_for_the_end_of_that() -> None:
+    rig = Rig()
+    rig.commit_in(P, "g", {("t", 0): 5})
+    rig.log.hold = True
+    shard = rig.make()
+    rig.log.append_marker(FakeMarker(7, commits=True), lambda _: None)
+    shard.end_transaction(7, 1, commits=True)
+    record = rig.log.records[0]
+    assert isinstance(record, rec.Record)
+    shard.replay(record.key, record.value, 0, 7)
+    shard.resume()
+    assert shard.fetch("g", None, -1, [("t", 0)])[1][0][1] is not None
+    assert len(shard.transactional_offsets) == 0
+
+
 def test_a_commit_that_is_refused_waits_for_nothing() -> None:
     rig = Rig()
     for refusal, told in (
@@ -476,7 +491,7 @@ class World:
         other = Rig()
         for offset, record, producer_id in compacted(entries, self.rng):
             if isinstance(record, FakeMarker):
-                other.shard.end_transaction(record.producer_id, offset, commits=record.commits)
+                other.shard.replay_marker(record.producer_id, offset, commits=record.commits)
             else:
                 other.shard.replay(record.key, record.value, offset, producer_id)
         other.shard.resume()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_frontend.authorizer import ANONYMOUS, Identity
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import SPECS, SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
 from penstock_kafka.wire.primitives import Malformed
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
@@ -26,6 +27,13 @@ IDS = (TopicId(bytes(range(16))), TopicId(NO_TOPIC_ID), TopicId(b"\x01" * 16))
 ROUNDS = 40
 BROKEN_ROUNDS = 400
 MALFORMED = "malformed"
+
+
+@pytest.fixture(autouse=True)
+def _read_before_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The codec knows what is answered alone."""
+    key = ApiKey.TXN_OFFSET_COMMIT
+    monkeypatch.setattr(codec, "SPECS", {**SPECS, key: replace(SPECS[key], versions=(0, 5))})
 
 
 def picked(rng: random.Random, *choices: Any) -> Any:
@@ -76,6 +84,37 @@ def commit(rng: random.Random, version: int) -> dict[str, Any]:
     }
 
 
+def txn_commit(rng: random.Random, version: int) -> dict[str, Any]:
+    key = ApiKey.TXN_OFFSET_COMMIT
+    topics = tuple(
+        item(
+            key,
+            version,
+            "TxnOffsetCommitRequestTopic",
+            name=picked(rng, "t", "other", ""),
+            partitions=tuple(
+                item(
+                    key,
+                    version,
+                    "TxnOffsetCommitRequestPartition",
+                    partition_index=rng.randint(-1, 2**31 - 1),
+                    committed_offset=rng.randint(-1, 2**63 - 1),
+                    committed_leader_epoch=rng.randint(-1, 9),
+                    committed_metadata=picked(rng, None, "", "note"),
+                )
+                for _ in range(rng.randint(0, 3))
+            ),
+        )
+        for _ in range(rng.randint(0, 3))
+    )
+    return heartbeat(rng, version) | {
+        "transactional_id": picked(rng, "x", "", "größer" * 30),
+        "producer_id": rng.randint(-1, 2**63 - 1),
+        "producer_epoch": rng.randint(-1, 2**15 - 1),
+        "topics": topics,
+    }
+
+
 def consumer_beat(rng: random.Random, version: int) -> dict[str, Any]:
     key = ApiKey.CONSUMER_GROUP_HEARTBEAT
     owned = tuple(
@@ -99,6 +138,7 @@ def consumer_beat(rng: random.Random, version: int) -> dict[str, Any]:
 KINDS: dict[ApiKey, Callable[[random.Random, int], dict[str, Any]]] = {
     ApiKey.HEARTBEAT: heartbeat,
     ApiKey.OFFSET_COMMIT: commit,
+    ApiKey.TXN_OFFSET_COMMIT: txn_commit,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_beat,
 }
 
@@ -109,6 +149,8 @@ def by_hand(header: RequestHeader, frame: bytes) -> Any:
         return tuple(hot.read_heartbeat(header, frame))
     if header.api_key == ApiKey.OFFSET_COMMIT:
         return tuple(hot.read_commit(header, frame))
+    if header.api_key == ApiKey.TXN_OFFSET_COMMIT:
+        return tuple(hot.read_txn_commit(header, frame))
     return hot.read_consumer_heartbeat(CALLER, header, frame)
 
 
@@ -144,6 +186,8 @@ def by_codec(header: RequestHeader, frame: bytes) -> Any:
             retention_ms,
             topics,
         )
+    if header.api_key == ApiKey.TXN_OFFSET_COMMIT:
+        return txn_commit_by_codec(found)
     owned = None
     if found.topic_partitions is not None:
         owned = frozenset(
@@ -169,6 +213,35 @@ def by_codec(header: RequestHeader, frame: bytes) -> Any:
     )
 
 
+def txn_commit_by_codec(found: Any) -> Any:
+    topics = [
+        hot.TopicCommit(
+            t.name,
+            None,
+            [
+                (
+                    p.partition_index,
+                    p.committed_offset,
+                    getattr(p, "committed_leader_epoch", -1),
+                    p.committed_metadata,
+                )
+                for p in t.partitions
+            ],
+        )
+        for t in found.topics
+    ]
+    return (
+        found.transactional_id,
+        found.group_id,
+        found.producer_id,
+        found.producer_epoch,
+        getattr(found, "generation_id", -1),
+        getattr(found, "member_id", ""),
+        getattr(found, "group_instance_id", None),
+        topics,
+    )
+
+
 def outcome(read: Callable[[RequestHeader, bytes], Any], frame: bytes) -> Any:
     try:
         return read(parse_request_header(frame), frame)
@@ -177,7 +250,8 @@ def outcome(read: Callable[[RequestHeader, bytes], Any], frame: bytes) -> Any:
 
 
 def every_version() -> list[tuple[ApiKey, int]]:
-    return [(key, v) for key in KINDS for v in range(SUPPORTED[key][0], SUPPORTED[key][1] + 1)]
+    versions = {**SUPPORTED, ApiKey.TXN_OFFSET_COMMIT: (0, 5)}
+    return [(key, v) for key in KINDS for v in range(versions[key][0], versions[key][1] + 1)]
 
 
 def frame_of(rng: random.Random, key: ApiKey, version: int) -> bytes:
@@ -260,6 +334,20 @@ def test_a_commit_is_answered_in_every_version() -> None:
             told = [(p.partition_index, int(p.error_code)) for t in found.topics for p in t.partitions]
             assert told == list(zip((3, 4, 0), map(int, codes), strict=True))
             assert by_id or [t.name for t in found.topics] == ["a", "none", "b"]
+
+
+def test_a_transactional_commit_is_answered_in_every_version() -> None:
+    codes = [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TXN_STATE]
+    items: list[list[tuple[int, int, int, str | None]]]
+    items = [[(3, 0, -1, None), (4, 0, -1, None)], [], [(0, 5, 1, "x")]]
+    topics = [hot.TopicCommit(name, None, each) for name, each in zip("abc", items, strict=True)]
+    for key, version in every_version():
+        if key is ApiKey.TXN_OFFSET_COMMIT:
+            header = header_of(key, version)
+            found = read(header, hot.put_txn_commit(header, topics, codes))
+            told = [(p.partition_index, int(p.error_code)) for t in found.topics for p in t.partitions]
+            assert told == list(zip((3, 4, 0), map(int, codes), strict=True))
+            assert [t.name for t in found.topics] == ["a", "b", "c"]
 
 
 def test_a_consumer_heartbeat_is_answered_in_every_version() -> None:

@@ -15,6 +15,8 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
+from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.markers import read_marker
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node.coordinator_host import TICK_MS, CoordinatorHost, CoordinatorLog, Hosted
 from penstock_storage_node.groups.holdings import NodeHoldings, Owner
@@ -118,6 +120,20 @@ class GroupHost(CoordinatorHost[Shard]):
     def serve(self, hosted: Hosted[Shard]) -> None:
         """See `CoordinatorHost`."""
         hosted.shard.resume()
+
+    def take(self, shard: Shard, key: bytes, value: bytes | None, offset: int, batch: BatchInfo) -> None:
+        """See `CoordinatorHost`: what a transaction commits waits for its marker."""
+        shard.replay(key, value, offset, batch.producer_id if batch.is_transactional else -1)
+
+    def take_control(self, shard: Shard, data: bytes, batch: BatchInfo) -> None:
+        """See `CoordinatorHost`: a marker ends a transaction here too."""
+        try:
+            marker = read_marker(data, batch, batch.position)
+        except PenstockError as e:
+            self._bad_record(batch.base_offset, e.message)
+            return
+        if marker is not None:
+            shard.replay_marker(batch.producer_id, batch.base_offset, commits=marker.commits)
 
     def counts(self, shard: Shard) -> dict[str, Any]:
         """See `CoordinatorHost`."""

@@ -159,6 +159,8 @@ class Shard:
             ConsumerGroup: self._consumer,
         }
         self._groups = self._store.groups
+        self._early_markers: list[tuple[int, int, bool]] | None = []
+        """(producer id, offset, whether it commits), while the log is replayed."""
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -259,8 +261,12 @@ class Shard:
         self._offsets.commit(request, reply)
 
     def end_transaction(self, producer_id: int, marker_offset: int, *, commits: bool) -> None:
-        """The marker of a producer's transaction is safe, in the order of the log; before `resume` too."""
-        self._offsets.end_transaction(producer_id, marker_offset, commits=commits)
+        """The marker of a producer's transaction is safe, in the order of the log. One that was written while the log
+        is replayed waits for the end of that."""
+        if self._early_markers is None:
+            self._offsets.end_transaction(producer_id, marker_offset, commits=commits)
+        else:
+            self._early_markers.append((producer_id, marker_offset, commits))
 
     def fetch(
         self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[TopicKey] | None
@@ -409,8 +415,15 @@ class Shard:
         else:
             self._consumer.replay(about, value)
 
+    def replay_marker(self, producer_id: int, offset: int, *, commits: bool) -> None:
+        """Take in the marker of a producer's transaction, in the order of the log."""
+        self._offsets.end_transaction(producer_id, offset, commits=commits)
+
     def resume(self) -> None:
         """The log is replayed: begin to serve."""
+        early, self._early_markers = self._early_markers or (), None
+        for producer_id, offset, commits in early:
+            self._offsets.end_transaction(producer_id, offset, commits=commits)
         for name in dict.fromkeys([*self._store.offsets, *self._store.transactional.groups()]):
             if name not in self._groups:
                 self._classic.make_group(name)

@@ -9,7 +9,7 @@ asks again. JoinGroup and SyncGroup wait as long as the group does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from penstock_kafka.wire.primitives import Buffer, Malformed
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
-from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
+from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
 from penstock_storage_node.groups.records import OffsetValue, TopicKey
 from penstock_storage_node.groups.shard import JoinRequest, Shard, SyncRequest
 from penstock_storage_node.groups.store import GROUP_ID_BYTES_MAX
@@ -57,6 +57,10 @@ COMMIT_TIMEOUT_MS: Final = 5_000
 _NO_OPERATIONS: Final = -(2**31)
 
 Answer = Response | Awaitable[Response]
+_Fetched = tuple[ErrorCode, tuple[Any, ...]]
+"""Of a group: its error and its topics."""
+_ByTopic = dict[str, list[tuple[int, OffsetValue | None, ErrorCode]]]
+"""What is told of partitions, by topic."""
 
 
 _WHILE_LOADING: Final = {
@@ -347,34 +351,66 @@ class GroupHandler:
         return None if known is None else self._host.topics.topic_name(TopicId(known))
 
     def _fetch(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
-        if header.api_version < 8:
-            error, topics = self._fetch_group(caller, header, request, None, -1)
-            if error:
-                return [failure(header, frame, error)]
-            return [codec.respond(header, topics=topics, error_code=0)]
-        groups = []
-        for group in request.groups or ():
-            member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
-            error, topics = self._fetch_group(caller, header, group, member_id, epoch)
-            groups.append(
+        asked = [request] if header.api_version < 8 else list(request.groups or ())
+        require_stable = getattr(request, "require_stable", False)
+        fetched: list[_Fetched | None] = [None] * len(asked)
+        left = len(asked)
+        later = DeferredReply()
+
+        def respond() -> None:
+            if header.api_version < 8:
+                (one,) = fetched
+                assert one is not None
+                error, topics = one
+                later.give(
+                    failure(header, frame, error)
+                    if error
+                    else codec.respond(header, topics=topics, error_code=0)
+                )
+                return
+            groups = (
                 codec.item(
                     header,
                     "OffsetFetchResponseGroup",
                     group_id=group.group_id,
-                    topics=topics,
-                    error_code=error,
+                    topics=one[1],
+                    error_code=one[0],
                 )
+                for group, one in zip(asked, fetched, strict=True)
+                if one is not None
             )
-        return [codec.respond(header, groups=tuple(groups))]
+            later.give(codec.respond(header, groups=tuple(groups)))
+
+        def done(index: int, error: ErrorCode, topics: tuple[Any, ...]) -> None:
+            nonlocal left
+            fetched[index] = error, topics
+            left -= 1
+            if not left:
+                respond()
+
+        for index, group in enumerate(asked):
+            self._fetch_group(caller, header, group, require_stable, partial(done, index))
+        if not asked:
+            respond()
+        # At this code consumers ask again, without looking for another coordinator.
+        return later.within(
+            COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        )
 
     def _fetch_group(
-        self, caller: RequestContext, header: RequestHeader, group: Any, member_id: str | None, epoch: int
-    ) -> tuple[ErrorCode, tuple[Any, ...]]:
-        """Error and topics of one group of an OffsetFetch."""
+        self,
+        caller: RequestContext,
+        header: RequestHeader,
+        group: Any,
+        require_stable: bool,
+        done: Callable[[ErrorCode, tuple[Any, ...]], None],
+    ) -> None:
+        """One group of an OffsetFetch; `done` is told its error and topics."""
         try:
             shard = self._shard(caller, Operation.DESCRIBE, group.group_id)
         except PenstockError as e:
-            return e.code, ()
+            done(e.code, ())
+            return
         refused: dict[Any, tuple[ErrorCode, list[int]]] = {}
         names: dict[str, Any] = {}
         keys: list[TopicKey] | None = None
@@ -394,25 +430,34 @@ class GroupHandler:
                     continue
                 names[name] = topic.topic_id if by_id else name
                 keys += [(name, index) for index in topic.partition_indexes or ()]
-        error, found = shard.fetch(group.group_id, member_id, epoch, keys)
-        if error:
-            return error, ()
-        by_topic: dict[str, list[tuple[int, OffsetValue | None]]] = {name: [] for name in names}
-        seen: set[str] | None = None
-        if keys is None and self._rights.is_enabled:
-            # Of all offsets, those of hidden topics are left out without a word.
-            wanted = dict.fromkeys(name for (name, _), _ in found)
-            who = caller.identity
-            seen = set(self._rights.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, wanted))
-        for (name, index), value in found:
-            if seen is None or name in seen:
-                by_topic.setdefault(name, []).append((index, value))
-        return ErrorCode.NONE, self._encode_fetched(header, by_topic, names, refused)
+
+        def answer(error: ErrorCode, found: Found, unstable: Collection[TopicKey] = ()) -> None:
+            if error:
+                done(error, ())
+                return
+            by_topic: _ByTopic = {name: [] for name in names}
+            seen: set[str] | None = None
+            if keys is None and self._rights.is_enabled:
+                # Of all offsets, those of hidden topics are left out without a word.
+                wanted = dict.fromkeys(name for (name, _), _ in found)
+                who = caller.identity
+                seen = set(self._rights.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, wanted))
+            for key, value in found:
+                if seen is None or key[0] in seen:
+                    code = ErrorCode.UNSTABLE_OFFSET_COMMIT if key in unstable else ErrorCode.NONE
+                    by_topic.setdefault(key[0], []).append((key[1], None if code else value, code))
+            done(ErrorCode.NONE, self._encode_fetched(header, by_topic, names, refused))
+
+        who_asks = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+        if require_stable:
+            shard.fetch_stable(group.group_id, *who_asks, keys, answer)
+        else:
+            answer(*shard.fetch(group.group_id, *who_asks, keys))
 
     def _encode_fetched(
         self,
         header: RequestHeader,
-        by_topic: dict[str, list[tuple[int, OffsetValue | None]]],
+        by_topic: _ByTopic,
         names: dict[str, Any],
         refused: dict[Any, tuple[ErrorCode, list[int]]],
     ) -> tuple[Any, ...]:
@@ -439,7 +484,7 @@ class GroupHandler:
                 continue  # the topic is gone, its offsets are about to go
             named = {"topic_id": key} if with_ids else {"name": key}
             topics.append(
-                codec.item(header, topic_type, **named, partitions=tuple(one(i, value) for i, value in found))
+                codec.item(header, topic_type, **named, partitions=tuple(one(*each) for each in found))
             )
         for key, (refusal, indexes) in refused.items():
             named = {"topic_id": key} if with_ids else {"name": key}

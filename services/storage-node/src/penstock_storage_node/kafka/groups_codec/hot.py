@@ -1,10 +1,10 @@
-"""Heartbeat, OffsetCommit and ConsumerGroupHeartbeat by hand: nearly all that a coordinator is asked.
+"""Heartbeat, OffsetCommit, TxnOffsetCommit and ConsumerGroupHeartbeat by hand: nearly all that a coordinator is asked.
 
 Same bytes and same refusals as through `codec`, at a fraction of its time; a test holds both against
 each other in every version. An answer that carries an assignment still goes through `codec`.
 
-Sources: HeartbeatRequest.json, OffsetCommitRequest.json, ConsumerGroupHeartbeatRequest.json and their
-responses in Apache Kafka 4.3.
+Sources: HeartbeatRequest.json, OffsetCommitRequest.json, TxnOffsetCommitRequest.json,
+ConsumerGroupHeartbeatRequest.json and their responses in Apache Kafka 4.3.
 """
 
 from __future__ import annotations
@@ -62,6 +62,19 @@ class OffsetCommitRequest(NamedTuple):
     member_id: str
     instance_id: str | None
     retention_ms: int
+    topics: Sequence[TopicCommit]
+
+
+class TxnOffsetCommitRequest(NamedTuple):
+    """A TxnOffsetCommit. Before version 3 nobody says which member it is: generation -1, member id ""."""
+
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    generation: int
+    member_id: str
+    instance_id: str | None
     topics: Sequence[TopicCommit]
 
 
@@ -123,13 +136,16 @@ def _read_topic(reader: Reader, version: int) -> TopicCommit:
 
 def put_commit(header: RequestHeader, topics: Sequence[TopicCommit], codes: Sequence[ErrorCode]) -> bytes:
     """Its response, with a code for each item in the request's order."""
-    flexible = header.flexible
+    throttle = _NO_THROTTLE if header.api_version >= 3 else b""
+    return _put_codes(_head(header) + throttle, header.flexible, topics, codes)
+
+
+def _put_codes(
+    head: bytes, flexible: bool, topics: Sequence[TopicCommit], codes: Sequence[ErrorCode]
+) -> bytes:
     end = b"\0" if flexible else b""
     left = iter(codes)
-    out = [_head(header)]
-    if header.api_version >= 3:
-        out.append(_NO_THROTTLE)
-    out.append(put_count(len(topics), flexible))
+    out = [head, put_count(len(topics), flexible)]
     for topic in topics:
         out.append(topic.topic_id if topic.topic_id is not None else put_string(topic.topic, flexible))
         out.append(put_count(len(topic.items), flexible))
@@ -137,6 +153,42 @@ def put_commit(header: RequestHeader, topics: Sequence[TopicCommit], codes: Sequ
         out.append(end)
     out.append(end)
     return b"".join(out)
+
+
+# -- TxnOffsetCommit --------------------------------------------------------------------------
+
+
+def read_txn_commit(header: RequestHeader, frame: Buffer) -> TxnOffsetCommitRequest:
+    """Raises Malformed."""
+    version = header.api_version
+    reader = _reader(header, frame)
+    transactional_id, group_id = reader.string(), reader.string()
+    producer_id, producer_epoch = reader.int64(), reader.int16()
+    generation, member_id, instance_id = -1, "", None
+    if version >= 3:
+        generation, member_id, instance_id = reader.int32(), reader.string(), reader.nullable_string()
+    topics = [_read_txn_topic(reader, version) for _ in range(reader.array(3))]
+    reader.skip_tags()
+    return TxnOffsetCommitRequest(
+        transactional_id, group_id, producer_id, producer_epoch, generation, member_id, instance_id, topics
+    )
+
+
+def _read_txn_topic(reader: Reader, version: int) -> TopicCommit:
+    topic = reader.string()
+    items = []
+    for _ in range(reader.array(13)):
+        partition, offset = reader.int32(), reader.int64()
+        leader_epoch = reader.int32() if version >= 2 else -1
+        items.append((partition, offset, leader_epoch, reader.nullable_string()))
+        reader.skip_tags()
+    reader.skip_tags()
+    return TopicCommit(topic, None, items)
+
+
+def put_txn_commit(header: RequestHeader, topics: Sequence[TopicCommit], codes: Sequence[ErrorCode]) -> bytes:
+    """Its response, with a code for each item in the request's order."""
+    return _put_codes(_head(header) + _NO_THROTTLE, header.flexible, topics, codes)
 
 
 # -- ConsumerGroupHeartbeat -------------------------------------------------------------------
