@@ -23,7 +23,7 @@ from penstock_kafka.records.read import read_records
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.lifecycle import Lifecycle
-from penstock_storage_node.log import LogState, ReadJob
+from penstock_storage_node.log import LogState, Origin, ReadJob
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
@@ -121,7 +121,14 @@ class CoordinatorLog:
     def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Done) -> int:
         """Append in one batch, and say where it begins; `done` is called once the high watermark covers it, or
         leadership is over. Raises PenstockError, and then nothing was written."""
-        partition, leadership, manager = self._partition, self._leadership, self._manager
+        self._require_writable()
+        now_ms = self._manager.wall_ms()
+        batch = build_batch([NewRecord(key, value, now_ms) for key, value in records])
+        return self._write(batch, read_header(batch), done, Origin.CLIENT)
+
+    def _require_writable(self) -> None:
+        """Raises PenstockError where nothing can be appended."""
+        partition, leadership = self._partition, self._leadership
         replica = partition.replica
         if replica.leadership is not leadership or partition.closed:
             raise PenstockError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{replica.name} is led elsewhere")
@@ -132,15 +139,17 @@ class CoordinatorLog:
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{replica.name} has {len(leadership.isr)} replicas in sync and {self.waiting} writes waiting",
             )
-        now_ms = manager.wall_ms()
-        batch = build_batch([NewRecord(key, value, now_ms) for key, value in records])
+
+    def _write(self, batch: bytes, info: BatchInfo, done: Done, origin: Origin) -> int:
+        partition, leadership, manager = self._partition, self._leadership, self._manager
+        replica = partition.replica
         if len(batch) > replica.settings.max_message_bytes:
             raise PenstockError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"{len(batch)} bytes, max.message.bytes of {replica.topic} is"
                 f" {replica.settings.max_message_bytes}",
             )
-        appended = partition.append(batch, read_header(batch), manager.clock_ms())
+        appended = partition.append(batch, info, manager.clock_ms(), origin)
         self.waiting += 1
         leadership.wait_all(appended.last_offset + 1, _NEVER_MS, _Waiter(self, done))
         if not manager.drain.effects.empty:
@@ -210,7 +219,11 @@ class CoordinatorHost(Generic[S]):
     # -- looking up --------------------------------------------------------------------------
 
     def find(self, name: str) -> S:
-        """The coordinator of a name. Raises COORDINATOR_NOT_AVAILABLE without the topic,
+        """The coordinator of a name. Raises as `hosted`."""
+        return self.hosted(name).shard
+
+    def hosted(self, name: str) -> Hosted[S]:
+        """The coordinator of a name, with its place. Raises COORDINATOR_NOT_AVAILABLE without the topic,
         NOT_COORDINATOR when another node leads, COORDINATOR_LOAD_IN_PROGRESS."""
         topic = self._manager.registry.image.topic(self.topic)
         if topic is None:
@@ -230,7 +243,7 @@ class CoordinatorHost(Generic[S]):
             raise PenstockError(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{self.topic}-{index} is being read: ask again"
             )
-        return hosted.shard
+        return hosted
 
     def shards(self) -> Iterator[S]:
         """Those that serve."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
+from penstock_kafka.records.batch import BatchInfo
 from penstock_storage_node.groups.classic.group import ClassicGroup, JoinResult, SyncResult
 from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
 from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
@@ -74,6 +75,16 @@ class FakeMarker:
 
     producer_id: int
     commits: bool
+
+
+class Open:
+    """`Admitted` for a transaction that is open."""
+
+    def check(self, info: BatchInfo) -> None:
+        pass
+
+    def appended(self, info: BatchInfo) -> None:
+        pass
 
 
 class FakeLog:
@@ -295,7 +306,7 @@ class Rig:
     ) -> list[list[ErrorCode]]:
         """A TxnOffsetCommit of a producer (id, epoch), by a member or by nobody."""
         values: dict[str, Any] = {"member_id": "", "generation": -1} | changes
-        return self.commit(group, items=items, transaction=InTransaction(*producer), **values)
+        return self.commit(group, items=items, transaction=InTransaction(*producer, Open()), **values)
 
     def mark(self, producer_id: int, *, commits: bool) -> None:
         """The leader appends a marker, and tells the shard once it is safe."""

@@ -10,7 +10,7 @@ from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.consumer.group import NOTHING
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
 from penstock_storage_node.settings import GroupSettings
-from unit.storage_node.groups.group_rig import FakeMarker, Rig, fresh_seeds
+from unit.storage_node.groups.group_rig import FakeMarker, Open, Rig, fresh_seeds
 
 E = ErrorCode
 DAY_MS = 24 * 60 * 60 * 1000
@@ -221,7 +221,9 @@ def test_too_much_metadata_fails_alone() -> None:
     rig = Rig(GroupSettings(offset_metadata_bytes_max=0))
     answers: list[object] = []
     items = [NewOffset("t", 0, 4, -1, "x"), NewOffset("t", 1, 4, -1, None)]
-    rig.shard.commit(CommitRequest("g", "", None, -1, items, transaction=InTransaction(*P)), answers.append)
+    rig.shard.commit(
+        CommitRequest("g", "", None, -1, items, transaction=InTransaction(*P, Open())), answers.append
+    )
     rig.settle()
     rig.mark(7, commits=True)
     assert answers == [[E.OFFSET_METADATA_TOO_LARGE, E.NONE]]

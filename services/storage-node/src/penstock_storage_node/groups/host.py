@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock_core.config.catalog import group_interval_ms
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import PenstockError
 from penstock_core.ids import TopicId
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
-from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.batch import BatchInfo, read_header
+from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.markers import read_marker
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node.coordinator_host import TICK_MS, CoordinatorHost, CoordinatorLog, Hosted
@@ -23,6 +24,7 @@ from penstock_storage_node.groups.holdings import NodeHoldings, Owner
 from penstock_storage_node.groups.records import Record
 from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.groups.store import Done, InTransaction, Written
+from penstock_storage_node.log import Origin
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
@@ -70,7 +72,20 @@ class OffsetsLog(CoordinatorLog):
         self, records: Sequence[Record], transaction: InTransaction, done: Done
     ) -> Written:
         """See `store.Log`."""
-        raise PenstockError(ErrorCode.INVALID_TXN_STATE, "nobody verifies transactions here yet")
+        self._require_writable()
+        producer_id, admitted, now_ms = transaction.producer_id, transaction.admitted, self._manager.wall_ms()
+        batch = build_batch(
+            [NewRecord(key, value, now_ms) for key, value in records],
+            producer_id=producer_id,
+            producer_epoch=transaction.epoch,
+            transactional=True,
+        )
+        info = read_header(batch)
+        admitted.check(info)
+        base_offset = self._write(batch, info, done, Origin.COORDINATOR)
+        admitted.appended(info)
+        producer = self._partition.log.producer(producer_id)
+        return Written(base_offset, base_offset if producer is None else producer.transaction_first_offset)
 
 
 class GroupHost(CoordinatorHost[Shard]):
@@ -120,6 +135,12 @@ class GroupHost(CoordinatorHost[Shard]):
     def serve(self, hosted: Hosted[Shard]) -> None:
         """See `CoordinatorHost`."""
         hosted.shard.resume()
+
+    def on_marker(self, partition: Partition, producer_id: int, offset: int, *, commits: bool) -> None:
+        """A marker that the high watermark covers, in a partition that this node leads; in the order of the log."""
+        hosted = self._hosted.get(partition.key.partition)
+        if hosted is not None and hosted.partition is partition:
+            hosted.shard.end_transaction(producer_id, offset, commits=commits)
 
     def take(self, shard: Shard, key: bytes, value: bytes | None, offset: int, batch: BatchInfo) -> None:
         """See `CoordinatorHost`: what a transaction commits waits for its marker."""

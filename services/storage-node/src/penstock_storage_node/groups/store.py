@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import TopicId
+from penstock_kafka.records.batch import BatchInfo
 from penstock_storage_node.groups.holdings import NodeHoldings
 from penstock_storage_node.groups.records import OffsetValue, Record, TopicKey
 from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
@@ -113,13 +114,22 @@ def must(holds: object, group_id: str, rule: str, *details: object) -> None:
         raise InvariantBroken(f"group {group_id}: {rule}: {', '.join(map(repr, details))}")
 
 
+class Admitted(Protocol):
+    """That a producer's transaction is open in the log, or was verified."""
+
+    def check(self, info: BatchInfo) -> None:
+        """In the step of the append. Raises INVALID_TXN_STATE when that is so no longer."""
+
+    def appended(self, info: BatchInfo) -> None:
+        """The batch is in the log."""
+
+
 class InTransaction(NamedTuple):
     """The producer in whose transaction something is written."""
 
     producer_id: int
     epoch: int
-    guard: object = None
-    """By which the transaction was verified; None where the log has it open already."""
+    admitted: Admitted
 
 
 class Written(NamedTuple):

@@ -18,5 +18,6 @@
 `rights`             what the sender of a request may do
 `transactions`       requests to the transaction coordinator, for every way in
 `transactional_appends`  batches of transactions that wait until their coordinator has been asked
+`transactional_commits`  TxnOffsetCommit: offsets of a group that count once a transaction is committed
 `write_markers`      WriteTxnMarkers: an operator ends a transaction that hangs
 """

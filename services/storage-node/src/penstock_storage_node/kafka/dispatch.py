@@ -27,6 +27,7 @@ from penstock_storage_node.kafka.list_offsets import ListOffsetsHandler
 from penstock_storage_node.kafka.produce import ProduceHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.kafka.transactional_commits import TransactionalCommits
 from penstock_storage_node.kafka.transactions import TransactionHandler
 from penstock_storage_node.kafka.write_markers import WriteMarkersHandler
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -94,6 +95,11 @@ class DataApis:
         if groups is not None:
             group_handler = GroupHandler(groups, rights)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
+            if link is None:
+                but.add(ApiKey.TXN_OFFSET_COMMIT)
+            elif ApiKey.TXN_OFFSET_COMMIT in SUPPORTED:
+                commits = TransactionalCommits(group_handler, groups, rights, link, manager.clock_ms)
+                self._handlers[int(ApiKey.TXN_OFFSET_COMMIT)] = commits.handle
         else:
             but |= _OF_GROUPS
         if transactions is not None:

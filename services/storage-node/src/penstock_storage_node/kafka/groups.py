@@ -297,20 +297,8 @@ class GroupHandler:
     def _commit(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
         request = read_commit(header, frame)
         shard = self._shard(caller, Operation.READ, request.group_id)
-        items: list[NewOffset] = []
-        refused: dict[int, ErrorCode] = {}
-        number = 0
-        for topic in request.topics:
-            name, error = self._topic_to_commit(caller, topic)
-            count = 0 if error else self._host.topics.partition_count(name)
-            for partition, offset, leader_epoch, metadata in topic.items:
-                if error:
-                    refused[number] = error
-                elif not 0 <= partition < count:
-                    refused[number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                else:
-                    items.append(NewOffset(name, partition, offset, leader_epoch, metadata))
-                number += 1
+        items, refused = self.items_to_commit(caller, request.topics)
+        number = len(items) + len(refused)
         commit = CommitRequest(
             request.group_id,
             request.member_id,
@@ -333,6 +321,26 @@ class GroupHandler:
         return later.within(
             COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         )
+
+    def items_to_commit(
+        self, caller: RequestContext, topics: Sequence[TopicCommit]
+    ) -> tuple[list[NewOffset], dict[int, ErrorCode]]:
+        """What of a commit's items can be committed, and by their place in the request why others cannot."""
+        items: list[NewOffset] = []
+        refused: dict[int, ErrorCode] = {}
+        number = 0
+        for topic in topics:
+            name, error = self._topic_to_commit(caller, topic)
+            count = 0 if error else self._host.topics.partition_count(name)
+            for partition, offset, leader_epoch, metadata in topic.items:
+                if error:
+                    refused[number] = error
+                elif not 0 <= partition < count:
+                    refused[number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    items.append(NewOffset(name, partition, offset, leader_epoch, metadata))
+                number += 1
+        return items, refused
 
     def _topic_to_commit(self, caller: RequestContext, topic: TopicCommit) -> tuple[str, ErrorCode]:
         name = topic.topic

@@ -67,16 +67,25 @@ class Admission:
         """
         entry = self._producers.producer(info.producer_id)
         if entry is not None:
-            self._check_epoch(info, entry)
+            self._check_epoch(info.producer_id, info.producer_epoch, entry)
             if _is_open(entry, info.producer_epoch) or self._producers.is_duplicate(info):
                 return None
         return self.guards.guard(info.producer_id, info.producer_epoch, info.base_sequence, now_ms)
 
-    def _check_epoch(self, info: BatchInfo, entry: ProducerEntry) -> None:
-        if info.producer_epoch < entry.epoch:
+    def guard_without_sequence(self, producer_id: int, epoch: int, now_ms: int) -> Guard | None:
+        """As `guard`, for what a group coordinator is to write for a producer: that is never a duplicate."""
+        entry = self._producers.producer(producer_id)
+        if entry is not None:
+            self._check_epoch(producer_id, epoch, entry)
+            if _is_open(entry, epoch):
+                return None
+        return self.guards.guard(producer_id, epoch, NO_SEQUENCE, now_ms)
+
+    def _check_epoch(self, producer_id: int, epoch: int, entry: ProducerEntry) -> None:
+        if epoch < entry.epoch:
             raise PenstockError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {info.producer_id} has epoch {info.producer_epoch} in {self._name}, "
+                f"producer {producer_id} has epoch {epoch} in {self._name}, "
                 f"epoch {entry.epoch} took its place",
             )
 
@@ -85,7 +94,7 @@ class Admission:
         `transaction.version`. Raises PenstockError."""
         entry = self._producers.producer(info.producer_id)
         if entry is not None:
-            self._check_epoch(info, entry)
+            self._check_epoch(info.producer_id, info.producer_epoch, entry)
             if _is_open(entry, info.producer_epoch) and guard.opened_at == entry.transaction_first_offset:
                 return
         self.guards.check(guard, info.producer_id, info.base_sequence)
