@@ -115,7 +115,20 @@ def create_topic(
 def delete_topic(bootstrap: str, topic: str) -> None:
     """Delete a topic."""
     admin = AdminClient(client_config(bootstrap))
-    admin.delete_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=CALL_TIMEOUT_S)
+    deadline = time.monotonic() + PATIENCE_S
+    unanswered = False
+    while True:
+        try:
+            admin.delete_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic].result(timeout=PATIENCE_S)
+            return
+        except KafkaException as error:
+            code = error.args[0].code()
+            if unanswered and code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return
+            if code not in CHANGED_AGAIN or time.monotonic() >= deadline:
+                raise
+            unanswered = unanswered or code != KafkaError.NOT_CONTROLLER
+        time.sleep(0.1)
 
 
 def describe(bootstrap: str, topic: str) -> dict[int, Any]:
@@ -283,6 +296,7 @@ ASKED_AGAIN = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._DESTROY_BROKER,  # the client forgets a node that was killed, and what it had asked there
         KafkaError.UNKNOWN_TOPIC_OR_PART,  # a node may hear of a new topic later than who told us of it
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
@@ -290,22 +304,25 @@ ASKED_AGAIN = frozenset(
     }
 )
 """What an election and a node that went may be answered with; librdkafka tells these of one question at once."""
-CREATED_AGAIN = frozenset(
+CHANGED_AGAIN = frozenset(
     {
-        KafkaError.INVALID_REPLICATION_FACTOR,  # a node is fenced for a moment
         KafkaError.NOT_CONTROLLER,
         KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
     }
 )
-"""Answers of CreateTopics after which the topic may be made by another try."""
+"""Answers of DeleteTopics after which another try may go better."""
+CREATED_AGAIN = CHANGED_AGAIN | {KafkaError.INVALID_REPLICATION_FACTOR}  # a node is fenced for a moment
+"""The same of CreateTopics."""
 COMMITTED_AGAIN = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._TIMED_OUT,
         KafkaError._TRANSPORT,
         KafkaError._WAIT_COORD,

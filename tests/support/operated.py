@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from penstock.cli.main import run
 from penstock.errors import CommandError
 from penstock.local.cluster import LocalCluster
-from support.kafka import CALL_TIMEOUT_S, client_config, describe
+from support.kafka import CALL_TIMEOUT_S, client_config, create_topic, describe
 from support.waiting import wait_for
 
 LONG = os.environ.get("PENSTOCK_OPERATIONS_LONG") == "1"
@@ -128,10 +128,8 @@ def story(cluster: LocalCluster, operation_id: int) -> str:
 
 def create(cluster: LocalCluster, partitions: int, factor: int, *names: str) -> None:
     """Topics of one shape."""
-    admin = AdminClient(client_config(cluster.bootstrap))
-    new = [NewTopic(name, partitions, factor) for name in names]
-    for future in admin.create_topics(new, operation_timeout=CALL_TIMEOUT_S).values():
-        future.result(CALL_TIMEOUT_S)
+    for name in names:
+        create_topic(cluster.bootstrap, name, partitions, factor)
 
 
 def topics_of(cluster: LocalCluster) -> list[str]:

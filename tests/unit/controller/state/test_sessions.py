@@ -202,3 +202,42 @@ def test_missed_heartbeats_make_a_suspect() -> None:
     assert target.silent(of, 700, 700) == []
     assert [e.name for e in target.silent(of, 700, 701)] == [1, "g"]
     assert [e.name for e in target.silent(image(fenced=True), 700, 701)] == ["g"]
+
+
+def test_a_process_that_is_known_to_be_gone_has_no_session() -> None:
+    of = image()
+    target = sessions(of)
+    target.end(NodeId(1), 5, "connection refused")
+    target.end("g", 7, "connection refused")
+    assert not target.alive(NodeId(1), 0)
+    assert not target.steady(NodeId(1), 0, 0)
+    assert [e.name for e in target.silent(of, -1, 0)] == [2]
+    # Until that is committed each tick says it again: a tick begins no session for who is gone.
+    for now_ms in (100, 200):
+        assert target.tick(of, now_ms) == [
+            Expired(NodeId(1), 5, "connection refused"),
+            Expired("g", 7, "connection refused"),
+        ]
+        assert not target.alive(NodeId(1), now_ms)
+    assert target.alive(NodeId(2), 200)
+
+
+def test_who_is_heard_is_not_gone() -> None:
+    of = image()
+    target = sessions(of)
+    target.end(NodeId(1), 5, "connection refused")
+    target.end("g", 7, "connection refused")
+    target.node_heartbeat(beat(1), of, 100)
+    target.gateway_heartbeat(api.GatewayHeartbeat(gateway_id="g", gateway_epoch=7), of, 100)
+    assert target.alive(NodeId(1), 100)
+    assert target.tick(of, 100) == []
+
+
+def test_a_later_registration_is_not_ended_by_what_was_seen_of_the_one_before() -> None:
+    of = image()
+    target = sessions(of)
+    target.node_registered(NodeId(1), 9, 50)
+    target.end(NodeId(1), 5, "connection refused")
+    assert target.alive(NodeId(1), 100)
+    target.end(NodeId(3), 1, "connection refused")
+    assert not target.alive(NodeId(3), 100)

@@ -457,6 +457,7 @@ class Controller:
                 if (self.sessions.heard_ms(name) or 0) > began_ms:
                     return
                 if result is Probe.REFUSED:
+                    self.sessions.end(name, epoch, "connection refused")
                     self._lost(name, epoch, "connection refused")
                     return
                 await asyncio.sleep(PROBE_AGAIN_MS / 1000)

@@ -52,6 +52,8 @@ class _Session:
     disk_waiting: bool = False
     want_shutdown: bool = False
     active_since_ms: int | None = None
+    ended: str | None = None
+    """Why it is over before its time, until its process is heard again."""
 
     def shift(self, by_ms: int) -> None:
         self.heard_ms += by_ms
@@ -98,7 +100,7 @@ class Sessions:
         session = self._nodes.get(node_id)
         if session is None or session.epoch != beat.node_epoch:
             session = self._nodes[node_id] = _Session(beat.node_epoch, now_ms, disk_progress_ms=now_ms)
-        session.heard_ms = now_ms
+        session.heard_ms, session.ended = now_ms, None
         session.metadata_version = max(session.metadata_version, beat.metadata_version)
         if beat.disk_jobs_done != session.disk_jobs_done or beat.disk_jobs_waiting == 0:
             session.disk_progress_ms = now_ms
@@ -137,9 +139,15 @@ class Sessions:
         session = self._gateways.get(beat.gateway_id)
         if session is None or session.epoch != beat.gateway_epoch:
             session = self._gateways[beat.gateway_id] = _Session(beat.gateway_epoch, now_ms)
-        session.heard_ms = now_ms
+        session.heard_ms, session.ended = now_ms, None
         session.metadata_version = max(session.metadata_version, beat.metadata_version)
         return RequestedTransition.FENCE if beat.want_shutdown else RequestedTransition.NOTHING
+
+    def end(self, name: NodeId | str, epoch: int, reason: str) -> None:
+        """The process of this registration is known to be gone. It stays so until it is heard all the same."""
+        session = self._gateways.get(name) if isinstance(name, str) else self._nodes.get(name)
+        if session is not None and session.epoch == epoch:
+            session.ended, session.active_since_ms = reason, None
 
     def tick(self, image: MetadataImage, now_ms: int) -> list[Expired]:
         """Nodes and gateways whose session is over and that the image still counts as up."""
@@ -160,8 +168,8 @@ class Sessions:
                     over.append(Expired(node.node_id, node.node_epoch, reason))
         for gateway in image.gateways.values():
             session = self._gateways.setdefault(gateway.gateway_id, _Session(gateway.gateway_epoch, now_ms))
-            if now_ms - session.heard_ms > self._timeout_ms:
-                over.append(Expired(gateway.gateway_id, gateway.gateway_epoch, "silent"))
+            if session.ended is not None or now_ms - session.heard_ms > self._timeout_ms:
+                over.append(Expired(gateway.gateway_id, gateway.gateway_epoch, session.ended or "silent"))
         self._forget(image)
         return over
 
@@ -178,14 +186,14 @@ class Sessions:
         return [
             Expired(name, epoch, "missed heartbeats")
             for name, epoch, session in names
-            if session is not None and now_ms - session.heard_ms > for_ms
+            if session is not None and session.ended is None and now_ms - session.heard_ms > for_ms
         ]
 
     # --- questions ---------------------------------------------------------------------
 
     def alive(self, node_id: NodeId, now_ms: int) -> bool:
         session = self._nodes.get(node_id)
-        return session is not None and now_ms - session.heard_ms <= self._timeout_ms
+        return session is not None and session.ended is None and now_ms - session.heard_ms <= self._timeout_ms
 
     def heard_ms(self, name: NodeId | str) -> int | None:
         """When the node or gateway was last heard; None when never."""
@@ -217,6 +225,8 @@ class Sessions:
         return session.disk_waiting and now_ms - session.disk_progress_ms > self._timeout_ms
 
     def _reason(self, session: _Session, now_ms: int) -> str | None:
+        if session.ended is not None:
+            return session.ended
         if now_ms - session.heard_ms > self._timeout_ms:
             return f"silent for {now_ms - session.heard_ms} ms"
         if self._disk_hung(session, now_ms):
