@@ -234,6 +234,8 @@ def test_what_is_revoked_is_gone_at_both_gateways(
         acked = [len(producer.acked) for producer in producers]
         time.sleep(AFTERWARDS_S)  # a while in which they would have gone on
         assert [len(producer.acked) for producer in producers] == acked
+        for producer in producers:
+            producer.give_up()
 
 
 @contextlib.asynccontextmanager

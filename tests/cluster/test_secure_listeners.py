@@ -137,6 +137,7 @@ def test_a_deleted_user_is_out_within_five_seconds(secure: SecureCluster, where:
         acked = len(producer.acked)
         time.sleep(1)  # a while in which it would have gone on
         assert len(producer.acked) == acked
+        producer.give_up()
 
 
 def test_new_certificates_come_into_use_while_a_client_produces(secure: SecureCluster) -> None:
@@ -177,7 +178,7 @@ def test_kafka_python_hears_of_a_wrong_password(secure: SecureCluster) -> None:
             sasl_mechanism="PLAIN",
             sasl_plain_username="alice",
             sasl_plain_password="wrong",
-            bootstrap_timeout_ms=10_000,
+            bootstrap_timeout_ms=5_000,
         )
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, ClusterSpec
+from penstock.local.plan import CONTROLLER, NODE, ClusterSpec
 from penstock.local.processes import ProcessState
 from support.waiting import wait_for
 
 LOG_LINES_SHOWN = 15
 UP_TIMEOUT_S = 180.0
 STEADY_SESSION_MS = "30000"
+REBALANCE_DELAY_MS = "300"
+"""A new group waits for this long for more members: the default, 3 s as with Kafka, would be most of many a test."""
 _TRACE = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
 
 
@@ -44,6 +46,7 @@ def running_cluster(
     """
     cluster = LocalCluster(directory)
     chosen = {role: dict(values) for role, values in (settings or {}).items()}
+    chosen.setdefault(NODE, {}).setdefault("group_initial_rebalance_delay_ms", REBALANCE_DELAY_MS)
     if steady:
         chosen.setdefault(CONTROLLER, {}).setdefault("node_session_timeout_ms", STEADY_SESSION_MS)
     spec = ClusterSpec(

@@ -296,7 +296,7 @@ class SteadyProducer:
         self.acked: set[int] = set()
         self.sent = 0
         self.errors: list[confluent_kafka.KafkaError] = []
-        self._stop = threading.Event()
+        self._stop, self._gives_up = threading.Event(), threading.Event()
         self._producer = confluent_kafka.Producer(
             {**settings, "acks": "all", "error_cb": self.errors.append, "linger.ms": 5}
         )
@@ -311,6 +311,10 @@ class SteadyProducer:
         self._stop.set()
         self._thread.join()
 
+    def give_up(self) -> None:
+        """End without the records that have no answer yet: who was shut out would wait for each one's time."""
+        self._gives_up.set()
+
     def _run(self) -> None:
         while not self._stop.wait(0.01):
             number, self.sent = self.sent, self.sent + 1
@@ -324,6 +328,8 @@ class SteadyProducer:
             except confluent_kafka.KafkaException as error:
                 self.errors.append(error.args[0])  # it knows already that it may not write there
             self._producer.poll(0)
+        if self._gives_up.is_set():
+            self._producer.purge()
         self._producer.flush(30)
 
 
