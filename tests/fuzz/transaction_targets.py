@@ -1,15 +1,26 @@
-"""What the transaction coordinator reads: the records of `__transaction_state`."""
+"""What the transaction coordinator reads: the records of `__transaction_state`, whole requests."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
+from fuzz.kafka_targets import VERSIONS, chosen, request_body
 from fuzz.target import Target, expect
 from penstock_core.errors import PenstockError
+from penstock_frontend.authorizer import ANONYMOUS, AllowAll, Identity
+from penstock_kafka.wire import codec
+from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_kafka.wire.primitives import Malformed
+from penstock_runtime.turns import LoopTurns
+from penstock_storage_node.kafka.request_context import RequestContext
+from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.kafka.transactions import TransactionHandler
 from penstock_storage_node.transactions import records as rec
 from penstock_storage_node.transactions.effects import TopicPartitionName
+from penstock_storage_node.transactions.shard import Shard
 from unit.storage_node.transactions.transaction_rig import Rig
 
 _PARTITIONS: Final = frozenset(
@@ -77,6 +88,93 @@ def _replay_seeds() -> Iterator[bytes]:
     yield put("t", values[1]) + put("t", values[2]) + put("t", None) + put("t", values[0])
 
 
+# -- whole requests ------------------------------------------------------------------------------
+
+_KEYS: Final = frozenset({22, 24, 25, 26, 65, 66})
+
+
+class _Host:
+    """One shard for all ids."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.loading_count = 0
+        self.make_topic = lambda _: None
+
+    def find(self, _: str) -> Shard:
+        return self.rig.shard
+
+    def shards(self) -> list[Shard]:
+        return [self.rig.shard]
+
+    def exists(self, name: TopicPartitionName) -> bool:
+        return name.partition in range(3)
+
+    def partition_count(self, _: str) -> int:
+        return 50
+
+    @property
+    def now_ms(self) -> int:
+        return self.rig.wall_ms()
+
+
+_LOOP: Final[list[asyncio.AbstractEventLoop]] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    if not _LOOP:
+        _LOOP.append(asyncio.new_event_loop())
+    return _LOOP[0]
+
+
+def _requests(data: bytes) -> None:
+    """Some requests to one coordinator, one after another, each answered in a form that clients can read."""
+
+    async def main() -> None:
+        rig = Rig()
+        handler = TransactionHandler(_Host(rig), Rights(AllowAll()), LoopTurns())  # type: ignore[arg-type]
+        position = 0
+        while position + 4 <= len(data):
+            key, version = VERSIONS[int.from_bytes(data[position : position + 2], "big") % len(VERSIONS)]
+            size = int.from_bytes(data[position + 2 : position + 4], "big")
+            body = data[position + 4 : position + 4 + size]
+            position += 4 + size
+            if key in _KEYS:
+                await _request(rig, handler, key, version, body)
+
+    _loop().run_until_complete(main())
+
+
+async def _request(rig: Rig, handler: TransactionHandler, key: int, version: int, body: bytes) -> None:
+    frame = request_header(key, version, 9, "client") + body
+    caller = RequestContext(Identity(ANONYMOUS, "1.2.3.4"), "client", "1.2.3.4:5")
+    try:
+        answer: Any = handler.handle(caller, parse_request_header(frame), frame)
+    except Malformed:
+        return
+    if inspect.iscoroutine(answer):
+        answer = await answer
+    rig.settle()
+    if asyncio.isfuture(answer):
+        rig.pass_ms(1_000)
+        expect(answer.done(), "nobody is held for longer than a second")
+        answer = answer.result()
+    codec.decode_response(key, version, b"".join(answer))
+
+
+def _requests_seeds() -> Iterator[bytes]:
+    def put(key: int, version: int) -> bytes:
+        body = request_body(key, version)
+        return chosen(key, version, len(body).to_bytes(2, "big") + body)
+
+    newest = {}
+    for key, version in VERSIONS:
+        if key in _KEYS:
+            newest[key] = put(key, version)
+            yield newest[key]
+    yield b"".join(newest.values())
+
+
 REFUSED: Final = (PenstockError,)
 
 TARGETS: Final = [
@@ -90,4 +188,5 @@ TARGETS: Final = [
     ),
     Target("transactions.record_value", _value, REFUSED, _value_seeds, share=20, input_bytes_max=512),
     Target("transactions.replay", _replay, REFUSED, _replay_seeds, share=15, input_bytes_max=2048),
+    Target("transactions.requests", _requests, REFUSED, _requests_seeds, share=15, input_bytes_max=2048),
 ]
