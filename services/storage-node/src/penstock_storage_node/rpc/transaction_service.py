@@ -38,59 +38,56 @@ ANSWERS_AT_ONCE: Final = 1_000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class _Stream:
-    """One node's stream."""
+class PeerStream:
+    """What one node's stream brings, and what goes back by it. It knows no transport."""
 
-    def __init__(self, link: TransactionLink, context: Context) -> None:
+    def __init__(self, link: TransactionLink) -> None:
         self._link = link
-        self._context = context
         self._asks: dict[int, AskInProgress] = {}
         self._marker_count = 0
         self._answers: list[tuple[int, int, Results]] = []
         self._markers: dict[Key, Results] = {}
-        self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self.wake = asyncio.Event()
+        """Set when there is something to send, or it has ended."""
+        self.room = asyncio.Event()
+        """Set when something was answered, or it has ended."""
         self.ended = False
 
     def stop(self) -> None:
-        """Nothing more is done for it, and `write` returns between two messages."""
+        """Nothing more is done for it, and nothing sent."""
         if self.ended:
             return
         self.ended = True
-        self._wake.set()
-        self._room.set()
+        self.wake.set()
+        self.room.set()
         asks, self._asks = self._asks, {}
         for ask in asks.values():
             ask.drop()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether it has ended, maybe for a newer one."""
         return self.ended
 
-    # -- what comes ------------------------------------------------------------------------------
+    @property
+    def is_full(self) -> bool:
+        """It is not to be read on before something is answered."""
+        return len(self._asks) + self._marker_count > OPEN_MAX
 
-    async def read(self) -> None:
-        """Take in what the node sends, until it ends the stream."""
-        while not self.ended:
-            message = await self._context.read()
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-                return
-            if self._is_over():
-                return  # a newer one took its place meanwhile
-            request = pb.TransactionsRequest.FromString(message)
-            for ask in request.asks:
-                self._take_ask(read_ask(ask))
-            for markers in request.markers:
-                self._take_markers(markers)
-            while len(self._asks) + self._marker_count > OPEN_MAX and not self.ended:
-                self._room.clear()
-                await self._room.wait()
+    def take(self, request: pb.TransactionsRequest) -> None:
+        """A message has come."""
+        if self.ended:
+            return
+        for ask in request.asks:
+            self._take_ask(read_ask(ask))
+        for markers in request.markers:
+            self._take_markers(markers)
 
     def _take_ask(self, ask: Ask) -> None:
         def reply(epoch: int, results: Results) -> None:
             self._asks.pop(ask.number, None)
             self._answers.append((ask.number, epoch, results))
-            self._room.set()
-            self._wake.set()
+            self.room.set()
+            self.wake.set()
 
         asked = self._link.take_ask(ask, reply)
         if not asked.is_over:
@@ -105,31 +102,49 @@ class _Stream:
                 order,
                 partition,
                 lambda code, partition=partition: self._written(key, partition, code),  # type: ignore[misc]
-                self._is_over,
+                self.is_over,
             )
 
     def _written(self, key: Key, partition: TopicPartitionName, code: ErrorCode) -> None:
         self._marker_count -= 1
         self._markers.setdefault(key, []).append((partition, code))
-        self._room.set()
-        self._wake.set()
+        self.room.set()
+        self.wake.set()
 
-    # -- what goes -------------------------------------------------------------------------------
+    def answers(self) -> pb.TransactionsResponse | None:
+        """What is to be sent next, None when there is nothing."""
+        if self.ended or not (self._answers or self._markers):
+            return None
+        response = pb.TransactionsResponse()
+        for answer in self._answers[:ANSWERS_AT_ONCE]:
+            put_answer(response, *answer)
+        del self._answers[:ANSWERS_AT_ONCE]
+        for key in list(self._markers)[:ANSWERS_AT_ONCE]:
+            put_markers_answer(response, key, self._markers.pop(key))
+        return response
 
-    async def write(self) -> None:
-        """Send answers, many in a message."""
-        while not self.ended:
-            self._wake.clear()
-            if not self._answers and not self._markers:
-                await self._wake.wait()
-                continue
-            response = pb.TransactionsResponse()
-            for answer in self._answers[:ANSWERS_AT_ONCE]:
-                put_answer(response, *answer)
-            del self._answers[:ANSWERS_AT_ONCE]
-            for key in list(self._markers)[:ANSWERS_AT_ONCE]:
-                put_markers_answer(response, key, self._markers.pop(key))
-            await self._context.write(response.SerializeToString())
+
+async def _read(context: Context, stream: PeerStream) -> None:
+    """Take in what the node sends, until it ends the stream."""
+    while not stream.is_over():
+        message = await context.read()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            return
+        stream.take(pb.TransactionsRequest.FromString(message))
+        while stream.is_full and not stream.is_over():
+            stream.room.clear()
+            await stream.room.wait()
+
+
+async def _write(context: Context, stream: PeerStream) -> None:
+    """Send answers, many in a message."""
+    while not stream.is_over():
+        stream.wake.clear()
+        response = stream.answers()
+        if response is None:
+            await stream.wake.wait()
+        else:
+            await context.write(response.SerializeToString())
 
 
 class TransactionService:
@@ -138,7 +153,7 @@ class TransactionService:
     def __init__(self, manager: ReplicaManager, link: TransactionLink) -> None:
         self._manager = manager
         self._link = link
-        self._streams: dict[NodeId, _Stream] = {}
+        self._streams: dict[NodeId, PeerStream] = {}
         self._newest: dict[NodeId, tuple[int, int]] = {}
         """Node epoch and number of the newest stream of each node."""
 
@@ -151,18 +166,30 @@ class TransactionService:
         hello = pb.TransactionsRequest.FromString(message).hello
         await self._check(hello, context)
         node = NodeId(hello.node_id)
-        stream = _Stream(self._link, context)
-        older = self._streams.get(node)
-        if older is not None:
-            older.stop()
-        self._streams[node] = stream
-        self._newest[node] = hello.node_epoch, hello.number
+        stream = PeerStream(self._link)
+        fault = self.begin(node, hello.node_epoch, hello.number, stream)
+        if fault:
+            await fail(context, grpc.StatusCode.FAILED_PRECONDITION, fault)
         try:
-            await run_both_ways(stream.read(), stream.write(), stream.stop)
+            await run_both_ways(_read(context, stream), _write(context, stream), stream.stop)
         finally:
             stream.stop()
             if self._streams.get(node) is stream:
                 del self._streams[node]
+
+    def begin(self, node: NodeId, node_epoch: int, number: int, stream: PeerStream) -> str:
+        """A node's stream takes the place of its older one; why it may not, "" when it has."""
+        known = self._manager.registry.image.nodes.get(node)
+        if known is not None and node_epoch < known.node_epoch:
+            return f"node {node} has registered anew: epoch {node_epoch} is over"
+        if (node_epoch, number) <= self._newest.get(node, (-1, -1)):
+            return f"stream {number} of node {node} is older than one that has come already"
+        older = self._streams.get(node)
+        if older is not None:
+            older.stop()
+        self._streams[node] = stream
+        self._newest[node] = node_epoch, number
+        return ""
 
     async def _check(self, hello: pb.TransactionsHello, context: Context) -> None:
         registry = self._manager.registry
@@ -175,10 +202,3 @@ class TransactionService:
             await fail(context, grpc.StatusCode.FAILED_PRECONDITION, fault)
         if fault := node_fault(hello.node_id):
             await fail(context, grpc.StatusCode.PERMISSION_DENIED, fault)
-        known = registry.image.nodes.get(NodeId(hello.node_id))
-        if known is not None and hello.node_epoch < known.node_epoch:
-            fault = f"node {hello.node_id} has registered anew: epoch {hello.node_epoch} is over"
-        elif (hello.node_epoch, hello.number) <= self._newest.get(NodeId(hello.node_id), (-1, -1)):
-            fault = f"stream {hello.number} of node {hello.node_id} is older than one that has come already"
-        if fault:
-            await fail(context, grpc.StatusCode.FAILED_PRECONDITION, fault)

@@ -57,6 +57,16 @@ class Streams(Protocol):
         """To the leaders there. Lost ones are told by `TransactionLink.stream_lost`."""
 
 
+class Loop(Protocol):
+    """Of an event loop what is needed here."""
+
+    def call_soon(self, callback: Callable[[], None], /) -> object:
+        """After this turn."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle:
+        """In so many seconds."""
+
+
 class AskInProgress:
     """One question of a leader, at the coordinator: answered once, unless who asked is gone before."""
 
@@ -126,7 +136,14 @@ class AskInProgress:
 class TransactionLink:
     """Of one node. Lives on the event loop."""
 
-    def __init__(self, manager: ReplicaManager, coordinators: Coordinators, leading: LeadingSide) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        coordinators: Coordinators,
+        leading: LeadingSide,
+        loop: Loop | None = None,
+    ) -> None:
+        """`loop`: the one that runs, unless it is said."""
         self.leading = leading
         self._manager = manager
         self._coordinators = coordinators
@@ -146,7 +163,7 @@ class TransactionLink:
             send=self._send_asks,
             schedule=self._schedule,
         )
-        self._loop = asyncio.get_running_loop()
+        self._loop: Loop = asyncio.get_running_loop() if loop is None else loop
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
