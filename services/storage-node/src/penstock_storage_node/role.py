@@ -383,6 +383,11 @@ class StorageNode:
         manager.roles.watchers.append(self._transactions)
         leading = LeadingSide(manager)
         manager.roles.watchers.append(leading)
+        leading.on_marker.append(
+            lambda partition, marker: self._groups.on_marker(
+                partition, marker.producer_id, marker.offset, commits=marker.commit
+            )
+        )
         self._transaction_link = link = TransactionLink(manager, self._transactions, leading)
         self._transaction_streams = TransactionStreams(manager, link, self._channels)
         link.connect(self._transaction_streams)

@@ -14,7 +14,8 @@ from typing import Any
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_kafka.records.batch import BatchInfo
+from penstock_kafka.records.batch import BatchInfo, read_header
+from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_storage_node.groups.classic.group import ClassicGroup, JoinResult, SyncResult
 from penstock_storage_node.groups.classic.protocol import JoinRequest, SyncRequest
 from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
@@ -112,7 +113,17 @@ class FakeLog:
         producer_id = transaction.producer_id
         if transaction.epoch < self.epochs.get(producer_id, 0):
             raise PenstockError(ErrorCode.INVALID_PRODUCER_EPOCH, "an old epoch")
+        batch = build_batch(
+            [NewRecord(key, value) for key, value in records],
+            producer_id=producer_id,
+            producer_epoch=transaction.epoch,
+            transactional=True,
+        )
+        info = read_header(batch)
+        transaction.admitted.check(info)
         base_offset = self._append(records, producer_id, done)
+        self.epochs[producer_id] = transaction.epoch
+        transaction.admitted.appended(info)
         begun_at = self.begun_at(producer_id, len(self.records))
         assert begun_at is not None
         return Written(base_offset, begun_at)

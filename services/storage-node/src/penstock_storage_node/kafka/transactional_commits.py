@@ -114,6 +114,11 @@ class _Call:
         self._later = DeferredReply()
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the client is."""
+        return self.caller.stream is not None and self.caller.stream.ended
+
+    @property
     def adds(self) -> bool:
         """Whether the partition is added to the transaction for it."""
         return self.header.api_version >= ADDS_SINCE
@@ -197,7 +202,7 @@ class TransactionalCommits:
                 ErrorCode.INVALID_GROUP_ID, f"a group id of {len(request.group_id)} characters"
             )
         hosted = self._host.hosted(request.group_id)
-        if caller.stream is not None and caller.stream.ended:
+        if call.is_gone:
             raise PenstockError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the client is gone")
         call.items, call.refused = self._groups.items_to_commit(caller, request.topics)
         if not call.items:
@@ -220,7 +225,7 @@ class TransactionalCommits:
         line = self._lines[key]
         while line:
             call, hosted = line[0]
-            if not call.is_over and self._has_to_wait(call, hosted):
+            if not (call.is_over or call.is_gone) and self._has_to_wait(call, hosted):
                 return
             line.popleft()
         del self._lines[key]
