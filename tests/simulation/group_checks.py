@@ -385,13 +385,13 @@ class GroupChecker:
     def on_loaded(self, hosted: Hosted[Shard]) -> None:
         """A coordinator has read its partition."""
         key = hosted.partition.key
-        values: dict[bytes, bytes] = {}
+        values: dict[bytes, tuple[bytes, int]] = {}
         for entry in hosted.partition.log.shadow:  # type: ignore[attr-defined]
-            for name, value in self.records_of(key, entry):
+            for offset, (name, value) in enumerate(self.records_of(key, entry), entry.base):
                 if value is None:
                     values.pop(name, None)
                 else:
-                    values[name] = value
+                    values[name] = value, offset
         self.count("coordinators loaded")
         found, wanted = _known(hosted.shard), _said(values)
         if found != wanted:
@@ -528,15 +528,16 @@ def _short(parts: Parts | None) -> str:
 # --- what a coordinator knows, and what its log says --------------------------------------------
 
 
-def _said(values: dict[bytes, bytes]) -> dict[Any, Any]:
-    """The last record of each key, in a form that `_known` has too."""
+def _said(values: dict[bytes, tuple[bytes, int]]) -> dict[Any, Any]:
+    """The last record of each key, with its offset, in a form that `_known` has too."""
     said: dict[Any, Any] = {}
-    for key, value in values.items():
+    for key, (value, offset) in values.items():
         about = rec.read_key(key)
         assert about is not None
         name, member_id = about.group_id, about.member_id
         if about.kind == rec.OFFSET_COMMIT:
-            said[name, "offset", about.topic, about.partition] = rec.read_offset(value)
+            read = rec.read_offset(value)._replace(record_offset=offset)
+            said[name, "offset", about.topic, about.partition] = read
         elif about.kind == rec.GROUP_METADATA:
             group = rec.read_group(value)
             said[name, "generation"] = group.generation

@@ -39,6 +39,7 @@ WORDS = {
     "group reset-offsets": ["x", "--to-earliest"],
     "group delete": ["x"],
     "config describe": ["cluster"],
+    "feature set": ["transaction.version=1"],
     "config set": ["cluster", "log.retention.ms=1"],
     "config unset": ["cluster", "log.retention.ms"],
     "produce": ["x"],

@@ -61,7 +61,12 @@ KAFKA_NAMES: Final[Mapping[str, Ours]] = {
     "replica.high.watermark.checkpoint.interval.ms": Ours(("checkpoint_interval_ms",)),
     "replica.lag.time.max.ms": Ours(("replica_lag_time_max_ms",)),
     "socket.request.max.bytes": Ours(("socket_request_max_bytes",)),
+    "transaction.max.timeout.ms": Ours(("transaction_max_timeout_ms",)),
+    "transaction.remove.expired.transaction.cleanup.interval.ms": Ours(
+        ("transaction_remove_expired_transaction_cleanup_interval_ms",)
+    ),
     "transaction.state.log.num.partitions": Ours(("transaction_state_log_num_partitions",)),
+    "transactional.id.expiration.ms": Ours(("transactional_id_expiration_ms",)),
 }
 """Kafka's name to what a process is told here when it starts."""
 
