@@ -57,7 +57,7 @@ def test_a_death_a_drain_and_the_loss_of_a_controller_read_well(
                 "refused connections" in line for line in lines(explained(cluster, "partition", f"{TOPIC}-0"))
             )
 
-        wait_for(is_told, "the death of the leader is told", 30)
+        wait_for(is_told, "the death of the leader is told")
         found = explained(cluster, "partition", f"{TOPIC}-0")
         new = describe(cluster.bootstrap, TOPIC)[0].leader
         (death,) = [line for line in found["story"] if "refused connections" in line["detail"]]
@@ -95,7 +95,7 @@ def test_a_death_a_drain_and_the_loss_of_a_controller_read_well(
         def has_all() -> bool:
             return explained(cluster, "partition", f"{TOPIC}-0")["incomplete_before_ms"] is None
 
-        wait_for(has_all, "nothing is missing", 30)
+        wait_for(has_all, "nothing is missing")
         again = explained(cluster, "partition", f"{TOPIC}-0")
         assert again["story"][: len(before["story"])] == before["story"], (
             "nothing is told twice after a restart"

@@ -18,7 +18,7 @@ from support.cluster import running_cluster, wait_until_ready
 from support.kafka import Load, check_nothing_lost, create_topic, describe, read_all
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 TOPIC = "scaled"
 PARTITIONS = 6
