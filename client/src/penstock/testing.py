@@ -22,6 +22,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from penstock.cli.kafka import cluster_metadata
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.janitor import Janitor
@@ -104,7 +105,7 @@ class Broker:
         return self._client
 
     def _leader_id(self, topic: str, partition: int) -> int | None:
-        found = self._admin().list_topics(topic, timeout=WAIT_TIMEOUT_S).topics[topic]
+        found = cluster_metadata(self._admin(), self.bootstrap, topic).topics[topic]
         state = found.partitions.get(partition)
         if state is None:
             return None
@@ -148,7 +149,7 @@ class Cluster(Broker):
     def followers(self, topic: str, partition: int = 0) -> list[str]:
         """The nodes that hold a replica and do not lead."""
         leader = self.leader(topic, partition)
-        state = self._admin().list_topics(topic, timeout=WAIT_TIMEOUT_S).topics[topic].partitions[partition]
+        state = cluster_metadata(self._admin(), self.bootstrap, topic).topics[topic].partitions[partition]
         return [name for name in (f"node-{replica}" for replica in state.replicas) if name != leader]
 
     # --- faults ----------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class Cluster(Broker):
         """Wait until every replica of a partition is in sync."""
 
         def whole() -> bool:
-            found = self._admin().list_topics(topic, timeout=WAIT_TIMEOUT_S).topics[topic]
+            found = cluster_metadata(self._admin(), self.bootstrap, topic).topics[topic]
             state = found.partitions.get(partition)
             return state is not None and len(state.isrs) == len(state.replicas)
 

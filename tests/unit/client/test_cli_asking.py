@@ -85,6 +85,19 @@ def test_only_those_that_were_lost_are_asked_for_again() -> None:
     assert [name for name, answer in answers.items() if answer.repeats] == ["b"]
 
 
+def test_metadata_are_asked_for_again_where_the_broker_that_was_asked_is_gone() -> None:
+    class Client:
+        ask = staticmethod(each_in_turn(KafkaError._DESTROY_BROKER, "metadata", KafkaError._TIMED_OUT))
+
+        def list_topics(self, timeout: float) -> object:
+            return self.ask().result()
+
+    client = Client()
+    assert kafka.cluster_metadata(client, "127.0.0.1:1") == "metadata"
+    with pytest.raises(CommandError, match="no answer in time"):
+        kafka.cluster_metadata(client, "127.0.0.1:1")
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 
