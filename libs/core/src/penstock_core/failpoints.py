@@ -65,6 +65,16 @@ FAILPOINTS: Final[dict[str, str]] = {
     "produce.before_answer": "acks are complete, producers are not answered",
     "isr.before_propose": "an ISR change is about to be asked for",
     "isr.after_propose": "the controller has answered an ISR change, the leader has not taken it",
+    # Storage node: transactions.
+    "transactions.state.before_append": "a coordinator has decided transitions, none of them is in its log",
+    "transactions.state.after_append": "transitions are in the log, none of them counts yet",
+    "transactions.state.covered": "the high watermark covers transitions, nobody was told and no marker is sent",
+    "transactions.markers.before_send": "markers of a decision are about to go to a leader",
+    "transactions.markers.written": "a coordinator hears of markers, and has not ended the transaction",
+    "transactions.marker.before_append": "a leader is about to append a marker",
+    "transactions.marker.after_append": "a leader has appended a marker that the high watermark does not cover",
+    "transactions.marker.covered": "the high watermark covers a marker, its coordinator was not told",
+    "transactions.ask.before_send": "a leader is about to ask for partitions of a transaction",
     # Storage node: membership.
     "node.register.before_call": "the node is about to register",
     "node.register.after_answer": "the node has its epoch, its directory does not",

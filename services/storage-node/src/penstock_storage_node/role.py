@@ -19,6 +19,7 @@ from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import Endpoint
+from penstock_core.metadata.levels import transaction_version
 from penstock_core.security.identity import PeerIdentity
 from penstock_core.security.quota_book import QuotaBook
 from penstock_frontend.acl_authorizer import AclAuthorizer
@@ -85,7 +86,6 @@ LISTENER_GRACE_MS = 1_000
 _GRACE_MS = 5_000
 """How much longer a node goes by old rights than its listeners: gateways have cut their clients off by then, so that
 none of these is told that it has no rights."""
-_TRANSACTION_VERSION = "transaction.version"
 _NEWEST_MS = 5_000
 """How long a node that was removed waits for metadata that say so: by them it knows which topics there are."""
 
@@ -375,7 +375,7 @@ class StorageNode:
             self._settings.transaction_settings(),
             carry_out=lambda effect: self._transaction_link.carry_out(effect),
             take_id=self._producer_ids.take,
-            version=lambda: metadata.image.features.get(_TRANSACTION_VERSION, 0),
+            version=lambda: transaction_version(metadata.image),
             make_topic=CoordinatorTopics(self._controllers, self._lifecycle).make,
             tick_ms=ports.transaction_tick_ms,
         )

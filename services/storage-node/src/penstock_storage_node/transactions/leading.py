@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log import LogState
@@ -67,6 +68,7 @@ class _Covered:
         if error is ErrorCode.REQUEST_TIMED_OUT:
             self._reply(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
+        hit("transactions.marker.covered")
         try:
             for hook in self._leaders.on_marker:
                 hook(self._partition, self._written)
@@ -176,11 +178,13 @@ class LeadingSide:
             raise PenstockError(
                 ErrorCode.NOT_ENOUGH_REPLICAS, f"{partition.name} has too few replicas in sync"
             )
+        hit("transactions.marker.before_append")
         marker = Marker(order.commit, order.coordinator_epoch)
         appended = partition.append_marker(
             order.producer_id, order.producer_epoch, marker, manager.clock_ms()
         )
         admission.marker_appended(order)
+        hit("transactions.marker.after_append")
         self.marker_count += 1
         written = WrittenMarker(
             order.producer_id,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.failpoints import hit
 from penstock_core.ids import NO_NODE, NodeId
 from penstock_core.metadata.image import MetadataImage
 from penstock_storage_node.replica.manager import ReplicaManager
@@ -191,6 +192,7 @@ class TransactionLink:
         return Place.NO_LEADER if state.leader == NO_NODE else NodeId(state.leader)
 
     def _send_markers(self, node: NodeId, markers: Sequence[Marker]) -> None:
+        hit("transactions.markers.before_send")
         if node != self._manager.registry.node_id:
             if self._streams is not None:
                 self._streams.send_markers(node, markers)
@@ -224,6 +226,7 @@ class TransactionLink:
     # -- from the leaders here -------------------------------------------------------------------
 
     def _send_asks(self, node: int, asks: Sequence[Ask]) -> bool:
+        hit("transactions.ask.before_send")
         if node != self._manager.registry.node_id:
             return self._streams is not None and self._streams.send_asks(NodeId(node), asks)
         for ask in asks:

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.failpoints import hit
 from penstock_storage_node.settings import TransactionSettings
 from penstock_storage_node.timers import NEVER_MS, Timer, TimerQueue
 from penstock_storage_node.transactions import state
@@ -512,6 +513,7 @@ class Shard:
         else:
             records = [self._barrier(doubts)]
         batch = _Batch(transitions, doubts)
+        hit("transactions.state.before_append")
         try:
             self._log.append(records, partial(self._settled, batch))
         except PenstockError as error:
@@ -525,6 +527,7 @@ class Shard:
         for _, pending in transitions:
             pending.is_written = True
         self._in_flight.append(batch)
+        hit("transactions.state.after_append")
 
     def _record(self, name: str, value: TransactionValue | None) -> StateRecord:
         if value is None:
@@ -570,6 +573,7 @@ class Shard:
         if error:
             self.close()
             return
+        hit("transactions.state.covered")
         self._in_flight.remove(batch)
         for entry, pending in batch.transitions:
             self._apply(entry, pending)
@@ -629,6 +633,7 @@ class Shard:
         found = self._due.get((producer_id, producer_epoch))
         if self.closed or found is None:
             return
+        hit("transactions.markers.written")
         entry, left = found
         left.difference_update(partitions)
         if not left:
