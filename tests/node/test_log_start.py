@@ -15,6 +15,7 @@ import pytest
 from node.harness import KEY, TOPIC, MiniCluster, MiniNode, eventually, ids, make_batch
 from node.test_cluster import hosted
 from node.test_compaction import delete_records
+from penstock_core.config.catalog import PRODUCER_EXPIRATION
 from penstock_core.errors import ErrorCode
 from penstock_kafka.records.batch import iter_batches
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -234,6 +235,20 @@ async def test_a_log_that_no_topic_owns_stays_where_it_cannot_be_set_aside(
     assert node.manager.health.failed == (error == errno.EIO)
     assert any("stays until the next start" in line for line in warned) == (error == errno.ENOSPC)
     assert (node.path / f"{TOPIC}-0").exists()
+
+
+async def test_idle_producers_are_forgotten_after_the_time_that_is_set_now(rig: Any) -> None:
+    cluster, _ = rig
+    node = await fill(cluster, 0)
+    result = await node.produce(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
+    assert result.error == ErrorCode.NONE
+    await asyncio.sleep(0.005)
+    node.manager.log_starts.drop_old_segments(node.partition)
+    assert node.partition.log.producer(5) is not None
+    setting = pb.ConfigRecord(resource_type="node", resource_name="1", key=PRODUCER_EXPIRATION, value="1")
+    cluster.change(pb.MetadataRecord(config=setting))
+    node.manager.log_starts.drop_old_segments(node.partition)
+    assert node.partition.log.producer(5) is None
 
 
 # ---------------------------------------------------------------------- the group coordinator

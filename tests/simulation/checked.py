@@ -153,9 +153,11 @@ class CheckedLog(PartitionLog):
         self.shadow.append(entry)
         _the_checker().on_append(self, entry)
 
-    def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
+    def delete_old_segments(
+        self, high_watermark: int, now_ms: int, *idle_max_ms: int
+    ) -> Callable[[], None] | None:
         before, start = self.segments, self.log_start_offset
-        work = super().delete_old_segments(high_watermark, now_ms)
+        work = super().delete_old_segments(high_watermark, now_ms, *idle_max_ms)
         if self.is_tracked:
             left = set(map(id, self.segments))
             gone = [segment for segment in before if id(segment) not in left]

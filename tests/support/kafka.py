@@ -282,8 +282,10 @@ def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any)
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     # The last offsets may be those of markers, which are no records.
-                    if message.offset() >= left.get(message.partition(), 0):
-                        left.pop(message.partition(), None)
+                    at, offset = message.partition(), message.offset()
+                    assert at is not None and offset is not None
+                    if offset >= left.get(at, 0):
+                        left.pop(at, None)
                     continue
                 if error is not None:
                     assert error.retriable(), error

@@ -213,6 +213,30 @@ def test_a_node_feeds_and_takes_as_fast_as_its_own_settings_or_the_clusters_allo
         catalog.validate(TOPIC, "leader.replication.throttled.replicas", "everywhere")
 
 
+def test_settings_of_transactions_count_at_once_for_a_node_or_for_all() -> None:
+    day_ms = 86_400_000
+    assert catalog.producer_expiration_ms(image(), ONE) == day_ms
+    assert catalog.verifies_partitions(image(), ONE)
+    of = image(
+        (CLUSTER, "", catalog.PRODUCER_EXPIRATION, "5000"),
+        (NODE, "1", catalog.PRODUCER_EXPIRATION, "3000"),
+        (CLUSTER, "", catalog.VERIFICATION, "FALSE"),
+        (NODE, "1", catalog.VERIFICATION, "true"),
+    )
+    assert [catalog.producer_expiration_ms(of, NodeId(n)) for n in (1, 2)] == [3_000, 5_000]
+    assert [catalog.verifies_partitions(of, NodeId(n)) for n in (1, 2)] == [True, False]
+    assert entry(catalog.describe_node(of, ONE), catalog.VERIFICATION).value == "true"
+    for key, value in (
+        (catalog.PRODUCER_EXPIRATION, "0"),
+        (catalog.PRODUCER_EXPIRATION, str(2**31)),
+        (catalog.VERIFICATION, "maybe"),
+        ("transaction.max.timeout.ms", "1"),
+    ):
+        with pytest.raises(PenstockError) as refused:
+            catalog.validate(NODE, key, value)
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
 def test_what_is_taken_counts_as_it_was_read() -> None:
     """Blanks and signs that the check lets through count no less when the value is used."""
     for text in (" 7 ", "+7"):

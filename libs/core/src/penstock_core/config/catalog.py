@@ -217,12 +217,25 @@ TOPIC_NAMES: Final[Mapping[str, str]] = {s.node_name: n for n, s in TOPIC_SETTIN
 LEADER_RATE: Final = "leader.replication.throttled.rate"
 FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
 
+PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
+VERIFICATION: Final = "transaction.partition.verification.enable"
+
 NODE_DYNAMIC: Final[Mapping[str, Setting]] = {
     LEADER_RATE: Setting(
         _LONG, "How fast a node feeds a replica that another one rebuilds, in bytes/s.", str(LONG_MAX)
     ),
     FOLLOWER_RATE: Setting(
         _LONG, "How fast a node is fed with a replica that it rebuilds, in bytes/s.", str(LONG_MAX)
+    ),
+    PRODUCER_EXPIRATION: Setting(
+        _INT,
+        "How long a partition remembers a producer that writes nothing, in ms; one with an open transaction stays.",
+        "86400000",
+    ),
+    VERIFICATION: Setting(
+        _BOOL,
+        "Whether leaders ask coordinators about partitions that producers have added themselves (KIP-890).",
+        "true",
     ),
 }
 """Settings of nodes that count at once and are no defaults of topics."""
@@ -508,6 +521,22 @@ def throttled_rate(image: MetadataImage, node_id: NodeId, key: str) -> int:
     return LONG_MAX if text is None else max(1, _count(text, LONG_MAX, default=LONG_MAX))
 
 
+def producer_expiration_ms(image: MetadataImage, node_id: NodeId) -> int:
+    """After which a node's partitions forget an idle producer."""
+    text = image.config(NODE, str(node_id)).get(PRODUCER_EXPIRATION) or image.config(CLUSTER, "").get(
+        PRODUCER_EXPIRATION
+    )
+    default_ms = int(NODE_DYNAMIC[PRODUCER_EXPIRATION].default or 0)
+    return default_ms if text is None else max(1, _count(text, INT_MAX, default=default_ms))
+
+
+def verifies_partitions(image: MetadataImage, node_id: NodeId) -> bool:
+    """Whether a node asks about partitions that producers have added themselves."""
+    own = image.config(NODE, str(node_id)).get(VERIFICATION)
+    text = own if own is not None else image.config(CLUSTER, "").get(VERIFICATION, "true")
+    return text.strip().lower() != "false"
+
+
 def auto_rebalance(image: MetadataImage) -> bool:
     """Whether nodes that are new get their share by themselves."""
     return image.config(CLUSTER, "").get(AUTO_REBALANCE, "").strip().lower() == "true"
@@ -575,12 +604,10 @@ def _validate_default(kind: str, key: str, value: str) -> None:
     if key in CLUSTER_DYNAMIC:
         if kind == NODE:
             raise _not_of_a_node(key)
-        if value.strip().lower() not in ("true", "false"):
-            raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use true or false")
+        _validate_dynamic(key, CLUSTER_DYNAMIC[key], value)
         return
     if key in NODE_DYNAMIC:
-        if _count(value, LONG_MAX, default=-1) < 0:
-            raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use 0..{LONG_MAX}")
+        _validate_dynamic(key, NODE_DYNAMIC[key], value)
         return
     if name is None:
         hint = TOPIC_SETTINGS.get(key)
@@ -599,6 +626,16 @@ def _validate_default(kind: str, key: str, value: str) -> None:
         parse_topic_config(name, value)
     except ValueError as error:
         raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: {error}") from None
+
+
+def _validate_dynamic(key: str, setting: Setting, value: str) -> None:
+    if setting.type is ConfigType.BOOLEAN:
+        if value.strip().lower() not in ("true", "false"):
+            raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use true or false")
+        return
+    low, high = (1, INT_MAX) if setting.type is ConfigType.INT else (0, LONG_MAX)
+    if _count(value, high, default=-1) < low:
+        raise PenstockError(ErrorCode.INVALID_REQUEST, f"setting {key}={value!r}: use {low}..{high}")
 
 
 def _not_of_a_node(key: str) -> PenstockError:

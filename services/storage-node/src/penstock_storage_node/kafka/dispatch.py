@@ -98,7 +98,14 @@ class DataApis:
             if link is None:
                 but.add(ApiKey.TXN_OFFSET_COMMIT)
             elif ApiKey.TXN_OFFSET_COMMIT in SUPPORTED:
-                commits = TransactionalCommits(group_handler, groups, rights, link, manager.clock_ms)
+                commits = TransactionalCommits(
+                    group_handler,
+                    groups,
+                    rights,
+                    link,
+                    manager.clock_ms,
+                    manager.registry.verifies_partitions,
+                )
                 self._handlers[int(ApiKey.TXN_OFFSET_COMMIT)] = commits.handle
         else:
             but |= _OF_GROUPS

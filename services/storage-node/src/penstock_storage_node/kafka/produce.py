@@ -95,7 +95,11 @@ class ProduceHandler:
         self._retry_gate = RetryGate()
         self._turns = DeferredAppends(manager.registry)
         self._loop_turns = LoopTurns.of(manager.lifecycle)
-        self._transactions = None if link is None else TransactionalAppends(link, self, manager.clock_ms)
+        self._transactions = (
+            None
+            if link is None
+            else TransactionalAppends(link, self, manager.clock_ms, manager.registry.verifies_partitions)
+        )
         self._one_opened = asyncio.Lock()
         """A batch uncompressed is large: one at a time."""
 

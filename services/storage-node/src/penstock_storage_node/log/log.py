@@ -28,7 +28,7 @@ from penstock_storage_node.log.compaction.plan import CleaningBounds, CleaningPl
 from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob, segment_paths
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
-from penstock_storage_node.log.producer_state import Origin, ProducerEntry
+from penstock_storage_node.log.producer_state import PRODUCER_IDLE_MAX_MS, Origin, ProducerEntry
 from penstock_storage_node.log.reader import AbortedJob, LogReader
 from penstock_storage_node.log.segment import Segment, forget_indexes
 from penstock_storage_node.log.state import Appended, Duplicate, LogData, LogIdentity, LogState, Recovered
@@ -408,8 +408,11 @@ class PartitionLog:
 
     # ------------------------------------------------------------------ retention (loop)
 
-    def delete_old_segments(self, high_watermark: int, now_ms: int) -> Callable[[], None] | None:
-        """Let go of segments that retention or `raise_log_start` has passed; only below the high watermark.
+    def delete_old_segments(
+        self, high_watermark: int, now_ms: int, producer_idle_max_ms: int = PRODUCER_IDLE_MAX_MS
+    ) -> Callable[[], None] | None:
+        """Let go of segments that retention or `raise_log_start` has passed; only below the high watermark. And of
+        producers that have been idle for that long.
 
         What it returns runs in the pool, while nobody cuts the log or swaps files: it renames and
         unlinks, what an earlier removal left over included, or reads what is needed to decide next
@@ -418,7 +421,7 @@ class PartitionLog:
         data = self._data
         if data.state not in (LogState.OK, LogState.FULL):
             return None
-        data.producers.expire(now_ms)
+        data.producers.expire(now_ms, producer_idle_max_ms)
         segments = data.segments
         verdict = retention.decide(segments, data.settings, high_watermark, data.start, now_ms)
         if verdict.roll_active and data.end == data.written and data.state is LogState.OK:

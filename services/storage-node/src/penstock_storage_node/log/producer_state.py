@@ -37,7 +37,7 @@ from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log.transactions import AbortedTransaction, TransactionOffsets
 
 PRODUCER_IDLE_MAX_MS = 86_400_000
-"""A producer that wrote nothing for a day is forgotten (Kafka: producer.id.expiration.ms)."""
+"""A producer that wrote nothing for a day is forgotten, if nothing else is set (Kafka: producer.id.expiration.ms)."""
 
 SEQUENCE_MASK = 0x7FFFFFFF
 """Sequences count from 0 to 2^31-1 and begin again."""
@@ -255,9 +255,9 @@ class ProducerState:
             for producer_id, entry in self._entries.items()
         }
 
-    def expire(self, now_ms: int) -> None:
+    def expire(self, now_ms: int, idle_max_ms: int = PRODUCER_IDLE_MAX_MS) -> None:
         """Forget producers that are idle and have no open transaction."""
-        limit = now_ms - PRODUCER_IDLE_MAX_MS
+        limit = now_ms - idle_max_ms
         idle = [
             producer_id
             for producer_id, entry in self._entries.items()

@@ -22,12 +22,14 @@ class LogStarts:
         lifecycle: Lifecycle,
         on_removed: Callable[[object, BaseException | None], None],
         wall_ms: Callable[[], int],
+        producer_idle_max_ms: Callable[[], int],
     ) -> None:
         self._pool = pool
         self._directory = directory
         self._lifecycle = lifecycle
         self._on_removed = on_removed
         self._wall_ms = wall_ms
+        self._producer_idle_max_ms = producer_idle_max_ms
 
     def mark_compacted(self, partition: Partition) -> None:
         """Let the next start know that this log may come to have gaps."""
@@ -40,7 +42,9 @@ class LogStarts:
         their files are gone, or never will be by this try."""
         if partition.closed or partition.busy or partition.compacting:
             return None
-        work = partition.log.delete_old_segments(partition.replica.high_watermark, self._wall_ms())
+        work = partition.log.delete_old_segments(
+            partition.replica.high_watermark, self._wall_ms(), self._producer_idle_max_ms()
+        )
         # A cut that began meanwhile could make files anew under the names that are on their way out, and a
         # compaction exchange those that are looked at.
         future = None if work is None else partition.beside(work)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock_core.config.catalog import producer_expiration_ms
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
@@ -77,7 +78,14 @@ class ReplicaManager:
         self.sizes = ReplicaSizes(self._log_of)
         self.health = DiskHealth(lifecycle, clock_ms)
         self.health.listeners.append(self._give_up)
-        self.log_starts = LogStarts(pool, directory, lifecycle, self._on_removed, clocks.wall_ms)
+        self.log_starts = LogStarts(
+            pool,
+            directory,
+            lifecycle,
+            self._on_removed,
+            clocks.wall_ms,
+            lambda: producer_expiration_ms(self.registry.image, self.registry.node_id),
+        )
         self.configs = DynamicTopicConfigs(
             self.registry, clock_ms, self.drain.schedule, self.log_starts.mark_compacted
         )

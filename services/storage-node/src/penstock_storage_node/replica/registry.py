@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock_core.config.catalog import verifies_partitions
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
@@ -62,6 +63,10 @@ class PartitionRegistry:
         """Name of a topic, "" when unknown."""
         topic = self.image.topics.get(topic_id)
         return "" if topic is None else topic.name
+
+    def verifies_partitions(self) -> bool:
+        """Whether this node asks coordinators about partitions that producers have added themselves."""
+        return verifies_partitions(self.image, self.node_id)
 
     def under_replicated_count(self) -> int:
         """Led partitions with fewer replicas in sync than they have; those that a move adds do not count (KIP-352)."""
