@@ -21,6 +21,10 @@ COMMANDS = {
     "local": ("penstock.cli.local", "A whole cluster on this machine: start, break, mend and stop it."),
     "topic": ("penstock.cli.topic", "Create, list, describe, change and delete topics."),
     "group": ("penstock.cli.group", "List, describe, reset and delete consumer groups."),
+    "transaction": (
+        "penstock.cli.transaction",
+        "List and describe transactions, find those that hang, and end them.",
+    ),
     "config": ("penstock.cli.config", "Show and change settings of topics, nodes, the cluster and groups."),
     "feature": (
         "penstock.cli.feature",
