@@ -90,7 +90,9 @@ class DataApis:
         but: set[int] = set()
         # Any process answers these, but a node for itself.
         also = [ApiKey.DESCRIBE_LOG_DIRS]
-        if link is not None and ApiKey.WRITE_TXN_MARKERS in SUPPORTED:
+        if link is None:
+            but.add(ApiKey.WRITE_TXN_MARKERS)
+        elif ApiKey.WRITE_TXN_MARKERS in SUPPORTED:
             self._handlers[int(ApiKey.WRITE_TXN_MARKERS)] = WriteMarkersHandler(link.leading, rights).handle
         if groups is not None:
             group_handler = GroupHandler(groups, rights)
