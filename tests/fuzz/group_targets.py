@@ -82,9 +82,10 @@ def _record_value_seeds() -> Iterator[bytes]:
 
 
 def _replay(data: bytes) -> None:
-    """A coordinator reads its log: key and value of any kind, in any order."""
+    """A coordinator reads its log: key and value of any kind, in any order, of producers too; an empty key is a
+    marker."""
     shard = Rig().shard
-    position = 0
+    position = offset = 0
     while position + 3 <= len(data):
         key_bytes, value_bytes = data[position], int.from_bytes(data[position + 1 : position + 3], "big")
         position += 3
@@ -92,11 +93,16 @@ def _replay(data: bytes) -> None:
         position += key_bytes
         value = None if value_bytes == 0xFFFF else data[position : position + value_bytes]
         position += 0 if value is None else value_bytes
+        offset += 1
+        if not key_bytes:
+            shard.replay_marker(value_bytes & 3, offset, commits=bool(value_bytes & 4))
+            continue
         try:
-            shard.replay(key, value)
+            shard.replay(key, value, offset, offset % 4 - 1)
         except Malformed:
             continue
     shard.resume()
+    shard.transactional_offsets.validate()
 
 
 def _replay_seeds() -> Iterator[bytes]:
@@ -118,6 +124,7 @@ def _replay_seeds() -> Iterator[bytes]:
         )
     )
     yield offset
+    yield offset * 4 + bytes((0, 0, 4)) + bytes((0, 0, 1)) + put(rec.offset_key("g", "t", 0), None)
     yield classic + offset
     yield consumer
     yield classic + offset + consumer + put(rec.group_key("g"), None)
