@@ -51,11 +51,13 @@ class Row:
     """Rights that the request needs beside, allowed in every case."""
     least: int = 0
     """The first version with that request."""
+    most: int = 32_767
+    """The last one."""
 
     def versions(self) -> tuple[int, ...]:
         """The lowest and the highest version that are answered."""
         low, high = SUPPORTED[self.api]
-        return tuple(sorted({max(low, self.least), high}))
+        return tuple(sorted({max(low, self.least), min(high, self.most)}))
 
     def __str__(self) -> str:
         return f"{self.api.name}-{self.needs[1].name}-{self.needs[0].name}"
@@ -174,6 +176,70 @@ GROUP_ROWS: Final = (
         {"group_id": GROUP, "member_id": "m", "member_epoch": 1},
         _group(Op.READ),
         30,
+    ),
+)
+
+_PLACES: Final = [{"name": TOPIC, "partitions": [0]}]
+_OFFSETS: Final = {
+    "transactional_id": TRANSACTION,
+    "group_id": GROUP,
+    "topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+    "generation_id": -1,
+}
+
+TRANSACTION_ROWS: Final = (
+    Row(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        {"v3_and_below_transactional_id": TRANSACTION, "v3_and_below_topics": _PLACES},
+        _transaction(Op.WRITE),
+        53,
+        also=(_topic(Op.WRITE),),
+        most=3,
+    ),
+    Row(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        {"transactions": [{"transactional_id": TRANSACTION, "topics": _PLACES}]},
+        _cluster(Op.CLUSTER_ACTION),
+        31,
+        also=(_transaction(Op.WRITE), _topic(Op.WRITE)),
+        least=4,
+    ),
+    Row(
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        {"transactional_id": TRANSACTION, "group_id": GROUP},
+        _transaction(Op.WRITE),
+        53,
+        also=(_group(Op.READ),),
+    ),
+    Row(
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        {"transactional_id": TRANSACTION, "group_id": GROUP},
+        _group(Op.READ),
+        30,
+        also=(_transaction(Op.WRITE),),
+    ),
+    Row(ApiKey.END_TXN, {"transactional_id": TRANSACTION}, _transaction(Op.WRITE), 53),
+    Row(
+        ApiKey.TXN_OFFSET_COMMIT,
+        _OFFSETS,
+        _transaction(Op.WRITE),
+        53,
+        also=(_group(Op.READ), _topic(Op.READ)),
+    ),
+    Row(
+        ApiKey.TXN_OFFSET_COMMIT,
+        _OFFSETS,
+        _group(Op.READ),
+        30,
+        also=(_transaction(Op.WRITE), _topic(Op.READ)),
+    ),
+    Row(ApiKey.DESCRIBE_TRANSACTIONS, {"transactional_ids": [TRANSACTION]}, _transaction(Op.DESCRIBE), 53),
+    Row(
+        ApiKey.WRITE_TXN_MARKERS,
+        {"markers": [{"topics": [{"name": TOPIC, "partition_indexes": [0]}]}]},
+        _cluster(Op.CLUSTER_ACTION),
+        31,
+        instead=(_cluster(Op.ALTER),),
     ),
 )
 
@@ -334,7 +400,7 @@ def error_codes(value: Any, name: str = "") -> list[int]:
         ]
     if isinstance(value, tuple):
         return [code for one in value for code in error_codes(one)]
-    return [int(value)] if name == "error_code" else []
+    return [int(value)] if name in ("error_code", "partition_error_code") else []
 
 
 ALICE: Final = Identity(user("alice"), "10.0.0.1")
@@ -400,6 +466,7 @@ __all__ = [
     "NODE_ROWS",
     "PARTITION_ROWS",
     "TOPICS_OF_GROUPS_ROWS",
+    "TRANSACTION_ROWS",
     "Need",
     "Row",
     "authorizer_of",

@@ -15,6 +15,8 @@ from prometheus_client import generate_latest
 
 from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
+from penstock_core.metadata.levels import METADATA_LEVEL, TRANSACTIONS_LEVEL
+from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import AllowAll, Operation
 from penstock_frontend.cluster.apis import ApiOptions, ClusterApis, admit
 from penstock_frontend.listener.listener import CLOSE, Connection, KafkaListener, Response
@@ -420,7 +422,7 @@ def test_producer_ids_and_coordinators(run: Run) -> None:
                 assert (int(response.error_code), response.producer_epoch) == (0, 0)
                 given.append(response.producer_id)
                 refused = await client.call(*key, transactional_id="t", **values)
-                assert int(refused.error_code) == 35
+                assert int(refused.error_code) == 16
                 empty = await client.call(*key, transactional_id="", **values)
                 assert int(empty.error_code) == 42
             assert len(set(given)) == 6
@@ -434,12 +436,38 @@ def test_producer_ids_and_coordinators(run: Run) -> None:
                 assert (int(item.error_code), item.node_id, item.port) == (0, 1, client_port(client))
                 if version >= 1:
                     unknown = await client.call(
-                        ApiKey.FIND_COORDINATOR, version, key="t", key_type=1, coordinator_keys=("t",)
+                        ApiKey.FIND_COORDINATOR, version, key="t", key_type=2, coordinator_keys=("t",)
                     )
                     item = unknown.coordinators[0] if version >= 4 else unknown
-                    # librdkafka and aiokafka show only what InitProducerId says, so they are sent to a node.
-                    assert (int(item.error_code), item.node_id) == ((0, 1) if version < 3 else (35, -1))
+                    assert (int(item.error_code), item.node_id) == (42, -1)
             assert controller.calls == ["AllocateProducerIds", "CreateTopics"]
+
+    run(main())
+
+
+def test_coordinators_of_transactions(run: Run) -> None:
+    """Their topic is made when the first is looked for, but not while there may be processes that know none."""
+
+    async def main() -> None:
+        async with serving() as (client, cluster, controller, _l, _e):
+
+            async def find(version: int) -> Any:
+                keys: dict[str, Any] = {"key": "t", "coordinator_keys": ("t", "u")}
+                found = await client.call(ApiKey.FIND_COORDINATOR, version, key_type=1, **keys)
+                return found.coordinators[0] if version >= 4 else found
+
+            early = await find(6)
+            assert (int(early.error_code), early.node_id) == (15, -1)
+            assert "penstock cluster upgrade" in early.error_message
+            assert controller.calls == []
+            feature = metadata_pb2.FeatureRecord(name=METADATA_LEVEL, level=TRANSACTIONS_LEVEL)
+            risen = cluster.commit(metadata_pb2.MetadataRecord(feature=feature))
+            assert await client.metadata.wait_for_version(risen, 60_000)
+            for version in range(1, 7):
+                item = await find(version)
+                assert (int(item.error_code), item.node_id, item.port) == (0, 1, client_port(client))
+            assert controller.calls == ["CreateTopics"]
+            assert client.metadata.image.topic(TRANSACTIONS_TOPIC) is not None
 
     run(main())
 

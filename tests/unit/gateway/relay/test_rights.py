@@ -9,7 +9,7 @@ import pytest
 
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.security.acl import AclOperation, ResourceType
-from penstock_core.topics import OFFSETS_TOPIC
+from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import AllowAll
 from penstock_gateway.kafka.handler import RELAYED
 from penstock_gateway.relay.groups import GROUP_CALLS, GROUP_OPERATIONS, ListGroupsCall
@@ -24,6 +24,7 @@ from support.rights_table import (
     GROUP_ROWS,
     PARTITION_ROWS,
     TOPIC,
+    TRANSACTION_ROWS,
     Row,
     authorizer_of,
     codes_of,
@@ -31,7 +32,7 @@ from support.rights_table import (
     rules,
 )
 
-ROWS = (*PARTITION_ROWS, *GROUP_ROWS)
+ROWS = (*PARTITION_ROWS, *GROUP_ROWS, *TRANSACTION_ROWS)
 
 
 def image_with(*topics: str) -> MetadataImage:
@@ -44,8 +45,8 @@ def image_with(*topics: str) -> MetadataImage:
     return MetadataImage().apply(records, 1)
 
 
-FULL = image_with(TOPIC, OFFSETS_TOPIC)
-EMPTY = image_with(OFFSETS_TOPIC)
+FULL = image_with(TOPIC, OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+EMPTY = image_with(OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 
 def relayed(row: Row, version: int, image: MetadataImage, authorizer: Any) -> tuple[bool, set[int]]:
@@ -76,7 +77,7 @@ def test_what_is_denied_is_answered_here_and_goes_to_no_node(row: Row) -> None:
                 authorizer, told = authorizer_of(row, entries)
                 sent, codes = relayed(row, version, image, authorizer)
                 what = f"{row} version {version}: {name}"
-                known = image is FULL or row in GROUP_ROWS
+                known = image is FULL or (row not in PARTITION_ROWS and row.api != ApiKey.WRITE_TXN_MARKERS)
                 assert sent == (allowed and known), what
                 if not known and names_by_id(row, version):
                     continue  # nobody knows which topic was meant
@@ -85,10 +86,10 @@ def test_what_is_denied_is_answered_here_and_goes_to_no_node(row: Row) -> None:
 
 
 def test_every_relayed_group_api_has_its_right() -> None:
-    """ListGroups is filtered by the nodes."""
+    """Listings are filtered by the nodes."""
     without = {key for key, call in GROUP_CALLS.items() if call is ListGroupsCall}
     assert GROUP_OPERATIONS.keys() == GROUP_CALLS.keys() - without
-    assert {row.api for row in ROWS} == RELAYED.keys() - without
+    assert {row.api for row in ROWS} == RELAYED.keys() - without - {ApiKey.LIST_TRANSACTIONS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

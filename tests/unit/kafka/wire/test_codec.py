@@ -124,7 +124,7 @@ def codes_in(entity: Any) -> list[int]:
     found: list[int] = []
     for field in fields(entity):
         value = getattr(entity, field.name)
-        if field.name == "error_code":
+        if field.name in ("error_code", "partition_error_code"):
             found.append(int(value))
         elif isinstance(value, tuple):
             for item in value:

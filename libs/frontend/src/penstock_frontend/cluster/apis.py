@@ -318,7 +318,8 @@ class ClusterApis:
                 )
             if not request.transactional_id:
                 raise PenstockError(ErrorCode.INVALID_REQUEST, "transactional id is empty")
-            raise PenstockError(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
+            # Who has coordinators, or the way to them, does not come here with it.
+            raise PenstockError(ErrorCode.NOT_COORDINATOR, "ask FindCoordinator")
         # Who may write to any topic may do so idempotently (KIP-679).
         if not authorizer.authorize_by_resource_type(who, Operation.WRITE, ResourceType.TOPIC):
             require_cluster(authorizer, who, Operation.IDEMPOTENT_WRITE)

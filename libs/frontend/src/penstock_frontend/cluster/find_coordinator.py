@@ -21,7 +21,6 @@ from penstock_frontend.cluster.describe import items
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import HAS_TRANSACTIONS
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_proto.v1 import controller_pb2 as pb
@@ -40,12 +39,8 @@ _KINDS: Final = {
         "transactional id",
     ),
 }
-_TOPICS: Final = (
-    {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC} if HAS_TRANSACTIONS else {GROUP: OFFSETS_TOPIC}
-)
+_TOPICS: Final = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 """Where what is looked for is kept; `group_partition` says in which partition."""
-_CODE_IS_SHOWN_SINCE: Final = 3
-"""Version of FindCoordinator that only clients use which show a code that they do not expect."""
 _CREATE_TIMEOUT_MS: Final = 5_000
 
 _RDKAFKA: Final = "rdkafka"
@@ -194,10 +189,7 @@ class Coordinators:
         refused: dict[str, _Found],
         problem: str,
     ) -> bytes:
-        found = [
-            refused.get(key) or self._locate(connection, header.api_version, key_type, key, problem)
-            for key in keys
-        ]
+        found = [refused.get(key) or self._locate(connection, key_type, key, problem) for key in keys]
         for one in found:
             self._metrics.count_error(header.api_key, one[3])
         schema = codec.response_type(header.api_key, header.api_version)
@@ -211,9 +203,7 @@ class Coordinators:
             response = codec.build(schema, coordinators=coordinators)
         return codec.encode_response(header, response)
 
-    def _locate(self, connection: Connection, version: int, key_type: int, key: str, problem: str) -> _Found:
-        if key_type == TRANSACTION and not HAS_TRANSACTIONS:
-            return self._no_transactions(connection, version)
+    def _locate(self, connection: Connection, key_type: int, key: str, problem: str) -> _Found:
         name = _TOPICS.get(key_type)
         if name is None:
             return _nowhere(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known")
@@ -244,20 +234,6 @@ class Coordinators:
     def _too_early(self, key_type: int) -> bool:
         """Whether there may be processes that know no transactions: then none may begin."""
         return key_type == TRANSACTION and level_of(self._metadata.image) < TRANSACTIONS_LEVEL
-
-    def _no_transactions(self, connection: Connection, version: int) -> _Found:
-        """What makes each client say at once that there are no transactions.
-
-        The Java client and kafka-python show the code and message of this answer. librdkafka and aiokafka (which
-        know versions to 2) would ask again for ever, whatever the code: they are sent to a node, where
-        InitProducerId answers UNSUPPORTED_VERSION, and that they show.
-        """
-        if version < _CODE_IS_SHOWN_SINCE:
-            for node in self._metadata.image.nodes.values():
-                address = None if node.fenced else self._addresses.node_address(connection, node)
-                if address is not None:
-                    return node.node_id, address[0], address[1], ErrorCode.NONE, None
-        return _nowhere(ErrorCode.UNSUPPORTED_VERSION, "this version has no transactions yet")
 
 
 def _fields(found: _Found) -> dict[str, Any]:

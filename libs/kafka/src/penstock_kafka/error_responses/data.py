@@ -13,7 +13,7 @@ from penstock_kafka.error_responses.admin import ADMIN_TABLE
 from penstock_kafka.error_responses.group import GROUP_TABLE
 from penstock_kafka.error_responses.transaction import TRANSACTION_TABLE
 from penstock_kafka.wire import api_versions, codec
-from penstock_kafka.wire.apis import PRODUCE_VERSION_MIN, SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import PRODUCE_VERSION_MIN, ApiKey
 from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import decode_metadata
@@ -202,5 +202,5 @@ ERROR_FORMS: Final[dict[int, Callable[[RequestHeader, Buffer, int, str | None], 
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
     **GROUP_TABLE,
     **ADMIN_TABLE,
-    **{key: form for key, form in TRANSACTION_TABLE.items() if key in SUPPORTED},
+    **TRANSACTION_TABLE,
 }

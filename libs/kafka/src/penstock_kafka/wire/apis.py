@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 from penstock_core.errors import InvariantBroken
 
@@ -169,7 +169,7 @@ PRODUCE_VERSION_MIN = 3
 _ROWS: Final = (
     ApiSpec(
         ApiKey.PRODUCE,
-        (0, 11),
+        (0, 13),
         9,
         Route.PARTITION_LEADER,
         refused_below=PRODUCE_VERSION_MIN,
@@ -195,11 +195,13 @@ _ROWS: Final = (
     # Without a transactional id any process answers from its own block of ids.
     ApiSpec(ApiKey.INIT_PRODUCER_ID, (0, 5), 2, Route.GATEWAY, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), 4, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
-    ApiSpec(ApiKey.ADD_PARTITIONS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.ADD_OFFSETS_TO_TXN, None, 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.END_TXN, None, 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.WRITE_TXN_MARKERS, None, 1, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.TXN_OFFSET_COMMIT, None, 3, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(
+        ApiKey.ADD_PARTITIONS_TO_TXN, (0, 5), 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT
+    ),
+    ApiSpec(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4), 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.END_TXN, (0, 5), 3, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.WRITE_TXN_MARKERS, (1, 2), 1, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(ApiKey.TXN_OFFSET_COMMIT, (0, 5), 3, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.DESCRIBE_ACLS, (1, 3), 2, Route.GATEWAY),
     ApiSpec(ApiKey.CREATE_ACLS, (1, 3), 2, Route.CONTROLLER),
     ApiSpec(ApiKey.DELETE_ACLS, (1, 3), 2, Route.CONTROLLER),
@@ -225,8 +227,10 @@ _ROWS: Final = (
     ApiSpec(ApiKey.DESCRIBE_CLUSTER, (0, 2), 0, Route.GATEWAY),
     ApiSpec(ApiKey.DESCRIBE_PRODUCERS, (0, 0), 0, Route.PARTITION_LEADER, on_loss=OnLoss.ASK_AGAIN),
     ApiSpec(ApiKey.UNREGISTER_BROKER, (0, 0), 0, Route.CONTROLLER),
-    ApiSpec(ApiKey.DESCRIBE_TRANSACTIONS, None, 0, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
-    ApiSpec(ApiKey.LIST_TRANSACTIONS, None, 0, Route.SCATTER, on_loss=OnLoss.ASK_CLIENT),
+    ApiSpec(
+        ApiKey.DESCRIBE_TRANSACTIONS, (0, 0), 0, Route.TRANSACTION_COORDINATOR, on_loss=OnLoss.ASK_CLIENT
+    ),
+    ApiSpec(ApiKey.LIST_TRANSACTIONS, (0, 2), 0, Route.SCATTER, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), 0, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), 0, Route.GROUP_COORDINATOR, on_loss=OnLoss.ASK_CLIENT),
     ApiSpec(ApiKey.LIST_CONFIG_RESOURCES, (0, 1), 0, Route.GATEWAY),
@@ -241,9 +245,7 @@ SUPPORTED: Mapping[int, tuple[int, int]] = MappingProxyType(
 )
 """Versions that this build answers by api key, both ends inclusive: what is advertised."""
 
-HAS_TRANSACTIONS: Final = ApiKey.END_TXN in SUPPORTED
-
-BY_TRANSACTIONAL_ID: Final = frozenset({ApiKey.INIT_PRODUCER_ID} if HAS_TRANSACTIONS else ())
+BY_TRANSACTIONAL_ID: Final = frozenset({ApiKey.INIT_PRODUCER_ID})
 """Requests that go to the coordinator of the transactional id in their body; one without an id goes by its route."""
 
 ROUTES: Mapping[int, Route] = MappingProxyType({key: spec.route for key, spec in SPECS.items()})
@@ -267,14 +269,6 @@ FLEXIBLE_SINCE: Mapping[int, int] = MappingProxyType(
 def answered() -> Iterator[ApiSpec]:
     """The APIs that this build answers."""
     return (spec for spec in SPECS.values() if spec.versions is not None)
-
-
-_T = TypeVar("_T")
-
-
-def those_answered(entries: Mapping[int, _T]) -> dict[int, _T]:
-    """Those of a table by api key whose APIs this build answers."""
-    return {int(key): entry for key, entry in entries.items() if key in SUPPORTED}
 
 
 def require_entries(

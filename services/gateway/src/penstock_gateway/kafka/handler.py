@@ -66,7 +66,7 @@ class GatewayHandler:
             "what a lost node means (ApiSpec.on_loss)",
             ON_LOSS,
             RELAYED_ROUTES,
-            also=[ApiKey.INIT_PRODUCER_ID],
+            also=BY_TRANSACTIONAL_ID,
         )
         self._relay = relay
         self._cluster = cluster

@@ -21,7 +21,7 @@ from penstock_gateway.relay.request import Outcome, Part, Relayed
 from penstock_gateway.relay.rights import RequestRights
 from penstock_gateway.routing.flight import InFlight
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import ApiKey, those_answered
+from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader, request_header
 from penstock_kafka.wire.primitives import Buffer
 
@@ -273,15 +273,13 @@ class MarkersCall(Relayed[MarkerAnswer]):
 
 TRANSACTION_CALLS: Final[
     dict[int, Callable[[RequestHeader, Buffer, Callable[[Outcome], None]], Relayed[Any]]]
-] = those_answered(
-    {
-        ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions,
-        ApiKey.ADD_OFFSETS_TO_TXN: AddOffsetsCall,
-        ApiKey.END_TXN: TransactionCall,
-        ApiKey.TXN_OFFSET_COMMIT: OffsetsCall,
-        ApiKey.WRITE_TXN_MARKERS: MarkersCall,
-        ApiKey.DESCRIBE_TRANSACTIONS: DescribeTransactionsCall,
-        ApiKey.LIST_TRANSACTIONS: ListTransactionsCall,
-    }
-)
+] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions,
+    ApiKey.ADD_OFFSETS_TO_TXN: AddOffsetsCall,
+    ApiKey.END_TXN: TransactionCall,
+    ApiKey.TXN_OFFSET_COMMIT: OffsetsCall,
+    ApiKey.WRITE_TXN_MARKERS: MarkersCall,
+    ApiKey.DESCRIBE_TRANSACTIONS: DescribeTransactionsCall,
+    ApiKey.LIST_TRANSACTIONS: ListTransactionsCall,
+}
 """How each is relayed. InitProducerId is where it names an id, as a `TransactionCall`."""

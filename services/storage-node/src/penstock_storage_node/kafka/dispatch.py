@@ -90,16 +90,14 @@ class DataApis:
         but: set[int] = set()
         # Any process answers these, but a node for itself.
         also = [ApiKey.DESCRIBE_LOG_DIRS]
-        if link is None:
-            but.add(ApiKey.WRITE_TXN_MARKERS)
-        elif ApiKey.WRITE_TXN_MARKERS in SUPPORTED:
+        if link is not None:
             self._handlers[int(ApiKey.WRITE_TXN_MARKERS)] = WriteMarkersHandler(link.leading, rights).handle
+        else:
+            but |= {ApiKey.WRITE_TXN_MARKERS, ApiKey.TXN_OFFSET_COMMIT}
         if groups is not None:
             group_handler = GroupHandler(groups, rights)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
-            if link is None:
-                but.add(ApiKey.TXN_OFFSET_COMMIT)
-            elif ApiKey.TXN_OFFSET_COMMIT in SUPPORTED:
+            if link is not None:
                 commits = TransactionalCommits(
                     group_handler,
                     groups,
@@ -113,8 +111,7 @@ class DataApis:
             but |= _OF_GROUPS
         if transactions is not None:
             handler = TransactionHandler(transactions, rights, LoopTurns.of(manager.lifecycle))
-            answered = [key for key in handler.api_keys if key in SUPPORTED]
-            self._handlers |= dict.fromkeys(answered, handler.handle)
+            self._handlers |= dict.fromkeys(handler.api_keys, handler.handle)
             also.append(ApiKey.INIT_PRODUCER_ID)
         else:
             but |= _OF_TRANSACTIONS

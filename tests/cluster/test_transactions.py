@@ -1,0 +1,293 @@
+"""Transactions of real clients, by a gateway and directly: commit, abort, fencing, timeouts, and loss of nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock.local.cluster import LocalCluster
+from penstock_core.topics import TRANSACTIONS_TOPIC
+from penstock_kafka.wire.groups import transaction_partition
+from support.cluster import running_cluster, start_ready
+from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
+from support.transactions import (
+    WRITERS,
+    ByLibrdkafka,
+    Outcome,
+    TransactionalLoad,
+    Writer,
+    check_story,
+    is_decided,
+    read_to_end,
+)
+from support.waiting import wait_for
+
+PARTITIONS = 6
+STATE_PARTITIONS = "8"
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+SETTINGS = {"controller": {"transaction_state_log_num_partitions": STATE_PARTITIONS}}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Nothing is killed here."""
+    directory = tmp_path_factory.mktemp("transactions")
+    with running_cluster(directory, controllers=1, nodes=3, settings=SETTINGS, steady=True) as found:
+        yield found
+
+
+WAYS = ("proxy", "direct")
+
+
+def address(cluster: LocalCluster, way: str) -> str:
+    return cluster.bootstrap if way == "proxy" else cluster.direct_bootstrap
+
+
+def values_of(bootstrap: str, topic: str, isolation: str) -> list[str]:
+    found = read_to_end(bootstrap, topic, isolation)
+    return sorted(value for values in found.values() for value in values)
+
+
+def next_value(consumer: Consumer) -> bytes:
+    """The next record's; nothing within a second is empty."""
+    message = consumer.poll(1)
+    if message is None or message.error() is not None:
+        return b""
+    return message.value() or b""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("client", WRITERS)
+def test_committed_records_are_seen_and_aborted_ones_are_not(
+    cluster: LocalCluster, client: str, way: str
+) -> None:
+    bootstrap = address(cluster, way)
+    topic = f"plain-{client}-{way}"
+    create_topic(bootstrap, topic, 3)
+    writer = WRITERS[client](bootstrap, f"id-{client}-{way}")
+    kept, dropped = [], []
+    try:
+        for number in range(6):
+            writer.begin()
+            names = [f"{number}-{row}" for row in range(9)]
+            for row, name in enumerate(names):
+                writer.send(topic, row % 3, name)
+            if number % 3 == 1:
+                writer.flush()
+                writer.abort()
+                dropped += names
+            else:
+                writer.commit()
+                kept += names
+        # One without records, and one of one partition.
+        writer.begin()
+        writer.commit()
+        writer.begin()
+        writer.send(topic, 1, "last")
+        writer.commit()
+        kept.append("last")
+    finally:
+        writer.close()
+    assert values_of(bootstrap, topic, "read_committed") == sorted(kept)
+    assert values_of(bootstrap, topic, "read_uncommitted") == sorted(kept + dropped)
+
+
+@pytest.mark.parametrize("client", WRITERS)
+def test_open_transactions_hold_readers_back_until_they_are_decided(
+    cluster: LocalCluster, client: str
+) -> None:
+    bootstrap, topic = cluster.bootstrap, f"open-{client}"
+    create_topic(bootstrap, topic)
+    consumer = Consumer(
+        client_config(bootstrap, **{"group.id": "unused", "isolation.level": "read_committed"})
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    writer = WRITERS[client](bootstrap, f"open-{client}")
+    try:
+        writer.begin()
+        writer.send(topic, 0, "first")
+        writer.flush()
+        assert values_of(bootstrap, topic, "read_uncommitted") == ["first"]
+        assert consumer.poll(2) is None
+        writer.commit()
+        assert wait_for(lambda: next_value(consumer), "the committed record") == b"first"
+    finally:
+        writer.close()
+        consumer.close()
+
+
+def end(writer: Writer, topic: str) -> None:
+    """Write once more, and commit."""
+    writer.send(topic, 1, "late")
+    writer.commit()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("client", WRITERS)
+def test_a_second_producer_fences_the_first(cluster: LocalCluster, client: str, way: str) -> None:
+    bootstrap, topic = address(cluster, way), f"fenced-{client}-{way}"
+    create_topic(bootstrap, topic, 2)
+    old = WRITERS[client](bootstrap, topic)
+    new = None
+    try:
+        old.begin()
+        old.send(topic, 0, "zombie")
+        old.flush()
+        new = WRITERS[client](bootstrap, topic)
+        # What the first had open was aborted before the second could begin.
+        new.begin()
+        new.send(topic, 0, "heir")
+        new.commit()
+        with pytest.raises(Exception) as told:  # each client has its own
+            end(old, topic)
+        words = f"{type(told.value).__name__} {told.value}".lower()
+        assert "fenced" in words or "epoch" in words, words
+    finally:
+        old.close()
+        if new is not None:
+            new.close()
+    assert values_of(bootstrap, topic, "read_committed") == ["heir"]
+
+
+def test_a_transaction_that_lasts_too_long_is_aborted(cluster: LocalCluster) -> None:
+    bootstrap, topic = cluster.bootstrap, "slow"
+    create_topic(bootstrap, topic)
+    slow = ByLibrdkafka(bootstrap, "slow", timeout_ms=2_000)
+    slow.begin()
+    slow.send(topic, 0, "too late")
+    slow.flush()
+    other = ByLibrdkafka(bootstrap, "quick")
+    other.begin()
+    other.send(topic, 0, "in time")
+    other.commit()
+    other.close()
+    # Readers go on without the slow one's producer doing anything.
+    consumer = Consumer(
+        client_config(bootstrap, **{"group.id": "unused", "isolation.level": "read_committed"})
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = wait_for(lambda: next_value(consumer), "what was committed behind the slow transaction")
+    assert found == b"in time"
+    consumer.close()
+    with pytest.raises(KafkaException) as told:
+        slow.commit()
+    assert told.value.args[0].fatal()
+    slow.close()
+    assert values_of(bootstrap, topic, "read_committed") == ["in time"]
+
+
+def test_ids_go_on_where_they_were(cluster: LocalCluster) -> None:
+    """A producer that comes back under its id aborts what its predecessor left."""
+    bootstrap, topic = cluster.bootstrap, "again"
+    create_topic(bootstrap, topic)
+    for number in range(3):
+        writer = ByLibrdkafka(bootstrap, "again")
+        writer.begin()
+        writer.send(topic, 0, f"kept {number}")
+        writer.commit()
+        writer.begin()
+        writer.send(topic, 0, f"left {number}")
+        writer.flush()
+        writer.close()
+    last = ByLibrdkafka(bootstrap, "again")
+    last.close()
+    assert values_of(bootstrap, topic, "read_committed") == [f"kept {n}" for n in range(3)]
+
+
+def test_operators_see_transactions(cluster: LocalCluster) -> None:
+    bootstrap, topic = cluster.bootstrap, "seen"
+    create_topic(bootstrap, topic)
+    writer = ByLibrdkafka(bootstrap, "seen")
+    writer.begin()
+    writer.send(topic, 0, "x")
+    writer.flush()
+    admin: Any = AdminClient(client_config(bootstrap))
+    assert TRANSACTIONS_TOPIC in admin.list_topics(timeout=30).topics
+    writer.commit()
+    writer.close()
+
+
+# --- nodes that are lost ------------------------------------------------------------------
+
+
+def coordinator_of(cluster: LocalCluster, name: str) -> str:
+    """The node that coordinates a transactional id."""
+    partition = transaction_partition(name, int(STATE_PARTITIONS))
+
+    def leader() -> int:
+        found = int(describe(cluster.bootstrap, TRANSACTIONS_TOPIC)[partition].leader)
+        return found if found >= 0 else 0
+
+    return f"node-{wait_for(leader, f'a coordinator of {name}')}"
+
+
+def grew(load: TransactionalLoad, by: int) -> None:
+    """The load commits that many more transactions."""
+    wanted = load.story.count(Outcome.COMMITTED) + by
+    wait_for(
+        lambda: load.story.count(Outcome.COMMITTED) >= wanted or bool(load.story.fatal),
+        f"{by} more commits",
+        180,
+    )
+    assert not load.story.fatal, load.story.fatal
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_killed(
+    tmp_path: Path, way: str
+) -> None:
+    with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
+        bootstrap, topic = address(cluster, way), "under-fire"
+        create_topic(cluster.bootstrap, topic, PARTITIONS)
+        names = ["first", "second", "third"]
+        loads = [TransactionalLoad(bootstrap, topic, PARTITIONS, name) for name in names]
+        for load in loads:
+            load.__enter__()
+        try:
+            for load in loads:
+                grew(load, 5)
+            for victim in (
+                coordinator_of(cluster, "first"),
+                busiest_leader(cluster.bootstrap, topic),
+                coordinator_of(cluster, "second"),
+            ):
+                cluster.kill(victim)
+                for load in loads:
+                    grew(load, 5)
+                start_ready(cluster, victim)
+                wait_for_full_isr(cluster.bootstrap, topic)
+                wait_for_full_isr(cluster.bootstrap, TRANSACTIONS_TOPIC)
+        finally:
+            for load in loads:
+                load.stop()
+        stories = [load.story for load in loads]
+        print([(s.count(Outcome.COMMITTED), s.count(Outcome.ABORTED), s.aborts, s.fatal) for s in stories])
+        # Nothing hangs: readers of committed records come to the end.
+        wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
+        check_story(stories, read_to_end(cluster.bootstrap, topic, "read_committed"))
+
+
+def test_time_passes_for_open_transactions_while_coordinators_move(tmp_path: Path) -> None:
+    """A transaction whose producer is gone is aborted by the next coordinator."""
+    with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
+        bootstrap, topic = cluster.bootstrap, "left"
+        create_topic(bootstrap, topic)
+        writer = ByLibrdkafka(bootstrap, "left", timeout_ms=10_000)
+        writer.begin()
+        writer.send(topic, 0, "left")
+        writer.flush()
+        writer.close()
+        victim = coordinator_of(cluster, "left")
+        cluster.kill(victim)
+        started_s = time.monotonic()
+        wait_for(lambda: is_decided(bootstrap, topic), "the open transaction is aborted", 120)
+        print(f"aborted {time.monotonic() - started_s:.1f} s after its coordinator was killed")
+        assert values_of(bootstrap, topic, "read_committed") == []
