@@ -94,7 +94,24 @@ class Caller:
 
 
 class ConfluentCaller(Caller):
+    """librdkafka forgets a node that metadata name no longer, and ends what it had asked there with an error of its
+    own; it is asked again then."""
+
     name = "confluent-kafka"
+
+    def _call(self, what: str, call: Callable[[], object]) -> None:
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+
+        def patiently() -> None:
+            while True:
+                try:
+                    call()
+                    return
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError._DESTROY_BROKER or time.monotonic() > deadline:
+                        raise
+
+        super()._call(what, patiently)
 
     def _run(self) -> None:
         admin = AdminClient(client_config(self._bootstrap))
