@@ -118,7 +118,7 @@ def test_no_way_back_to_plaintext_for_one_process_alone(moving: Moving) -> None:
         state.settings[GATEWAY]["tls"] = moving.tls("gateway", "*", "allow")
         cluster.store.save(state)
     before = len(moving.log(gateway))
-    cluster.start(gateway)
+    cluster.start(gateway, timeout_s=0)  # it will not be ready
     said = "if it has a certificate, give this process one by [tls]"
     wait_for(lambda: said in moving.log(gateway)[before:], said, PATIENCE_S)
     moving.mode = "require"
