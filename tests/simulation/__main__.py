@@ -59,7 +59,8 @@ def _one(arguments: argparse.Namespace) -> int:
             print(fail_text(result, arguments.bug or ""))
         if world.violation is not None and world.violation.__cause__ is not None:
             traceback.print_exception(world.violation.__cause__)
-        again = result if arguments.verbose else run_seed(arguments.seed)[0]
+        # A control is compared with the bug's run, not with itself.
+        again = result if arguments.verbose or arguments.control else run_seed(arguments.seed)[0]
     if again.digest != result.digest:
         print(f"NOT REPLAYED: digest {again.digest:016x} the second time")
         return 2
