@@ -3,7 +3,7 @@
 `ensure_engine` returns a running Docker Engine, starting Debian's dockerd when the test
 runs as root and none answers. `ensure_base_image` gives the image that the Dockerfiles
 start from: python:3.11-slim when it is there or can be pulled, otherwise one that is made
-with debootstrap. `ensure_edge_image` does the same for haproxy.
+with debootstrap. `ensure_edge_image` does the same for haproxy; what is made is made at once.
 
 Images that were made are kept in the engine, so only the first run pays for them.
 """
@@ -72,13 +72,28 @@ def _start_engine(log_path: Path) -> subprocess.Popen[bytes]:
 
 def ensure_base_image(client: docker.DockerClient) -> str:
     """Name of an image with Python 3.11, venv and pip."""
-    for name in (PYTHON_IMAGE, MADE_BASE_IMAGE):
+    return _ensure(client, PYTHON_IMAGE, MADE_BASE_IMAGE)
+
+
+def ensure_edge_image(client: docker.DockerClient) -> str:
+    """Name of an image that runs haproxy with /usr/local/etc/haproxy/haproxy.cfg."""
+    return _ensure(client, EDGE_IMAGE, MADE_EDGE_IMAGE)
+
+
+def _ensure(client: docker.DockerClient, image: str, made: str) -> str:
+    for name in (image, made):
         if _is_present(client, name):
             return name
-    if _pull(PYTHON_IMAGE):
-        return PYTHON_IMAGE
-    packages = "python3,python3-pip,python3-venv,ca-certificates"
-    with tempfile.TemporaryDirectory(prefix="penstock-base-") as scratch:
+    if _pull(image):
+        return image
+    _make_images()
+    return made
+
+
+def _make_images() -> None:
+    """Both, of one Debian that has what either needs: to unpack and set up a second one takes as long again."""
+    packages = "python3,python3-pip,python3-venv,ca-certificates,haproxy"
+    with tempfile.TemporaryDirectory(prefix="penstock-images-") as scratch:
         root = Path(scratch) / "root"
         _run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root))
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
@@ -89,22 +104,8 @@ def ensure_base_image(client: docker.DockerClient) -> str:
             shutil.copyfile(CA_BUNDLE, root / CA_BUNDLE.relative_to("/"))
         shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
         _import(root, MADE_BASE_IMAGE, f"ENV PIP_CERT={CA_BUNDLE}", 'CMD ["python3"]')
-    return MADE_BASE_IMAGE
-
-
-def ensure_edge_image(client: docker.DockerClient) -> str:
-    """Name of an image that runs haproxy with /usr/local/etc/haproxy/haproxy.cfg."""
-    for name in (EDGE_IMAGE, MADE_EDGE_IMAGE):
-        if _is_present(client, name):
-            return name
-    if _pull(EDGE_IMAGE):
-        return EDGE_IMAGE
-    with tempfile.TemporaryDirectory(prefix="penstock-edge-") as scratch:
-        root = Path(scratch) / "root"
-        _run("debootstrap", "--variant=minbase", "--include=haproxy", "bookworm", str(root))
         command = '["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]'
         _import(root, MADE_EDGE_IMAGE, f"CMD {command}")
-    return MADE_EDGE_IMAGE
 
 
 def _is_present(client: docker.DockerClient, name: str) -> bool:
