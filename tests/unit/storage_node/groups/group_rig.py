@@ -101,6 +101,8 @@ class FakeLog:
         self.hold = hold
         self.refuse: ErrorCode | None = None
         self.after_step: Callable[[], None] = lambda: None
+        self.on_advance: list[Callable[[], None]] = []
+        """For faults that tests plant: called once the high watermark has risen."""
         self._ends: list[int] = []
         self._waiting: list[tuple[int, Done]] = []
 
@@ -157,6 +159,9 @@ class FakeLog:
         while self._waiting and self._waiting[0][0] <= self.committed:
             self._waiting.pop(0)[1](ErrorCode.NONE)
             self.after_step()
+        late, self.on_advance = self.on_advance, []
+        for each in late:
+            each()
 
     def whole(self, end: int) -> int:
         """The end of the batch that `end` is in."""

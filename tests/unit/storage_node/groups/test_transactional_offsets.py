@@ -4,11 +4,17 @@ against a model that knows the log alone."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
-from penstock_core.errors import ErrorCode
+import pytest
+
+from penstock_core.errors import ErrorCode, InvariantBroken
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.consumer.group import NOTHING
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
+from penstock_storage_node.groups.offsets import OffsetStore
+from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
 from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import FakeMarker, Open, Rig, fresh_seeds
 
@@ -418,6 +424,10 @@ def compacted(entries: list[Entry], rng: random.Random) -> list[Entry]:
 GROUPS, TOPICS, PRODUCERS = ("g", "h"), ("t", "u"), (1, 2, 3)
 
 
+WORLDS: list[World] = []
+"""The newest is the one that runs."""
+
+
 class World:
     """Random requests to one shard, and what its log says of them."""
 
@@ -426,6 +436,7 @@ class World:
         self.rig = Rig(hold=True)
         self.rig.topics.set(t=2, u=2)
         self.offset = 0
+        WORLDS.append(self)
 
     def entries(self) -> list[Entry]:
         log = self.rig.log
@@ -519,3 +530,110 @@ def test_random_histories_say_what_the_log_says() -> None:
         for _ in range(120):
             world.step()
         world.check_compacted()
+
+
+# -- planted faults: the model finds each ------------------------------------------------------------
+
+
+def _counted_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
+    put = TransactionalOffsets.put
+
+    def late(offsets: TransactionalOffsets, *what: Any) -> None:
+        rig = WORLDS[-1].rig
+        rig.log.on_advance.append(lambda: put(offsets, *what))
+
+    patch.setattr(TransactionalOffsets, "put", late)
+
+
+def _applied_at_the_append(patch: pytest.MonkeyPatch) -> None:
+    def mark(rig: Rig, producer_id: int, *, commits: bool) -> None:
+        offset = rig.log.append_marker(FakeMarker(producer_id, commits), lambda _: None)
+        rig.shard.end_transaction(producer_id, offset, commits=commits)
+
+    patch.setattr(Rig, "mark", mark)
+
+
+def _in_place_as_transactions_end(patch: pytest.MonkeyPatch) -> None:
+    def put(store: OffsetStore, group_id: str, key: tuple[str, int], value: rec.OffsetValue) -> None:
+        store.store.offsets.setdefault(group_id, {})[key] = value
+
+    patch.setattr(OffsetStore, "_put_in_place", put)
+
+
+def _a_marker_ends_all(patch: pytest.MonkeyPatch) -> None:
+    end = TransactionalOffsets.end
+    patch.setattr(
+        TransactionalOffsets, "end", lambda offsets, producer_id, _: end(offsets, producer_id, 1 << 62)
+    )
+
+
+def _a_tombstone_takes_all(patch: pytest.MonkeyPatch) -> None:
+    drop = TransactionalOffsets.drop
+    patch.setattr(
+        TransactionalOffsets, "drop", lambda offsets, group_id, keys, _=None: drop(offsets, group_id, keys)
+    )
+
+
+def _a_tombstone_takes_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionalOffsets, "drop", lambda *_: None)
+
+
+def _an_abort_commits(patch: pytest.MonkeyPatch) -> None:
+    end = OffsetStore.end_transaction
+    patch.setattr(
+        OffsetStore,
+        "end_transaction",
+        lambda store, producer_id, offset, *, commits: end(store, producer_id, offset, commits=True),
+    )
+
+
+def _forgotten_at_a_hand_over(patch: pytest.MonkeyPatch) -> None:
+    replay = OffsetStore.replay
+    patch.setattr(
+        OffsetStore,
+        "replay",
+        lambda store, about, value, offset=-1, producer_id=-1: (
+            None if producer_id >= 0 and value else replay(store, about, value, offset, producer_id)
+        ),
+    )
+
+
+def _replayed_as_plain_commits(patch: pytest.MonkeyPatch) -> None:
+    """What a coordinator of before this change reads (decision 0071)."""
+    replay = OffsetStore.replay
+    patch.setattr(
+        OffsetStore,
+        "replay",
+        lambda store, about, value, offset=-1, producer_id=-1: replay(store, about, value, offset),
+    )
+
+
+PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
+    _counted_at_the_watermark,
+    _applied_at_the_append,
+    _in_place_as_transactions_end,
+    _a_marker_ends_all,
+    _a_tombstone_takes_all,
+    _a_tombstone_takes_none,
+    _an_abort_commits,
+    _forgotten_at_a_hand_over,
+    _replayed_as_plain_commits,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_faults_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    seeds = fresh_seeds(30)
+    print(f"seeds {seeds}")
+    for seed in seeds:
+        world = World(seed)
+        try:
+            for _ in range(120):
+                world.step()
+            world.check_compacted()
+        except (AssertionError, InvariantBroken, KeyError):
+            return
+    pytest.fail("nobody has seen it")
