@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.local.cluster import LocalCluster
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.groups import MEMBERS, SESSION_TIMEOUT_MS, GroupLedger, GroupMember
 from support.kafka import (
     CALL_TIMEOUT_S,
@@ -46,6 +45,13 @@ def settings() -> dict[str, dict[str, str]]:
             "group_consumer_session_timeout_ms": str(SESSION_TIMEOUT_MS),
         }
     }
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Each test leaves it whole."""
+    with running_cluster(tmp_path_factory.mktemp("groups"), controllers=1, settings=settings()) as running:
+        yield running
 
 
 def bootstrap_of(cluster: LocalCluster, mode: str) -> str:
@@ -103,9 +109,9 @@ def share(members: list[GroupMember]) -> bool:
 def group(
     bootstrap: str, topic: str, kind: str, count: int
 ) -> Iterator[tuple[list[GroupMember], GroupLedger]]:
-    """Members that are stopped at the end, those that a test adds to the list too."""
+    """A group with the name of its topic. Members are stopped at the end, those that a test adds to the list too."""
     ledger = GroupLedger()
-    members = [MEMBERS[kind](bootstrap, topic, "group", ledger) for _ in range(count)]
+    members = [MEMBERS[kind](bootstrap, topic, topic, ledger) for _ in range(count)]
     try:
         yield members, ledger
     finally:
@@ -142,50 +148,54 @@ def wait_for_all(ledger: GroupLedger, values: set[bytes]) -> None:
         ("group.protocol=consumer", "direct"),
     ],
 )
-def test_a_group_lives_through_the_death_of_its_coordinator(tmp_path: Path, kind: str, mode: str) -> None:
-    with running_cluster(tmp_path, controllers=1, settings=settings()) as cluster:
-        bootstrap = bootstrap_of(cluster, mode)
-        create_topic(bootstrap, "events", PARTITIONS, 3)
-        with group(bootstrap, "events", kind, 2) as (members, ledger):
-            with Load(bootstrap, "events", rate_per_s=200) as load:
-                wait_for_more(ledger, 200, "at first")
-                wait_for(lambda: share(members), "both members have partitions", LONG_S)
-                victim = coordinator(bootstrap, "group")
-                cluster.kill(victim)
-                wait_for_more(ledger, 600, f"after {victim} was killed")
-                cluster.start(victim)
-                wait_for_full_isr(bootstrap, "events", LONG_S)
-                wait_for_more(ledger, 200, f"after {victim} came back")
-            wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
-        assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
+def test_a_group_lives_through_the_death_of_its_coordinator(
+    cluster: LocalCluster, kind: str, mode: str
+) -> None:
+    bootstrap, name = bootstrap_of(cluster, mode), f"{kind.replace('=', '-')}-{mode}"
+    create_topic(bootstrap, name, PARTITIONS, 3)
+    with group(bootstrap, name, kind, 2) as (members, ledger):
+        with Load(bootstrap, name, rate_per_s=200) as load:
+            wait_for_more(ledger, 200, "at first")
+            wait_for(lambda: share(members), "both members have partitions", LONG_S)
+            victim = coordinator(bootstrap, name)
+            cluster.kill(victim)
+            wait_for_more(ledger, 600, f"after {victim} was killed")
+            start_ready(cluster, victim)
+            wait_for_full_isr(bootstrap, name, LONG_S)
+            wait_for_more(ledger, 200, f"after {victim} came back")
+        wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
+    assert committed(bootstrap, name, name) == ends(bootstrap, name)
+    for topic in (name, "__consumer_offsets"):
+        wait_for_full_isr(bootstrap, topic, LONG_S)
 
 
 @pytest.mark.parametrize("strategy", ["confluent-kafka", "cooperative"])
-def test_a_group_is_upgraded_to_the_consumer_protocol_while_it_works(tmp_path: Path, strategy: str) -> None:
-    with running_cluster(tmp_path, controllers=1, settings=settings()) as cluster:
-        bootstrap = cluster.bootstrap
-        create_topic(bootstrap, "events", PARTITIONS, 3)
-        with group(bootstrap, "events", strategy, 2) as (members, ledger):
-            with Load(bootstrap, "events", rate_per_s=200) as load:
-                wait_for_more(ledger, 200, "at first")
-                wait_for(lambda: share(members), "both members have partitions", LONG_S)
-                for _ in range(2):
-                    members.append(MEMBERS["group.protocol=consumer"](bootstrap, "events", "group", ledger))
-                    wait_for(lambda: share(members), f"{len(members)} members have partitions", LONG_S)
-                wait_for_more(ledger, 200, "with both kinds")
-                while len(members) > 2:
-                    members.pop(0).stop()
-                    wait_for(lambda: share(members), f"{len(members)} members share", LONG_S)
-                # And back: a member of the old kind may still come.
-                members.append(MEMBERS[strategy](bootstrap, "events", "group", ledger))
-                wait_for(lambda: share(members), "the old member has partitions", LONG_S)
-                wait_for_more(ledger, 200, "at last")
-            wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
-        assert committed(bootstrap, "group", "events") == ends(bootstrap, "events")
+def test_a_group_is_upgraded_to_the_consumer_protocol_while_it_works(
+    cluster: LocalCluster, strategy: str
+) -> None:
+    bootstrap, name = cluster.bootstrap, f"upgraded-{strategy}"
+    create_topic(bootstrap, name, PARTITIONS, 3)
+    with group(bootstrap, name, strategy, 2) as (members, ledger):
+        with Load(bootstrap, name, rate_per_s=200) as load:
+            wait_for_more(ledger, 200, "at first")
+            wait_for(lambda: share(members), "both members have partitions", LONG_S)
+            for _ in range(2):
+                members.append(MEMBERS["group.protocol=consumer"](bootstrap, name, name, ledger))
+                wait_for(lambda: share(members), f"{len(members)} members have partitions", LONG_S)
+            wait_for_more(ledger, 200, "with both kinds")
+            while len(members) > 2:
+                members.pop(0).stop()
+                wait_for(lambda: share(members), f"{len(members)} members share", LONG_S)
+            # And back: a member of the old kind may still come.
+            members.append(MEMBERS[strategy](bootstrap, name, name, ledger))
+            wait_for(lambda: share(members), "the old member has partitions", LONG_S)
+            wait_for_more(ledger, 200, "at last")
+        wait_for_all(ledger, {load.ledger.values[n] for n in load.ledger.acked})
+    assert committed(bootstrap, name, name) == ends(bootstrap, name)
 
 
-def test_groups_on_the_command_line(shared_cluster: LocalCluster) -> None:
-    bootstrap = shared_cluster.bootstrap
+def test_groups_on_the_command_line(cluster: LocalCluster) -> None:
+    bootstrap = cluster.bootstrap
     name = "on-the-command-line"
     create_topic(bootstrap, name, PARTITIONS, 3)
     produce(bootstrap, name, 120, keys=60)
@@ -225,9 +235,9 @@ def test_groups_on_the_command_line(shared_cluster: LocalCluster) -> None:
     run("delete", name, fails=True)
 
 
-def test_groups_are_administered(shared_cluster: LocalCluster) -> None:
+def test_groups_are_administered(cluster: LocalCluster) -> None:
     for mode in ("proxy", "direct"):
-        bootstrap = bootstrap_of(shared_cluster, mode)
+        bootstrap = bootstrap_of(cluster, mode)
         topic = f"administered-{mode}"
         create_topic(bootstrap, topic, PARTITIONS, 3)
         produce(bootstrap, topic, 100)
@@ -250,6 +260,6 @@ def test_groups_are_administered(shared_cluster: LocalCluster) -> None:
         assert [deleted[name].result(timeout=PATIENCE_S) for name in names] == [None] * len(names)
         listed = admin.list_consumer_groups().result(timeout=PATIENCE_S)
         assert not set(names) & {g.group_id for g in listed.valid}
-    found = describe(shared_cluster.bootstrap, "__consumer_offsets")
+    found = describe(cluster.bootstrap, "__consumer_offsets")
     assert len(found) == 50
     assert {len(p.replicas) for p in found.values()} == {3}
