@@ -27,7 +27,8 @@ PYTEST := $(BIN)/python -m pytest
 
 # How many tests at once. Most of them wait more than they compute; a file's tests stay together, in their order.
 WORKERS ?= 2
-SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile
+# In the order of tests/conftest.py, and not of how many tests a file has.
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: setup ## every check and test: the README's test command (WORKERS=4 where there are cores)
 	$(MAKE) --no-print-directory lint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,9 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
+UNIT = Path(__file__).parent / "unit"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Ports of its own for each worker of pytest-xdist, and for the commands that its tests call."""
     worker: dict[str, object] | None = getattr(config, "workerinput", None)
@@ -24,3 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     number, count = int(str(worker["workerid"]).removeprefix("gw")), int(str(worker["workercount"]))
     os.environ[ports.PART_VARIABLE] = f"{number + 1}/{count}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Unit tests come last: of two workers neither waits long for the other where files are short."""
+    items.sort(key=lambda item: item.path.is_relative_to(UNIT))
