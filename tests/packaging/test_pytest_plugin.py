@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from support.packages import LIBRARIES, OTHERS, Packages
+from penstock.local.ports import PART_VARIABLE
+from support.packages import LIBRARIES, OTHERS, Packages, new_environment, pip
 from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +23,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Path:
     """Python of a new environment that holds `penstock[pytest]` and nothing else."""
-    folder = tmp_path_factory.mktemp("env")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run(
-        [*pip, "--require-hashes", "-r", str(ROOT / "client" / "requirements-pytest.txt")], check=True
-    )
+    python = new_environment(tmp_path_factory.mktemp("env"))
+    requirements = ROOT / "client" / "requirements-pytest.txt"
+    pip(python, "install", "--no-deps", "--require-hashes", "-r", str(requirements))
     packages.install(python, (*LIBRARIES, *OTHERS))
     return python
 
@@ -49,7 +45,9 @@ def environment(python: Path, folder: Path) -> dict[str, str]:
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "PYTHON", "PYTEST", "JAVA"))
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PENSTOCK_", "PYTHON", "PYTEST", "JAVA")) or k == PART_VARIABLE
     }
     return {**kept, "PATH": str(python.parent), "TMPDIR": str(temporary)}
 

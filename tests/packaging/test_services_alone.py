@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.local.ports import choose_free
-from support.packages import Packages
+from support.packages import Packages, new_environment, pip
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120
@@ -27,15 +26,13 @@ pytestmark = pytest.mark.timeout(1200)
 
 def install(service: str, folder: Path, packages: Packages) -> Path:
     """A new environment that holds one service; returns its bin folder."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    bin_folder = folder / "bin"
-    pip = [str(bin_folder / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    python = new_environment(folder)
     requirements = ROOT / "services" / service / "requirements.txt"
-    subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(requirements)], check=True)
+    pip(python, "install", "--no-deps", "--require-hashes", "-r", str(requirements))
     kafka = [] if service == "controller" else ["libs/kafka", "libs/frontend"]
     needed = ["proto", "libs/core", "libs/runtime", *kafka, f"services/{service}"]
-    packages.install(bin_folder / "python", needed)
-    return bin_folder
+    packages.install(python, needed)
+    return python.parent
 
 
 def arguments(service: str, folder: Path, http_port: int) -> list[str]:
@@ -59,8 +56,7 @@ def arguments(service: str, folder: Path, http_port: int) -> list[str]:
 def test_service_installs_and_starts_alone(service: str, tmp_path: Path, packages: Packages) -> None:
     bin_folder = install(service, tmp_path / "env", packages)
     if service == "controller":
-        listed = [*(str(bin_folder / "python"), "-m", "pip", "list", "--format", "freeze")]
-        installed = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.lower()
+        installed = pip(bin_folder / "python", "list", "--format", "freeze").lower()
         assert "pysyncobj==" in installed
         assert [name for name in ("aiokafka", "kio", "cramjam", "crc32c") if f"{name}==" in installed] == []
     command = str(bin_folder / f"penstock-{service}")

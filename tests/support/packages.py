@@ -1,16 +1,34 @@
-"""The packages of this repository as tests install them: copied, and the libraries built once for all tests."""
+"""The packages of this repository as tests install them: copied, built once for all, into environments without pip."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("proto", "libs/core", "libs/kafka", "libs/runtime", "libs/frontend")
 OTHERS = ("client", "services/controller", "services/storage-node", "services/gateway")
+
+
+def new_environment(folder: Path) -> Path:
+    """An environment with nothing in it, neither pip nor setuptools; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "bin" / "python"
+
+
+def pip(python: Path, *words: str) -> str:
+    """What pip says that works in that environment from outside. Modules are compiled when they are used."""
+    common = ["-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    command = [
+        sys.executable,
+        *common,
+        *words,
+        *(["--quiet", "--no-compile"] if words[0] == "install" else []),
+    ]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 class Packages:
@@ -19,24 +37,21 @@ class Packages:
 
     def __init__(self, scratch: Path) -> None:
         self._copies, self._wheels = scratch / "copies", scratch / "wheels"
-        self._built: dict[str, Path] = {}
         ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
         for package in (*LIBRARIES, *OTHERS):
             shutil.copytree(ROOT / package, self._copies / package, ignore=ignored)
 
     def _wheel(self, package: str) -> Path:
         """As `pip install <folder>` makes one."""
-        if package not in self._built:
-            target = self._wheels / package
-            pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-            command = [*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
+        target = self._wheels / package
+        if not target.exists():
+            words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+            command = [*words, "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
             subprocess.run([*command, str(self._copies / package)], check=True)
-            (self._built[package],) = target.glob("*.whl")
-        return self._built[package]
+        (wheel,) = target.glob("*.whl")
+        return wheel
 
-    def install(self, python: Path, packages: Iterable[str]) -> None:
-        """Into the environment of that Python, which builds all but the libraries by what it holds itself."""
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        paths = [self._wheel(p) if p in LIBRARIES else self._copies / p for p in packages]
-        subprocess.run([*pip, "--no-deps", "--no-build-isolation", *map(str, paths)], check=True)
-        subprocess.run([str(python), "-m", "pip", "check"], check=True)
+    def install(self, python: Path, packages: Sequence[str]) -> None:
+        """Into the environment of that Python, which has what they need by then."""
+        pip(python, "install", "--no-deps", *(str(self._wheel(package)) for package in packages))
+        pip(python, "check")
