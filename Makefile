@@ -140,6 +140,10 @@ rotation: setup ## the CA and all certificates replaced twice under 1,000 messag
 quotas: setup ## quotas with stock clients, on one gateway and on three, those of bytes over a minute each: within a tenth; a login flood
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
 
+.PHONY: large
+large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
+	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s
+
 .PHONY: ops-test
 ops-test: setup ## planned changes of a cluster: every proof in its long form, and a table; ONLY="words" chooses lines, SEEDS=2000 (OPS="--help")
 	@PYTHONPATH=tests $(BIN)/python -m ops $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS)) $(OPS)
