@@ -28,6 +28,8 @@ from penstock_kafka.wire.produce import (
     encode_produce_request,
 )
 from penstock_proto.v1 import data_pb2, storage_pb2, storage_pb2_grpc
+from penstock_storage_node.kafka.client_stream import ClientStream
+from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.rpc import forward
 
 CHUNK = 1024 * 1024
@@ -81,7 +83,7 @@ class Gateway:
                     setattr(part, name, value)
             await self._write(part)
 
-    async def send_part(self, request_id: int, chunk: bytes, *, last: bool = False, **first: int) -> None:
+    async def send_part(self, request_id: int, chunk: bytes, *, last: bool = False, **first: Any) -> None:
         await self._write(storage_pb2.ForwardFrame(request_id=request_id, chunk=chunk, last=last, **first))
 
     async def _write(self, part: storage_pb2.ForwardFrame) -> None:
@@ -122,6 +124,33 @@ async def test_requests_are_appended_in_order_and_answered_with_their_ids(cluste
         answers[request_id] = decode_produce_response(body, 9).results[0].base_offset
     assert answers == {n: n - 1 for n in range(1, 21)}
     await gateway.close()
+
+
+async def test_a_stream_asks_whether_its_client_is_still_there(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, told = cluster.nodes[1], list[int]()
+    handle = node.data.handle
+    streams: list[ClientStream] = []
+
+    def asking(caller: RequestContext, *request: Any) -> Any:
+        assert caller.stream is not None
+        streams.append(caller.stream)
+        caller.stream.when_there(lambda: told.append(len(told)), surely=True)
+        return handle(caller, *request)
+
+    monkeypatch.setattr(node.data, "handle", asking)
+    gateway = Gateway(cluster)
+    await gateway.send(1, produce_frame(b"x"))
+    asks: list[int] = []
+    while not asks:
+        message = await asyncio.wait_for(gateway.call.read(), 60)
+        asks += [frame.request_id for frame in message.frames if frame.asks]
+    assert told == []
+    await gateway.send_part(asks[0], b"", there=True)
+    await eventually(lambda: told == [0])
+    await gateway.close()
+    await eventually(lambda: streams[0].ended)
 
 
 async def test_an_announced_size_takes_no_memory(cluster: MiniCluster) -> None:

@@ -541,6 +541,99 @@ async def test_who_is_answered_is_held_no_more() -> None:
     assert dropped == []
 
 
+class Relayed:
+    """A stream of a gateway's; it says whether its client is there when the test does."""
+
+    def __init__(self) -> None:
+        self.asks: list[int] = []
+        self.stream = ClientStream(ask=self.asks.append)
+
+
+async def test_a_late_request_of_a_client_that_went_decides_nothing() -> None:
+    """An EndTxn of the old protocol that a hiccup held back would end the next transaction."""
+    peer = Peer()
+    first, second = Relayed(), Relayed()
+    peer.stream = first.stream
+    pair = await peer.pair()
+    assert await peer.add(0, pair, ("t", (0,))) == [("t", 0, 0)]
+    asked = {"transactional_id": "x", "producer_id": pair[0], "producer_epoch": pair[1]}
+    # The client gives its EndTxn up and sends it again by another connection, then begins anew.
+    peer.stream = second.stream
+    answer = peer.send(K.END_TXN, 1, **asked, committed=True)
+    assert (second.asks, answer.done()) == ([1], False)
+    second.stream.told(1)
+    peer.rig.settle()
+    assert int((await read(K.END_TXN, 1, answer)).error_code) == 0
+    assert await peer.add(0, pair, ("t", (1,))) == [("t", 1, 0)]
+    assert second.asks == [1]
+    # The first EndTxn comes at last, and then the end of its stream.
+    peer.stream = first.stream
+    late = peer.send(K.END_TXN, 1, **asked, committed=True)
+    peer.rig.settle()
+    assert (first.asks, late.done()) == ([1], False)
+    assert peer.rig.value("x").status.label == "Ongoing"
+    first.stream.end()
+    first.stream.told(1)
+    peer.rig.settle()
+    assert peer.rig.value("x").status.label == "Ongoing"
+    late.cancel()
+
+
+async def test_requests_wait_in_order_while_their_client_is_asked() -> None:
+    peer = Peer()
+    pair = await peer.pair()
+    peer.stream = (other := Relayed()).stream
+    topics = (item(K.ADD_PARTITIONS_TO_TXN, 0, "AddPartitionsToTxnTopic", name="t", partitions=(0,)),)
+    answers = [
+        peer.send(
+            K.ADD_PARTITIONS_TO_TXN,
+            0,
+            v3_and_below_transactional_id="x",
+            v3_and_below_producer_id=pair[0],
+            v3_and_below_producer_epoch=pair[1],
+            v3_and_below_topics=topics,
+        ),
+        peer.send(
+            K.END_TXN,
+            1,
+            transactional_id="x",
+            producer_id=pair[0],
+            producer_epoch=pair[1],
+            committed=True,
+        ),
+    ]
+    for number in other.asks:
+        other.stream.told(number)
+        peer.rig.settle()
+    for answer in answers:
+        assert answer.done()
+    assert peer.rig.value("x").status.label == "CompleteCommit"
+
+
+async def test_who_is_asked_for_nothing_is_not_asked_whether_it_is_there() -> None:
+    peer = Peer()
+    pair = await peer.pair()
+    peer.stream = (other := Relayed()).stream
+    # By the new protocol an epoch belongs to one transaction, and looking changes nothing.
+    assert await peer.add(5, pair, ("t", (0,))) == [("t", 0, 0)]
+    await peer.call(K.DESCRIBE_TRANSACTIONS, 0, transactional_ids=("x",))
+    assert int((await peer.end(5, pair)).error_code) == 0
+    assert other.asks == []
+
+
+async def test_a_connection_that_its_client_has_closed_begins_nothing() -> None:
+    peer = Peer()
+    pair = await peer.pair()
+    await peer.add(0, pair, ("t", (0,)))
+    peer.stream = ClientStream(is_there=lambda: False)
+    late = peer.send(
+        K.END_TXN, 1, transactional_id="x", producer_id=pair[0], producer_epoch=pair[1], committed=True
+    )
+    peer.rig.settle()
+    assert (late.done(), peer.rig.value("x").status.label) == (False, "Ongoing")
+    late.cancel()
+
+
 # -- bad input -----------------------------------------------------------------------------------
 
 

@@ -309,6 +309,32 @@ def test_nothing_is_begun_for_a_client_that_is_gone() -> None:
     asyncio.run(main())
 
 
+def test_a_late_commit_of_a_client_that_went_puts_no_old_offsets_back() -> None:
+    async def main() -> None:
+        peer = Peer()
+        first = peer.stream
+        peer.begin(3, 5)
+        peer.coordinator_says(E.NONE)
+        asks: list[int] = []
+        peer.stream = ClientStream(ask=asks.append)
+        newer = peer.begin(3, 6)
+        assert (asks, peer.asked, peer.handler.waiting_count) == ([1], [], 0)
+        peer.stream.told(1)
+        peer.rig.settle()
+        assert await codes(3, newer) == [E.NONE]
+        records = len(peer.rig.log.records)
+        # By a gateway that says nothing more of its client; and one that adds its partition is of its own transaction.
+        first._ask = asks.append
+        peer.stream = first
+        late = peer.begin(3, 4)
+        assert (asks, len(peer.rig.log.records), late.done()) == ([1, 1], records, False)
+        first.end()
+        assert peer.handler.waiting_count == 0
+        late.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_coordinator_that_is_one_no_more_says_so() -> None:
     async def main() -> None:
         for version in VERSIONS:

@@ -7,7 +7,7 @@ else (metadata client, channels, streams, codecs) is the real thing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -55,6 +55,10 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.refuse_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.silent = False
         """Takes requests and never answers."""
+        self.asks: list[int] = []
+        """Questions to put before the next request is answered: whether its client is still there."""
+        self.there: list[int] = []
+        """Those that were answered."""
         self.frames: list[tuple[RequestHeader, bytes]] = []
         self.came = asyncio.Event()
         self.streams = 0
@@ -116,6 +120,14 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
             if request.HasField("open"):
                 assert request.open.node_id == self.node_id
             for f in request.frames:
+                if f.there:
+                    self.there.append(f.request_id)
+                    self.came.set()
+                    continue
+                for number in self.asks:
+                    ask = storage_pb2.ForwardResponseFrame(request_id=number, asks=True)
+                    yield storage_pb2.ForwardResponse(frames=[ask])
+                self.asks.clear()
                 parts[f.request_id] = parts.get(f.request_id, b"") + f.chunk
                 if f.last:
                     data = parts.pop(f.request_id)
@@ -243,8 +255,8 @@ class RelayRig:
         await self.channels.close()
         assert not self.lifecycle.failed.is_set()
 
-    def client(self) -> ClientRelay:
-        return self.relay.open(ClientInfo(Identity(ANONYMOUS, "127.0.0.1"), "PROXY"))
+    def client(self, is_there: Callable[[], bool] = lambda: True) -> ClientRelay:
+        return self.relay.open(ClientInfo(Identity(ANONYMOUS, "127.0.0.1"), "PROXY", is_there))
 
     def move(self, partition: int, leader: int) -> None:
         self.leaders[partition] = leader

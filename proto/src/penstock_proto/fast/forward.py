@@ -49,6 +49,8 @@ class InFrame(NamedTuple):
     none: bool
     close_connection: bool
     concerns_router: bool
+    asks: bool = False
+    """No response: whether the client is still there, by that number."""
 
 
 def pack(frames: Iterable[OutFrame], most_bytes: int) -> Iterator[bytes]:
@@ -88,6 +90,15 @@ def _put(
     parts.extend(buffers)
 
 
+def there_message(numbers: Iterable[int]) -> bytes:
+    """The client is still there, as a node asked by these numbers."""
+    parts = []
+    for number in numbers:
+        body = b"\x08" + varint(number) + b"\x38\x01"
+        parts.append(b"\x12" + varint(len(body)) + body)
+    return b"".join(parts)
+
+
 def unpack(message: bytes) -> list[InFrame]:
     """The frames of a ForwardResponse; raises MalformedMessage when a node sent something else."""
     view = memoryview(message)
@@ -123,7 +134,7 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
                 raise MalformedMessage("chunk")
             chunk = view[pos : pos + size]
             pos += size
-        elif tag in (0x08, 0x18, 0x20, 0x28, 0x30, 0x38):
+        elif tag in (0x08, 0x18, 0x20, 0x28, 0x30, 0x38, 0x40):
             value, pos = read_varint(message, pos, stop)
             if tag == 0x08:
                 request_id = value
@@ -139,6 +150,7 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
         bool(flags & 1 << 5),
         bool(flags & 1 << 6),
         bool(flags & 1 << 7),
+        bool(flags & 1 << 8),
     )
 
 
@@ -155,6 +167,8 @@ class ForwardedFrame:
     frame_bytes: int = 0
     metadata_version: int = 0
     deadline_ms: int = 0
+    there: bool = False
+    """No request: the client is still there, as was asked by that number."""
 
 
 @dataclass(slots=True)
@@ -190,8 +204,16 @@ def decode_forward_request(message: bytes) -> ForwardedFrames:
                     frame.metadata_version = value
                 elif inner == 6:
                     frame.deadline_ms = value
+                elif inner == 7:
+                    frame.there = bool(value)
             result.frames.append(frame)
     return result
+
+
+def ask_frame(number: int) -> bytes:
+    """Whether the client is still there, as a field of a ForwardResponse."""
+    body = b"\x08" + varint(number) + b"\x40\x01"
+    return b"\x0a" + varint(len(body)) + body
 
 
 def forward_response_frame(

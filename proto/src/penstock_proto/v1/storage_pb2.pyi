@@ -600,6 +600,7 @@ class ForwardFrame(_message.Message):
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     METADATA_VERSION_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    THERE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Counts the requests of a stream from 1; the response carries the same."""
     chunk: _builtins.bytes
@@ -614,6 +615,8 @@ class ForwardFrame(_message.Message):
     """
     deadline_ms: _builtins.int
     """On the first part: time left for this request in ms, 0 for no limit."""
+    there: _builtins.bool
+    """No request: the client is still there, as the node asked by that number."""
     def __init__(
         self,
         *,
@@ -623,10 +626,11 @@ class ForwardFrame(_message.Message):
         frame_bytes: _builtins.int = ...,
         metadata_version: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
+        there: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "deadline_ms", b"deadline_ms", "frame_bytes", b"frame_bytes", "last", b"last", "metadata_version", b"metadata_version", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "deadline_ms", b"deadline_ms", "frame_bytes", b"frame_bytes", "last", b"last", "metadata_version", b"metadata_version", "request_id", b"request_id", "there", b"there"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,6 +667,7 @@ class ForwardResponseFrame(_message.Message):
     NONE_FIELD_NUMBER: _builtins.int
     CLOSE_CONNECTION_FIELD_NUMBER: _builtins.int
     CONCERNS_ROUTER_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     chunk: _builtins.bytes
     """The next bytes: response header and body with no length prefix."""
@@ -679,6 +684,10 @@ class ForwardResponseFrame(_message.Message):
     batch again and later ones of its producer must not overtake it. The metadata of
     the gateway need not be stale.
     """
+    asks: _builtins.bool
+    """No response: the node asks whether the client is still there, by a number of its own. A gateway whose client has
+    closed its connection, as far as its machine has heard, does not answer. Gateways know it since metadata.level 4.
+    """
     def __init__(
         self,
         *,
@@ -689,10 +698,11 @@ class ForwardResponseFrame(_message.Message):
         none: _builtins.bool = ...,
         close_connection: _builtins.bool = ...,
         concerns_router: _builtins.bool = ...,
+        asks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "close_connection", b"close_connection", "concerns_router", b"concerns_router", "frame_bytes", b"frame_bytes", "last", b"last", "none", b"none", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "chunk", b"chunk", "close_connection", b"close_connection", "concerns_router", b"concerns_router", "frame_bytes", b"frame_bytes", "last", b"last", "none", b"none", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -285,6 +285,30 @@ def test_disconnect_in_flight_cancels_coroutines_and_leaves_futures(run: Run) ->
     run(main())
 
 
+def test_a_client_that_closed_is_gone_though_what_it_sent_is_not_read_yet(run: Run) -> None:
+    async def main() -> None:
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        seen: list[Connection] = []
+
+        def answer(connection: Connection, _: bytearray) -> Awaitable[Response]:
+            seen.append(connection)
+            return future
+
+        limits = ListenerLimits(inflight_requests_max=1)
+        async with listening(answer, limits=limits) as (_, handler, endpoint, _):
+            async with connected(endpoint) as (_r, w):
+                # The second is not looked at before the first is answered: reading stops.
+                w.write(request(0) + request(1))
+                await eventually(lambda: len(handler.frames) == 1, "the first at hand")
+                assert seen[0].is_there()
+                w.write(request(2))
+            await eventually(lambda: not seen[0].is_there(), "the end of its connection heard of")
+            assert len(handler.frames) == 1
+            future.set_result([b"late"])
+
+    run(main())
+
+
 def test_close_comes_after_earlier_responses(run: Run) -> None:
     async def main() -> None:
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()

@@ -86,6 +86,23 @@ async def test_several_leaders_split_and_joined(rig: Rig, version: int) -> None:
     assert rig.nodes[2].logs == {("t", 1): [b"bb"]}
 
 
+async def test_a_node_is_told_that_the_client_is_still_there_for_as_long_as_it_is(rig: Rig) -> None:
+    here = [True]
+    client, node = rig.client(lambda: here[0]), rig.nodes[1]
+    node.asks = [3, 4]
+    await outcome(rig.submit(client, Produce, produce_frame((0, b"a"))))
+    await eventually(lambda: len(node.there) == 2, "answers to both questions")
+    here[0] = False
+    node.asks = [5]
+    await outcome(rig.submit(client, Produce, produce_frame((0, b"b"))))
+    here[0] = True
+    node.asks = [6]
+    await outcome(rig.submit(client, Produce, produce_frame((0, b"c"))))
+    await eventually(lambda: len(node.there) == 3, "the answer to the last question")
+    assert node.there == [3, 4, 6]
+    assert node.streams == 1
+
+
 async def test_unknown_topics_are_answered_here(rig: Rig) -> None:
     got = codes(await outcome(rig.submit(rig.client(), Produce, produce_frame((0, b"a"), topic="x"))))
     assert got == {0: 3}

@@ -8,9 +8,11 @@ import pytest
 
 from penstock_proto.fast.forward import (
     OutFrame,
+    ask_frame,
     decode_forward_request,
     forward_response_frame,
     pack,
+    there_message,
     unpack,
 )
 from penstock_proto.fast.pieces import cut
@@ -72,6 +74,7 @@ def test_responses_as_protobuf_writes_them() -> None:
                 none=rng.random() < 0.5,
                 close_connection=rng.random() < 0.5,
                 concerns_router=rng.random() < 0.5,
+                asks=rng.random() < 0.5,
             )
             for _ in range(rng.randint(0, 5))
         ]
@@ -80,12 +83,29 @@ def test_responses_as_protobuf_writes_them() -> None:
         for r, f in zip(read, frames, strict=True):
             assert r.request_id == f.request_id
             assert bytes(r.chunk) == f.chunk
-            assert (r.last, r.none, r.close_connection, r.concerns_router) == (
+            assert (r.last, r.none, r.close_connection, r.concerns_router, r.asks) == (
                 f.last,
                 f.none,
                 f.close_connection,
                 f.concerns_router,
+                f.asks,
             )
+
+
+def test_whether_a_client_is_still_there_is_asked_and_answered() -> None:
+    numbers = [1, 127, 128, 1 << 40]
+    message = b"".join(map(ask_frame, numbers))
+    assert [(f.request_id, f.asks) for f in pb.ForwardResponse.FromString(message).frames] == [
+        (number, True) for number in numbers
+    ]
+    assert [(f.request_id, f.asks, f.last) for f in unpack(message)] == [(n, True, False) for n in numbers]
+    message = there_message(numbers)
+    assert [(f.request_id, f.there) for f in pb.ForwardRequest.FromString(message).frames] == [
+        (number, True) for number in numbers
+    ]
+    assert [(f.request_id, f.there) for f in decode_forward_request(message).frames] == [
+        (number, True) for number in numbers
+    ]
 
 
 def test_unknown_fields_are_skipped_and_broken_bytes_refused() -> None:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import socket
 import struct
 import termios
 from collections import deque
@@ -117,6 +118,8 @@ class ConnectionOwner(Protocol):
 
 _LENGTH = struct.Struct(">i")
 _NO_BYTES = bytes(4)
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED = b"\x01"
 _FRAME_BYTES_MIN = 8
 """Api key, version, correlation id."""
 _TOKEN_BYTES_MIN = 2
@@ -734,6 +737,20 @@ class Connection(asyncio.BufferedProtocol):
     def _release(self, size: int) -> None:
         self._charged -= size
         self._owner.release(self, size)
+
+    def is_there(self) -> bool:
+        """Whether the client has not closed its end, as far as this machine has heard: what it sent before that may
+        not have been read yet."""
+        if self.closed or self.closing:
+            return False
+        raw = self._transport.get_extra_info("socket")
+        if raw is None or raw.fileno() < 0 or _TCP_INFO is None:
+            return True
+        try:
+            # The first byte of struct tcp_info is the connection's state.
+            return bool(raw.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1) == _ESTABLISHED)
+        except OSError:
+            return True  # a socket of another kind
 
     def is_too_slow(self, elapsed_s: float) -> bool:
         """Called every second: whether the request that comes in pieces has fallen too far behind.

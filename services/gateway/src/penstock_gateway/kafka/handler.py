@@ -118,7 +118,7 @@ class GatewayHandler:
     def _client_relay(self, connection: Connection) -> ClientRelay:
         client: ClientRelay | None = connection.state.get(_CLIENT_RELAY)
         if client is None:
-            info = ClientInfo(connection.identity, connection.listener)
+            info = ClientInfo(connection.identity, connection.listener, connection.is_there)
             client = connection.state[_CLIENT_RELAY] = self._relay.open(info)
             connection.on_closed(client.close)
         return client

@@ -54,6 +54,8 @@ class ClientInfo:
 
     identity: Identity
     listener: str
+    is_there: Callable[[], bool] = lambda: True
+    """Whether the client has not closed its connection, as far as this machine has heard."""
 
 
 class GatewayRelay(Protocol):
@@ -174,6 +176,10 @@ class ClientRelay:
         return self._table.idle and not self._leaving_until_ms
 
     # -- from streams ---------------------------------------------------------------------
+
+    def is_there(self) -> bool:
+        """Whether the client still is: a node asks that before it does what may come too late."""
+        return not self._closed and self._client.is_there()
 
     def stream_ready(self, stream: NodeStream) -> None:
         """A node is connected."""

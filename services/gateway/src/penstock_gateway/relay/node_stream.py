@@ -19,7 +19,7 @@ import grpc.aio
 from penstock_core.errors import InvariantBroken
 from penstock_core.failpoints import hit
 from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
-from penstock_proto.fast.forward import InFrame, OutFrame, pack, unpack
+from penstock_proto.fast.forward import InFrame, OutFrame, pack, there_message, unpack
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 
@@ -37,6 +37,9 @@ class Owner(Protocol):
 
     def take_answers(self, stream: NodeStream, frames: list[InFrame]) -> None:
         """Parts of responses."""
+
+    def is_there(self) -> bool:
+        """Whether the client still is."""
 
     def stream_ended(self, stream: NodeStream, reason: str) -> None:
         """The stream is over; never called after `close`."""
@@ -59,6 +62,8 @@ class NodeStream:
         self._opening = pb.ForwardRequest(open=opening).SerializeToString()
         self._on_bug = on_bug
         self._wake = asyncio.Event()
+        self._there: list[int] = []
+        """Questions of the node whether the client is still there, which it is."""
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._closed = False
@@ -117,6 +122,9 @@ class NodeStream:
         write = self._call.write
         while True:
             self._wake.clear()
+            if self._there:
+                numbers, self._there = self._there, []
+                await write(there_message(numbers))
             frames = self._owner.take_frames(self)
             if not frames:
                 await self._wake.wait()
@@ -131,7 +139,7 @@ class NodeStream:
         read = self._call.read
         try:
             while (message := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._owner.take_answers(self, unpack(message))
+                self._take(unpack(message))
             self._reason = self._reason or "ended by the node"
         except grpc.aio.AioRpcError as e:
             self._reason = self._reason or _why(e)
@@ -143,6 +151,16 @@ class NodeStream:
             self._on_bug(e)
             self._reason = "failed"
         self._task.cancel()
+
+    def _take(self, frames: list[InFrame]) -> None:
+        asks = [frame.request_id for frame in frames if frame.asks]
+        if asks:
+            frames = [frame for frame in frames if not frame.asks]
+            if self._owner.is_there():
+                self._there += asks
+                self._wake.set()
+        if frames:
+            self._owner.take_answers(self, frames)
 
 
 def _why(error: BaseException) -> str:

@@ -221,6 +221,6 @@ def _is_for_anybody(header: RequestHeader, frame: bytearray) -> bool:
 def _stream_of(connection: Connection) -> ClientStream:
     stream = connection.state.get(_STREAM)
     if stream is None:
-        stream = connection.state[_STREAM] = ClientStream()
+        stream = connection.state[_STREAM] = ClientStream(connection.is_there)
         connection.on_closed(stream.end)
     return cast(ClientStream, stream)

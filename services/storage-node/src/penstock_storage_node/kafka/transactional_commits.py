@@ -33,6 +33,7 @@ from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, NewOffset
 from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.groups.store import GROUP_ID_BYTES_MAX, InTransaction
+from penstock_storage_node.kafka.client_stream import LateRequests
 from penstock_storage_node.kafka.groups import COMMIT_TIMEOUT_MS, Answer, DeferredReply, GroupHandler
 from penstock_storage_node.kafka.groups_codec.hot import (
     TxnOffsetCommitRequest,
@@ -110,6 +111,8 @@ class _Call:
         """By place in the request: what is not committed, and why."""
         self.is_over = False
         """It is begun, or it is answered: nothing more is to be begun for it."""
+        self.line: _Line | None = None
+        """Where it waits."""
         self._count = sum(len(topic.items) for topic in request.topics)
         self._later = DeferredReply()
 
@@ -175,6 +178,7 @@ class TransactionalCommits:
         self._link = link
         self._clock_ms = clock_ms
         self._verifies = verifies
+        self._late = LateRequests()
         self._lines: dict[_Line, deque[tuple[_Call, Hosted[Shard]]]] = {}
         link.leading.on_end.append(self._on_end)
 
@@ -186,12 +190,19 @@ class TransactionalCommits:
     def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
         """Answer one request. Raises Malformed when it cannot be read."""
         call = _Call(caller, header, read_txn_commit(header, frame))
-        line: _Line | None = None
+        if call.adds or call.is_gone:
+            self._run(call)  # its epoch is that of one transaction alone, or it is refused
+        else:
+            self._late.begin(call.request.producer_id, caller.stream, partial(self._run, call))
+        return call.result(partial(self._drop, call))
+
+    def _run(self, call: _Call) -> None:
+        if call.is_over:
+            return
         try:
-            line = self._begin(call)
+            call.line = self._begin(call)
         except PenstockError as e:
             call.fail(e.code)
-        return call.result(partial(self._drop, line, call))
 
     def _begin(self, call: _Call) -> _Line | None:
         caller, request, rights = call.caller, call.request, self._rights
@@ -292,15 +303,15 @@ class TransactionalCommits:
         )
         hosted.shard.commit(commit, call.answer)
 
-    def _drop(self, key: _Line | None, call: _Call) -> None:
+    def _drop(self, call: _Call) -> None:
         """Nobody waits for it any longer: what has not begun does not begin."""
-        if call.is_over or key is None:
+        if call.is_over:
             return
         call.is_over = True
-        line = self._lines.get(key)
-        if line is not None and line[0][0] is call:
+        line = None if call.line is None else self._lines.get(call.line)
+        if line is not None and call.line is not None and line[0][0] is call:
             line.popleft()
-            self._go_on(key)
+            self._go_on(call.line)
 
     def _on_end(self, partition: Partition) -> None:
         """A leadership is over: its coordinator is another node's."""

@@ -2,8 +2,9 @@
 
 Rules: a request that a shard cannot take (not the coordinator, still loading) fails as a whole with that code. An
 answer waits for the high watermark ANSWER_MS at most, then the client is told COORDINATOR_NOT_AVAILABLE and asks
-again: every call may be repeated. What is held for a client that has gone is not begun any more. Rights are asked
-for in Kafka's order (KafkaApis), and before anything else is said.
+again: every call may be repeated. What is held for a client that has gone is not begun any more, nor what comes late by
+the stream of one (see `client_stream`). Rights are asked for in Kafka's order (KafkaApis), and before anything else is
+said.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
-from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_kafka.wire.primitives import Buffer
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
+from penstock_storage_node.kafka.client_stream import LateRequests
 from penstock_storage_node.kafka.groups import Answer, DeferredReply
 from penstock_storage_node.kafka.groups_codec.classic import to_ms
 from penstock_storage_node.kafka.request_context import RequestContext
@@ -59,6 +61,8 @@ class _Call:
         self.header = header
         self._frame = frame
         self._later = DeferredReply()
+        self.is_over = False
+        """Nobody waits for it any more."""
         self._asked: list[tuple[Shard, Question]] = []
 
     def note(self, code: ErrorCode) -> ErrorCode:
@@ -101,6 +105,7 @@ class _Call:
         return self.failure(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def _drop(self) -> None:
+        self.is_over = True
         for shard, question in self._asked:
             shard.drop(question)
 
@@ -112,6 +117,7 @@ class TransactionHandler:
         self._host = host
         self._rights = rights
         self._turns = turns
+        self._late = LateRequests()
         self._handlers: dict[int, Callable[[_Call, Any], None]] = {
             ApiKey.INIT_PRODUCER_ID: self._init,
             ApiKey.ADD_PARTITIONS_TO_TXN: self._add_partitions,
@@ -131,13 +137,20 @@ class TransactionHandler:
         request = codec.decode_request(header, frame)
         if header.api_key == ApiKey.LIST_TRANSACTIONS:
             return self._list(call, request)
+        asker = _asker(header, request)
+        if asker is None:
+            self._run(call, request)
+        else:
+            self._late.begin(asker, caller.stream, lambda: self._run(call, request))
+        return call.result()
+
+    def _run(self, call: _Call, request: Any) -> None:
+        if call.is_over:
+            return
         try:
-            self._handlers[header.api_key](call, request)
-        except Malformed:
-            raise
+            self._handlers[call.header.api_key](call, request)
         except PenstockError as e:
             call.fail(e.code)
-        return call.result()
 
     # -- helpers -----------------------------------------------------------------------------
 
@@ -375,6 +388,16 @@ class TransactionHandler:
             for name, value in found
         )
         return (yield from codec.encode_response_steps(call.header, shell, "transaction_states", items))
+
+
+def _asker(header: RequestHeader, request: Any) -> str | None:
+    """Whose requests must not be done late: of an id whose epoch does not tell one transaction from the next."""
+    key, version = header.api_key, header.api_version
+    if key == ApiKey.ADD_PARTITIONS_TO_TXN:
+        return None if version >= BATCHED_SINCE else str(request.v3_and_below_transactional_id)
+    if key == ApiKey.DESCRIBE_TRANSACTIONS or (key == ApiKey.END_TXN and version >= _RAISING_SINCE):
+        return None
+    return None if request.transactional_id is None else str(request.transactional_id)
 
 
 def _named(topics: Any) -> Partitions:

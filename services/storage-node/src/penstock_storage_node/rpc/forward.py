@@ -24,7 +24,12 @@ from penstock_kafka.error_responses.data import error_response
 from penstock_kafka.wire.apis import is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
 from penstock_kafka.wire.primitives import REQUEST_ITEMS_MAX
-from penstock_proto.fast.forward import ForwardedFrame, decode_forward_request, forward_response_frame
+from penstock_proto.fast.forward import (
+    ForwardedFrame,
+    ask_frame,
+    decode_forward_request,
+    forward_response_frame,
+)
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
@@ -87,7 +92,8 @@ class ForwardStream:
         self._metadata = metadata
         self._identity = identity_of(opened)
         self._peer = opened.client_host
-        self._client = ClientStream()
+        self._client = ClientStream(ask=self._ask)
+        self._asks: list[int] = []
         self._partial: bytearray | None = None
         self._first = ForwardedFrame()
         self._skips = False
@@ -129,6 +135,9 @@ class ForwardStream:
             frames = decode_forward_request(message).frames
 
     async def _take(self, frame: ForwardedFrame) -> None:
+        if frame.there:
+            self._client.told(frame.request_id)
+            return
         if self._partial is None:
             self._first = frame
             if frame.last:
@@ -272,8 +281,14 @@ class ForwardStream:
             phases[answer.caller.api]["send"].observe(now_s - answer.ready_s)
         self._sent.clear()
 
+    def _ask(self, number: int) -> None:
+        """Ask whether the client is still there."""
+        self._asks.append(number)
+        self._ready.set()
+
     def _next_message(self) -> bytes:
-        parts: list[Buffer] = []
+        parts: list[Buffer] = [ask_frame(number) for number in self._asks]
+        self._asks.clear()
         budget = MESSAGE_BYTES
         while self._answers and budget > 0:
             answer = self._answers[0]
