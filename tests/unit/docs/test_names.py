@@ -52,11 +52,13 @@ CLIENT_CONFIGS = frozenset(
         "exclude.internal.topics",
         "group.instance.id",
         "group.protocol",
+        "isolation.level",
         "linger.ms",
         "max.request.size",
         "receive.message.max.bytes",
         "retry.backoff.ms",
         "socket.timeout.ms",
+        "transaction.timeout.ms",
     ]
 )
 """Configs of Kafka's clients."""
