@@ -17,6 +17,7 @@ from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
 from support.transactions import (
+    CLIENTS,
     WRITERS,
     ByLibrdkafka,
     Outcome,
@@ -65,7 +66,7 @@ def next_value(consumer: Consumer) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("client", WRITERS)
+@pytest.mark.parametrize("client", CLIENTS)
 def test_committed_records_are_seen_and_aborted_ones_are_not(
     cluster: LocalCluster, client: str, way: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_committed_records_are_seen_and_aborted_ones_are_not(
     assert values_of(bootstrap, topic, "read_uncommitted") == sorted(kept + dropped)
 
 
-@pytest.mark.parametrize("client", WRITERS)
+@pytest.mark.parametrize("client", CLIENTS)
 def test_open_transactions_hold_readers_back_until_they_are_decided(
     cluster: LocalCluster, client: str
 ) -> None:
@@ -131,7 +132,7 @@ def end(writer: Writer, topic: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("client", WRITERS)
+@pytest.mark.parametrize("client", CLIENTS)
 def test_a_second_producer_fences_the_first(cluster: LocalCluster, client: str, way: str) -> None:
     bootstrap, topic = address(cluster, way), f"fenced-{client}-{way}"
     create_topic(bootstrap, topic, 2)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+import pytest
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -26,6 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka import KafkaProducer
 
+from support.java import JavaError, encode, needs_java, shared_driver
 from support.kafka import client_config, describe
 
 CALL_S = 60.0
@@ -174,11 +176,66 @@ class ByAiokafka:
         self._loop.close()
 
 
+class ByJava:
+    """Kafka's Java client 4.x, for which leaders add partitions where the cluster has transaction.version 2."""
+
+    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000) -> None:
+        self._driver = shared_driver()
+        config = {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": name,
+            "transaction.timeout.ms": str(timeout_ms),
+            "max.block.ms": str(int(CALL_S * 1000)),
+        }
+        self._sent: list[Any] = []
+        self._handle = self._driver.call("producer.open", config=config)
+        try:
+            self._do("init_transactions")
+        except BaseException:
+            self.close()
+            raise
+
+    def _do(self, what: str, **arguments: Any) -> Any:
+        return self._driver.call(f"producer.{what}", handle=self._handle, **arguments)
+
+    def begin(self) -> None:
+        self._sent.clear()
+        self._do("begin")
+
+    def send(self, topic: str, partition: int, value: str) -> None:
+        rows = [{"partition": partition, "value": encode(value.encode())}]
+        self._sent.append(self._driver.start("producer.send", handle=self._handle, topic=topic, records=rows))
+
+    def flush(self) -> None:
+        self._do("flush")
+        for sent in self._sent:
+            for told in sent.result(CALL_S):
+                if "error" in told:
+                    raise JavaError(
+                        told["error"]["name"], -1, told["error"]["type"], told["error"]["message"]
+                    )
+
+    def commit(self) -> None:
+        self._do("commit")
+
+    def abort(self) -> None:
+        self._do("abort")
+
+    def close(self) -> None:
+        with suppress(JavaError):
+            self._do("close", timeout_ms=2_000)
+
+
 WRITERS: dict[str, Any] = {
     "confluent-kafka": ByLibrdkafka,
     "kafka-python": ByKafkaPython,
     "aiokafka": ByAiokafka,
+    "java": ByJava,
 }
+CLIENTS: tuple[Any, ...] = tuple(
+    pytest.param(name, marks=needs_java) if name == "java" else name for name in WRITERS
+)
+"""For parameters of tests."""
 
 
 class Outcome(Enum):

@@ -13,6 +13,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.regex.Pattern;
 import org.apache.kafka.clients.consumer.CloseOptions;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -163,6 +164,11 @@ final class Consumers {
 
     private static void with(Map<String, Driver.Op> ops, String name, Work work) {
         ops.put("consumer." + name, a -> work.run(of(a).client, a));
+    }
+
+    /** What a producer says of a consumer's group, member and generation. */
+    static ConsumerGroupMetadata group(String handle) {
+        return OPEN.get(handle).client.groupMetadata();
     }
 
     private static Open of(JsonNode a) {

@@ -2,6 +2,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -9,11 +10,13 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.Producer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
@@ -35,6 +38,19 @@ final class Producers {
             of(a).initTransactions();
             return null;
         });
+        ops.put("producer.begin", a -> {
+            of(a).beginTransaction();
+            return null;
+        });
+        ops.put("producer.commit", a -> {
+            of(a).commitTransaction();
+            return null;
+        });
+        ops.put("producer.abort", a -> {
+            of(a).abortTransaction();
+            return null;
+        });
+        ops.put("producer.send_offsets", Producers::sendOffsets);
         ops.put("producer.partitions", a -> Consumers.partitions(of(a).partitionsFor(a.get("topic").asText())));
         ops.put("producer.close", a -> {
             String handle = a.get("handle").asText();
@@ -50,6 +66,16 @@ final class Producers {
                 handle,
                 new KafkaProducer<>(Driver.config(a), new ByteArraySerializer(), new ByteArraySerializer()));
         return handle;
+    }
+
+    /** Offsets of a topic's partitions, of the group of a consumer that nobody uses meanwhile. */
+    private static Object sendOffsets(JsonNode a) {
+        Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+        a.get("offsets").forEach(o -> offsets.put(
+                new TopicPartition(a.get("topic").asText(), o.get(0).asInt()),
+                new OffsetAndMetadata(o.get(1).asLong())));
+        of(a).sendOffsetsToTransaction(offsets, Consumers.group(a.get("consumer").asText()));
+        return null;
     }
 
     private static Producer<byte[], byte[]> of(JsonNode a) {
