@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from penstock.local.cluster import LocalCluster
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
+from support.java import missing_java
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
 from support.transactions import (
     CLIENTS,
@@ -241,6 +244,14 @@ def grew(load: TransactionalLoad, by: int) -> None:
     assert not load.story.fatal, load.story.fatal
 
 
+def loads_of(bootstrap: str, topic: str) -> list[TransactionalLoad]:
+    """Producers of both generations; without Java of the old one alone."""
+    kinds = {"first": "confluent-kafka", "second": "confluent-kafka", "third": "confluent-kafka"}
+    if missing_java() is None:
+        kinds["third"] = kinds["fourth"] = "java"
+    return [TransactionalLoad(bootstrap, topic, PARTITIONS, name, by=by) for name, by in kinds.items()]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_killed(
     tmp_path: Path, way: str
@@ -248,8 +259,7 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
     with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         bootstrap, topic = address(cluster, way), "under-fire"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        names = ["first", "second", "third"]
-        loads = [TransactionalLoad(bootstrap, topic, PARTITIONS, name) for name in names]
+        loads = loads_of(bootstrap, topic)
         for load in loads:
             load.__enter__()
         try:
@@ -258,7 +268,7 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
             for victim in (
                 coordinator_of(cluster, "first"),
                 busiest_leader(cluster.bootstrap, topic),
-                coordinator_of(cluster, "second"),
+                coordinator_of(cluster, "third"),
             ):
                 cluster.kill(victim)
                 for load in loads:
@@ -274,6 +284,38 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
         # Nothing hangs: readers of committed records come to the end.
         wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
         check_story(stories, read_to_end(cluster.bootstrap, topic, "read_committed"))
+
+
+def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Path) -> None:
+    """Down and up again under producers of both generations, which change over by themselves."""
+    with running_cluster(tmp_path, controllers=1, nodes=3, settings=SETTINGS, steady=True) as cluster:
+        topic = "versions"
+        create_topic(cluster.bootstrap, topic, PARTITIONS)
+        loads = loads_of(cluster.bootstrap, topic)
+        for load in loads:
+            load.__enter__()
+        try:
+            for load in loads:
+                grew(load, 10)
+            for level, *words in (("1", "--downgrade"), ("2",), ("0", "--downgrade"), ("2",)):
+                feature(cluster, "set", f"transaction.version={level}", *words)
+                for load in loads:
+                    grew(load, 20)
+        finally:
+            for load in loads:
+                load.stop()
+        stories = [load.story for load in loads]
+        print([(s.count(Outcome.COMMITTED), s.count(Outcome.ABORTED), s.aborts, s.fatal) for s in stories])
+        assert not any(story.fatal or story.aborts for story in stories)
+        wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
+        check_story(stories, read_to_end(cluster.bootstrap, topic, "read_committed"))
+
+
+def feature(cluster: LocalCluster, *words: str) -> None:
+    """`penstock feature`."""
+    command = [sys.executable, "-m", "penstock.cli.main", "feature", *words, "--bootstrap", cluster.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_time_passes_for_open_transactions_while_coordinators_move(tmp_path: Path) -> None:

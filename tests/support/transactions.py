@@ -268,13 +268,54 @@ class Story:
         return sum(t.outcome is outcome for t in self.transactions)
 
 
-class TransactionalLoad:
-    """One librdkafka producer in a thread: transactions of some records over all partitions, one in four aborted on
-    purpose. It does what librdkafka's errors tell an application to do, and a fatal one ends it."""
+class Verdict(Enum):
+    """What an application is to do after an error, as its client has it."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, name: str, *, rows: int = 12) -> None:
+    AGAIN = "call it again"
+    ABORT = "abort"
+    FATAL = "begin anew with another producer"
+
+
+def verdict(error: Exception) -> Verdict:
+    """Of an error of librdkafka or of the Java client."""
+    if isinstance(error, KafkaException):
+        what: KafkaError = error.args[0]
+        if what.fatal():
+            return Verdict.FATAL
+        return Verdict.AGAIN if what.retriable() else Verdict.ABORT
+    assert isinstance(error, JavaError), error
+    if error.kind in _FATAL_IN_JAVA:
+        return Verdict.FATAL
+    return Verdict.AGAIN if error.kind == "TimeoutException" else Verdict.ABORT
+
+
+_FATAL_IN_JAVA = frozenset(
+    {
+        "ProducerFencedException",
+        "InvalidPidMappingException",
+        "UnsupportedVersionException",
+        "IllegalStateException",
+    }
+)
+
+
+class TransactionalLoad:
+    """One producer in a thread: transactions of some records over all partitions, one in four aborted on purpose. It
+    does what its client's errors tell an application to do, and a fatal one ends it."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        name: str,
+        *,
+        rows: int = 12,
+        by: str = "confluent-kafka",
+    ) -> None:
         self.story = Story()
         self._place = bootstrap, topic, partitions, name, rows
+        self._by = by
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"load {name}")
 
@@ -294,15 +335,15 @@ class TransactionalLoad:
     def _run(self) -> None:
         bootstrap, _, _, name, _ = self._place
         try:
-            writer = ByLibrdkafka(bootstrap, name)
+            writer = WRITERS[self._by](bootstrap, name)
             while not self._over.is_set():
                 self._one(writer, len(self.story.transactions))
-        except KafkaException as error:
-            self.story.fatal.append(str(error))
+        except (KafkaException, JavaError) as error:
+            self.story.fatal.append(f"{name}: {error}")
         else:
             writer.close()
 
-    def _one(self, writer: ByLibrdkafka, number: int) -> None:
+    def _one(self, writer: Writer, number: int) -> None:
         _, topic, partitions, name, rows = self._place
         one = Transaction()
         self.story.transactions.append(one)
@@ -322,25 +363,24 @@ class TransactionalLoad:
             _again(writer.commit)
             one.outcome = Outcome.COMMITTED
             self.story.commit_times_s.append(time.monotonic())
-        except KafkaException as error:
-            what: KafkaError = error.args[0]
-            if what.fatal() or not (what.txn_requires_abort() or what.retriable() or writer.failures):
+        except (KafkaException, JavaError) as error:
+            if verdict(error) is Verdict.FATAL:
                 raise
-            self.story.aborts.append(str(what))
+            self.story.aborts.append(f"{name}: {error}")
             _again(writer.abort)
-            # librdkafka says so only where the commit was not done.
+            # Clients let it be aborted only where the commit was not done.
             one.outcome = Outcome.ABORTED
 
 
 def _again(call: Any) -> None:
-    """Until it is done; an error that librdkafka calls retriable says that the same call may be made again."""
+    """Until it is done, while its client says that the same call may be made again."""
     deadline_s = time.monotonic() + 180
     while True:
         try:
             call()
             return
-        except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > deadline_s:
+        except (KafkaException, JavaError) as error:
+            if verdict(error) is not Verdict.AGAIN or time.monotonic() > deadline_s:
                 raise
 
 
