@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_TOPIC_ID, TopicId
 from penstock_frontend.authorizer import ANONYMOUS, Identity
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.apis import SPECS, SUPPORTED, ApiKey
+from penstock_kafka.wire.apis import SUPPORTED, ApiKey
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header, request_header
 from penstock_kafka.wire.primitives import Malformed
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
@@ -27,13 +26,6 @@ IDS = (TopicId(bytes(range(16))), TopicId(NO_TOPIC_ID), TopicId(b"\x01" * 16))
 ROUNDS = 40
 BROKEN_ROUNDS = 400
 MALFORMED = "malformed"
-
-
-@pytest.fixture(autouse=True)
-def _read_before_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The codec knows what is answered alone."""
-    key = ApiKey.TXN_OFFSET_COMMIT
-    monkeypatch.setattr(codec, "SPECS", {**SPECS, key: replace(SPECS[key], versions=(0, 5))})
 
 
 def picked(rng: random.Random, *choices: Any) -> Any:
@@ -250,8 +242,7 @@ def outcome(read: Callable[[RequestHeader, bytes], Any], frame: bytes) -> Any:
 
 
 def every_version() -> list[tuple[ApiKey, int]]:
-    versions = {**SUPPORTED, ApiKey.TXN_OFFSET_COMMIT: (0, 5)}
-    return [(key, v) for key in KINDS for v in range(versions[key][0], versions[key][1] + 1)]
+    return [(key, v) for key in KINDS for v in range(SUPPORTED[key][0], SUPPORTED[key][1] + 1)]
 
 
 def frame_of(rng: random.Random, key: ApiKey, version: int) -> bytes:
