@@ -65,6 +65,7 @@ def lose_disk(cluster: LocalCluster, name: str) -> Path:
     cluster.kill(name)
     data = cluster.directory / name / "data"
     kept = cluster.directory / name / "found-again"
+    assert not kept.exists(), "it would be moved into that one"
     shutil.move(data, kept)
     return kept
 
@@ -100,7 +101,8 @@ def test_a_node_comes_back_under_its_id_with_an_empty_disk(cluster: LocalCluster
     ends = ends_of(cluster.bootstrap, WRITTEN)
     with Load(cluster.bootstrap, WRITTEN, rate_per_s=RATE_PER_S, acks="all") as load:
         load.wait_for_acks(100)
-        lose_disk(cluster, f"node-{lost}")
+        # For good: it must not be what the next test finds again.
+        shutil.rmtree(lose_disk(cluster, f"node-{lost}"))
         wait_for(lambda: is_missed(cluster, lost), "others lead", TIMEOUT_S)
         load.wait_for_acks(100)
         shown = penstock(cluster, "node", "replace", str(lost), "--dry-run")
