@@ -148,6 +148,10 @@ class GoalChecks:
             move = moves.get(new.key)
             if move is None or move.skipped:
                 continue
+            # What somebody else asks for meanwhile counts, whatever it is worth.
+            target = {*new.replicas} - {*new.removing_replicas}
+            if target not in ({*move.replicas}, {*move.replicas_before}):
+                continue
             whole = [[n for n in s.replicas if n in s.isr or n not in s.adding_replicas] for s in (old, new)]
             for level in range(1, LEVELS_MAX + 1):
                 had, has = (self._domains(nodes, level) for nodes in whole)
