@@ -39,6 +39,7 @@ from support.kafka import (
     read_all,
     wait_for_full_isr,
 )
+from support.transactions import Outcome, TransactionalLoad, check_story, is_decided, read_to_end
 from support.waiting import wait_for
 
 VARIABLE = "PENSTOCK_FAILPOINTS"
@@ -81,7 +82,8 @@ class Case:
     provoke: str
     """`load`, `bounce` (another node dies and comes back), `diverge` (the target's log gets
     a tail that nobody else has), `behind` (the target misses a snapshot's worth of commands),
-    `operation` (somebody changes a topic's replication factor) or `upgrade` (somebody raises the level)."""
+    `operation` (somebody changes a topic's replication factor), `upgrade` (somebody raises the level) or
+    `transactions` (producers commit and abort some)."""
 
     @property
     def arming(self) -> str:
@@ -114,6 +116,7 @@ _LATE = {
     **dict.fromkeys(("controller.command.before_propose", "controller.answer.before"), 15),
     **dict.fromkeys(("gateway.forward.before_send", "gateway.forward.after_send"), 100),
     **dict.fromkeys(("gateway.answer.before", "gateway.answer.after"), 100),
+    **dict.fromkeys((name for name in FAILPOINTS if name.startswith("transactions.")), 20),
 }
 _ACTIVE_ONLY = (
     *("controller.command.before_propose", "controller.answer.before", "controller.leader.elected"),
@@ -137,6 +140,8 @@ def case_of(name: str) -> Case:
         provoke = "operation"
     elif name.startswith("upgrade."):
         provoke = "upgrade"
+    elif name.startswith("transactions."):
+        provoke = "transactions"
     elif "truncate" in name:
         provoke = "diverge"
     if name.startswith("gateway."):
@@ -242,7 +247,46 @@ class _Upgrade(_Planned):
         return found if found[0] == 0 else None
 
 
-PLANNED: dict[str, type[_Planned]] = {"operation": _Operation, "upgrade": _Upgrade}
+class _Transactions(_Planned):
+    """Producers with as many coordinators as there are nodes, most likely, write to partitions of all of them."""
+
+    PARTITIONS = 6
+    PRODUCERS = 6
+
+    def prepare(self) -> None:
+        self._written = f"{self._topic}-transactional"
+        create_topic(self._cluster.bootstrap, self._written, self.PARTITIONS, 3)
+        self._loads = [
+            TransactionalLoad(
+                self._cluster.bootstrap, self._written, self.PARTITIONS, f"{self._topic}-{number}"
+            )
+            for number in range(self.PRODUCERS)
+        ]
+
+    def begin(self) -> None:
+        for load in self._loads:
+            load.__enter__()
+
+    def check(self) -> None:
+        for load in self._loads:
+            load.stop()
+        stories = [load.story for load in self._loads]
+        assert sum(story.count(Outcome.COMMITTED) for story in stories)
+        fatal = [why for story in stories for why in story.fatal]
+        assert not fatal, fatal
+        bootstrap = self._cluster.bootstrap
+        wait_for(
+            lambda: is_decided(bootstrap, self._written, self.PARTITIONS), "every transaction is decided"
+        )
+        check_story(stories, read_to_end(bootstrap, self._written, "read_committed"))
+        delete_topic(bootstrap, self._written)
+
+
+PLANNED: dict[str, type[_Planned]] = {
+    "operation": _Operation,
+    "upgrade": _Upgrade,
+    "transactions": _Transactions,
+}
 
 
 @dataclass
