@@ -203,13 +203,19 @@ class TransactionalAppends:
         if code:
             told = produce_error(code, held.request.version)
             if told in _SENTENCES and held.guard is not None:
-                self._link.leading.admission(held.partition).guards.refused(held.guard, held.info.producer_id)
+                self._forget(held, held.guard)
             self._appender.give_up(held, PenstockError(told, _why(held, code)))
         else:
             held.is_verified = True
             held.coordinator_epoch = coordinator_epoch
             self._resume(held)
+            if held.guard is not None and held.guard.opened_at < 0:
+                # It was refused for something else: what it said of the transaction's first sequence may be wrong.
+                self._forget(held, held.guard)
         self._go_on(held.line)
+
+    def _forget(self, held: HeldBatch, guard: Guard) -> None:
+        self._link.leading.admission(held.partition).guards.refused(guard, held.info.producer_id)
 
     def _resume(self, held: HeldBatch) -> None:
         try:
