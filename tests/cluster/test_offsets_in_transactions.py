@@ -18,6 +18,7 @@ from penstock.local.cluster import LocalCluster
 from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import group_partition
 from support.cluster import running_cluster, start_ready
+from support.java import needs_java, shared_driver
 from support.kafka import client_config, create_topic, describe
 from support.transactions import read_to_end
 from support.waiting import wait_for
@@ -178,22 +179,38 @@ def by_aiokafka(bootstrap: str, name: str) -> None:
     asyncio.run(asyncio.wait_for(run(), CALL_S))
 
 
+def by_java(bootstrap: str, name: str, protocol: str = "classic") -> None:
+    """Kafka's own client: TV2, in which the group's coordinator adds the partition of offsets. Every third batch is
+    aborted and read again."""
+    shared_driver().call(
+        "transactions.copy", bootstrap=bootstrap, name=name, rows=ROWS, protocol=protocol, abort_every=3
+    )
+
+
+def by_java_with_the_consumer_protocol(bootstrap: str, name: str) -> None:
+    by_java(bootstrap, name, "consumer")
+
+
 LOOPS: dict[str, Callable[[str, str], None]] = {
     "librdkafka": by_librdkafka,
     "librdkafka-consumer": by_librdkafka_with_the_consumer_protocol,
     "kafka-python": by_kafka_python,
     "aiokafka": by_aiokafka,
 }
+IN_JAVA: dict[str, Callable[[str, str], None]] = {
+    "java": by_java,
+    "java-consumer": by_java_with_the_consumer_protocol,
+}
 
 
 @pytest.mark.parametrize("way", ["proxy", "direct"])
-@pytest.mark.parametrize("client", LOOPS)
+@pytest.mark.parametrize("client", [*LOOPS, *(pytest.param(each, marks=needs_java) for each in IN_JAVA)])
 def test_each_input_is_in_the_output_once(cluster: LocalCluster, client: str, way: str) -> None:
     bootstrap = cluster.bootstrap if way == "proxy" else cluster.direct_bootstrap
     name = f"loop-{client}-{way}"
     values = write_input(bootstrap, f"{name}-in")
     create_topic(bootstrap, f"{name}-out", PARTITIONS)
-    LOOPS[client](bootstrap, name)
+    (LOOPS | IN_JAVA)[client](bootstrap, name)
     assert results(bootstrap, f"{name}-out") == sorted(f"<{value}>" for value in values)
     reader = Consumer(client_config(bootstrap, **{"group.id": name}))
     ends = [TopicPartition(f"{name}-in", number) for number in range(PARTITIONS)]
@@ -316,34 +333,67 @@ def leader_of(bootstrap: str, topic: str, partition: int) -> str:
     return f"node-{describe(bootstrap, topic)[partition].leader}"
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_nothing_is_done_twice_when_coordinators_and_leaders_are_killed(
-    tmp_path: Path, protocol: str
-) -> None:
-    settings = {
-        "controller": {"transaction_state_log_num_partitions": "4", "offsets_topic_num_partitions": "4"}
-    }
-    with running_cluster(tmp_path, controllers=1, nodes=3, settings=settings, steady=True) as cluster:
-        bootstrap, name = cluster.bootstrap, f"killed-{protocol}"
-        values = write_input(bootstrap, f"{name}-in")
-        create_topic(bootstrap, f"{name}-out", PARTITIONS)
-        victims: Iterator[Callable[[], str]] = iter(
+class Kills:
+    """kill -9 of the group's coordinator, the transaction's and a leader of the output, one after the other."""
+
+    def __init__(self, cluster: LocalCluster, name: str) -> None:
+        bootstrap = cluster.bootstrap
+        self.cluster = cluster
+        self.victims: Iterator[Callable[[], str]] = iter(
             [
                 lambda: leader_of(bootstrap, OFFSETS_TOPIC, group_partition(name, 4)),
                 lambda: leader_of(bootstrap, TRANSACTIONS_TOPIC, group_partition(name, 4)),
                 lambda: leader_of(bootstrap, f"{name}-out", 0),
             ]
         )
-        dead: list[str] = []
+        self.dead: list[str] = []
 
-        def kill(done: int) -> None:
-            if done >= 50 * (len(dead) + 1) and (victim := next(victims, None)) is not None:
-                if dead:
-                    start_ready(cluster, dead[-1])
-                dead.append(victim())
-                cluster.kill(dead[-1])
+    def __call__(self, done: int) -> None:
+        """So many rows are copied."""
+        if done >= 50 * (len(self.dead) + 1) and (victim := next(self.victims, None)) is not None:
+            if self.dead:
+                start_ready(self.cluster, self.dead[-1])
+            self.dead.append(victim())
+            self.cluster.kill(self.dead[-1])
 
-        aborts = copy_all(bootstrap, name, protocol, kill)
-        print(f"killed {dead}, aborted for {aborts}")
-        assert len(dead) == 3
-        assert results(bootstrap, f"{name}-out") == sorted(f"<{value}>" for value in values)
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster to kill nodes of."""
+    settings = {
+        "controller": {"transaction_state_log_num_partitions": "4", "offsets_topic_num_partitions": "4"}
+    }
+    with running_cluster(tmp_path, controllers=1, nodes=3, settings=settings, steady=True) as found:
+        yield found
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_nothing_is_done_twice_when_coordinators_and_leaders_are_killed(
+    mortal: LocalCluster, protocol: str
+) -> None:
+    bootstrap, name = mortal.bootstrap, f"killed-{protocol}"
+    values = write_input(bootstrap, f"{name}-in")
+    create_topic(bootstrap, f"{name}-out", PARTITIONS)
+    kills = Kills(mortal, name)
+    aborts = copy_all(bootstrap, name, protocol, kills)
+    print(f"killed {kills.dead}, aborted for {aborts}")
+    assert len(kills.dead) == 3
+    assert results(bootstrap, f"{name}-out") == sorted(f"<{value}>" for value in values)
+
+
+@needs_java
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_nothing_is_done_twice_by_the_java_client_either(mortal: LocalCluster, protocol: str) -> None:
+    bootstrap, name = mortal.bootstrap, f"java-{protocol}"
+    values = write_input(bootstrap, f"{name}-in")
+    create_topic(bootstrap, f"{name}-out", PARTITIONS)
+    kills, driver = Kills(mortal, name), shared_driver()
+    copied = driver.start(
+        "transactions.copy", bootstrap=bootstrap, name=name, rows=ROWS, protocol=protocol, pause_ms=300
+    )
+    while not copied.done():
+        kills(driver.call("transactions.done", name=name))
+        time.sleep(0.01)
+    print(f"killed {kills.dead}, aborted for {copied.result()}")
+    assert kills.dead
+    assert results(bootstrap, f"{name}-out") == sorted(f"<{value}>" for value in values)

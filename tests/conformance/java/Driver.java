@@ -47,6 +47,7 @@ public final class Driver {
         Tools.install();
         OPS.put("ping", a -> "pong");
         Producers.register(OPS);
+        Transactions.register(OPS);
         Consumers.register(OPS);
         Admins.register(OPS);
         Tools.register(OPS);
