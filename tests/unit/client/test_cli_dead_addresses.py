@@ -40,6 +40,8 @@ WORDS = {
     "group delete": ["x"],
     "config describe": ["cluster"],
     "feature set": ["transaction.version=1"],
+    "transaction describe": ["x"],
+    "transaction abort": ["x", "0", "--start-offset", "1"],
     "config set": ["cluster", "log.retention.ms=1"],
     "config unset": ["cluster", "log.retention.ms"],
     "produce": ["x"],
