@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -245,11 +246,32 @@ def grew(load: TransactionalLoad, by: int) -> None:
 
 
 def loads_of(bootstrap: str, topic: str) -> list[TransactionalLoad]:
-    """Producers of both generations; without Java of the old one alone."""
-    kinds = {"first": "confluent-kafka", "second": "confluent-kafka", "third": "confluent-kafka"}
+    """A producer of each client, two of the newest generation; without Java only of the old one."""
+    kinds = {"first": "confluent-kafka", "second": "kafka-python", "third": "aiokafka"}
     if missing_java() is None:
-        kinds["third"] = kinds["fourth"] = "java"
+        kinds |= {"fourth": "java", "fifth": "java"}
     return [TransactionalLoad(bootstrap, topic, PARTITIONS, name, by=by) for name, by in kinds.items()]
+
+
+@contextmanager
+def at_work(bootstrap: str, topic: str) -> Iterator[list[TransactionalLoad]]:
+    """They write while this lasts. At the end nobody was told of a fatal error."""
+    with ExitStack() as stack:
+        loads = [stack.enter_context(load) for load in loads_of(bootstrap, topic)]
+        for load in loads:
+            grew(load, 5)
+        yield loads
+    for load in loads:
+        story = load.story
+        counts = {outcome.value: story.count(outcome) for outcome in Outcome}
+        print(load.name, counts, story.aborts, story.fatal)
+    assert not any(load.story.fatal for load in loads)
+
+
+def check_all(cluster: LocalCluster, topic: str, loads: list[TransactionalLoad]) -> None:
+    """Nothing hangs, so readers of committed records come to the end; and they find what was committed."""
+    wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
+    check_story([load.story for load in loads], read_to_end(cluster.bootstrap, topic, "read_committed"))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -259,16 +281,11 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
     with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         bootstrap, topic = address(cluster, way), "under-fire"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        loads = loads_of(bootstrap, topic)
-        for load in loads:
-            load.__enter__()
-        try:
-            for load in loads:
-                grew(load, 5)
+        with at_work(bootstrap, topic) as loads:
             for victim in (
                 coordinator_of(cluster, "first"),
                 busiest_leader(cluster.bootstrap, topic),
-                coordinator_of(cluster, "third"),
+                coordinator_of(cluster, "fifth"),
             ):
                 cluster.kill(victim)
                 for load in loads:
@@ -276,14 +293,22 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
                 start_ready(cluster, victim)
                 wait_for_full_isr(cluster.bootstrap, topic)
                 wait_for_full_isr(cluster.bootstrap, TRANSACTIONS_TOPIC)
-        finally:
-            for load in loads:
-                load.stop()
-        stories = [load.story for load in loads]
-        print([(s.count(Outcome.COMMITTED), s.count(Outcome.ABORTED), s.aborts, s.fatal) for s in stories])
-        # Nothing hangs: readers of committed records come to the end.
-        wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
-        check_story(stories, read_to_end(cluster.bootstrap, topic, "read_committed"))
+        check_all(cluster, topic, loads)
+
+
+def test_transactions_go_on_at_the_other_gateway(tmp_path: Path) -> None:
+    with running_cluster(
+        tmp_path, controllers=1, nodes=3, gateways=2, settings=SETTINGS, steady=True
+    ) as cluster:
+        topic = "gateways"
+        create_topic(cluster.bootstrap, topic, PARTITIONS)
+        with at_work(cluster.bootstrap, topic) as loads:
+            for victim in ("gateway-1", "gateway-2"):
+                cluster.kill(victim)
+                for load in loads:
+                    grew(load, 5)
+                start_ready(cluster, victim)
+        check_all(cluster, topic, loads)
 
 
 def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Path) -> None:
@@ -291,24 +316,13 @@ def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Pa
     with running_cluster(tmp_path, controllers=1, nodes=3, settings=SETTINGS, steady=True) as cluster:
         topic = "versions"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        loads = loads_of(cluster.bootstrap, topic)
-        for load in loads:
-            load.__enter__()
-        try:
-            for load in loads:
-                grew(load, 10)
+        with at_work(cluster.bootstrap, topic) as loads:
             for level, *words in (("1", "--downgrade"), ("2",), ("0", "--downgrade"), ("2",)):
                 feature(cluster, "set", f"transaction.version={level}", *words)
                 for load in loads:
                     grew(load, 20)
-        finally:
-            for load in loads:
-                load.stop()
-        stories = [load.story for load in loads]
-        print([(s.count(Outcome.COMMITTED), s.count(Outcome.ABORTED), s.aborts, s.fatal) for s in stories])
-        assert not any(story.fatal or story.aborts for story in stories)
-        wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
-        check_story(stories, read_to_end(cluster.bootstrap, topic, "read_committed"))
+        assert not any(load.story.aborts for load in loads)
+        check_all(cluster, topic, loads)
 
 
 def feature(cluster: LocalCluster, *words: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
@@ -26,6 +27,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka import KafkaProducer
+from kafka.errors import KafkaError as KafkaPythonError
 
 from support.java import JavaError, encode, needs_java, shared_driver
 from support.kafka import client_config, describe
@@ -277,7 +279,9 @@ class Verdict(Enum):
 
 
 def verdict(error: Exception) -> Verdict:
-    """Of an error of librdkafka or of the Java client."""
+    """Of any client's error."""
+    if isinstance(error, PYTHON_ERRORS):
+        return Verdict.FATAL if type(error).__name__ in _FATAL_IN_PYTHON else Verdict.ABORT
     if isinstance(error, KafkaException):
         what: KafkaError = error.args[0]
         if what.fatal():
@@ -289,6 +293,19 @@ def verdict(error: Exception) -> Verdict:
     return Verdict.AGAIN if error.kind == "TimeoutException" else Verdict.ABORT
 
 
+PYTHON_ERRORS = KafkaPythonError, AiokafkaError
+ERRORS = KafkaException, JavaError, *PYTHON_ERRORS
+_FATAL_IN_PYTHON = frozenset(
+    {
+        *("ProducerFenced", "ProducerFencedError", "InvalidProducerEpoch", "InvalidProducerEpochError"),
+        *(
+            "InvalidProducerIdMapping",
+            "InvalidProducerIdMappingError",
+            "IllegalOperation",
+            "IllegalStateError",
+        ),
+    }
+)
 _FATAL_IN_JAVA = frozenset(
     {
         "ProducerFencedException",
@@ -313,6 +330,7 @@ class TransactionalLoad:
         rows: int = 12,
         by: str = "confluent-kafka",
     ) -> None:
+        self.name = f"{name} ({by})"
         self.story = Story()
         self._place = bootstrap, topic, partitions, name, rows
         self._by = by
@@ -338,8 +356,8 @@ class TransactionalLoad:
             writer = WRITERS[self._by](bootstrap, name)
             while not self._over.is_set():
                 self._one(writer, len(self.story.transactions))
-        except (KafkaException, JavaError) as error:
-            self.story.fatal.append(f"{name}: {error}")
+        except ERRORS as error:
+            self.story.fatal.append(f"{name}: {error!r}")
         else:
             writer.close()
 
@@ -363,13 +381,14 @@ class TransactionalLoad:
             _again(writer.commit)
             one.outcome = Outcome.COMMITTED
             self.story.commit_times_s.append(time.monotonic())
-        except (KafkaException, JavaError) as error:
+        except ERRORS as error:
             if verdict(error) is Verdict.FATAL:
                 raise
-            self.story.aborts.append(f"{name}: {error}")
+            self.story.aborts.append(f"{name}: {error!r}")
             _again(writer.abort)
-            # Clients let it be aborted only where the commit was not done.
-            one.outcome = Outcome.ABORTED
+            # librdkafka and Java let it be aborted only where the commit was not done; of the others nobody knows.
+            if not isinstance(error, PYTHON_ERRORS):
+                one.outcome = Outcome.ABORTED
 
 
 def _again(call: Any) -> None:
@@ -379,7 +398,7 @@ def _again(call: Any) -> None:
         try:
             call()
             return
-        except (KafkaException, JavaError) as error:
+        except ERRORS as error:
             if verdict(error) is not Verdict.AGAIN or time.monotonic() > deadline_s:
                 raise
 
