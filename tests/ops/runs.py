@@ -109,7 +109,11 @@ class Runs:
         before = len(record.read_text().splitlines())
         begun_s = time.monotonic()
         code = self._process(words, environment, STOP_TIMEOUT_S)
-        told = [json.loads(line) for line in record.read_text().splitlines()[before:]]
+        # Whoever was killed may have written half of its last line.
+        lines = [
+            line for line in record.read_text().splitlines(keepends=True)[before:] if line.endswith("\n")
+        ]
+        told = [json.loads(line) for line in lines]
         for each in told:
             self._add(Outcome(**each))
         if self._interrupted.times:
