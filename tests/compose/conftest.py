@@ -152,7 +152,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     running = Stack(client, project, command, environment, ports["KAFKA"], ports["HTTP"], secrets)
     try:
         # Those that share an image are built once.
-        running.compose("build", "--parallel", "--quiet", "secrets", "controller-1", "storage-node", "gateway")
+        running.compose(
+            "build", "--parallel", "--quiet", "secrets", "controller-1", "storage-node", "gateway"
+        )
         running.compose("up", "-d")
         running.wait("three live nodes", lambda: running.live_node_count() == 3)
         yield running

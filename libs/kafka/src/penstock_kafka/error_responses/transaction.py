@@ -5,7 +5,8 @@ Source: getErrorResponse of Kafka's request classes; KafkaApis for the codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from penstock_core.errors import ErrorCode
@@ -13,11 +14,19 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer
+from penstock_kafka.wire.transactions import (
+    BATCHED_SINCE,
+    CodeOf,
+    Topics,
+    put_add_offsets,
+    put_added,
+    put_all_added,
+    put_end,
+    read_add_partitions,
+)
 
 NO_ID: Final = -1
 NO_EPOCH: Final = -1
-BATCHED_SINCE: Final = 4
-"""Version of AddPartitionsToTxn that brokers send, with several transactions (KIP-890)."""
 _FENCED_SINCE: Final = {
     ApiKey.INIT_PRODUCER_ID: 4,
     ApiKey.ADD_PARTITIONS_TO_TXN: 2,
@@ -53,7 +62,7 @@ def init_producer_id(
 
 def add_offsets(header: RequestHeader, code: int) -> bytes:
     """The answer to an AddOffsetsToTxn."""
-    return codec.respond(header, error_code=code_by_version(header.api_key, header.api_version, code))
+    return put_add_offsets(header, code_by_version(header.api_key, header.api_version, code))
 
 
 def end_txn(
@@ -61,32 +70,15 @@ def end_txn(
 ) -> bytes:
     """The answer to an EndTxn; from version 5 on with what the next transaction begins with."""
     code = code_by_version(header.api_key, header.api_version, code)
-    return codec.respond(header, error_code=code, producer_id=producer_id, producer_epoch=producer_epoch)
+    return put_end(header, code, producer_id, producer_epoch)
 
 
-def added(
-    header: RequestHeader, topics: Iterable[Any], code_of: Callable[[str, int], int]
-) -> tuple[Any, ...]:
-    """Results of an AddPartitionsToTxn for the topics of one transaction in the request."""
-    return tuple(
-        codec.item(
-            header,
-            "AddPartitionsToTxnTopicResult",
-            name=topic.name,
-            results_by_partition=tuple(
-                codec.item(
-                    header,
-                    "AddPartitionsToTxnPartitionResult",
-                    partition_index=number,
-                    partition_error_code=code_by_version(
-                        header.api_key, header.api_version, code_of(topic.name, number)
-                    ),
-                )
-                for number in topic.partitions
-            ),
-        )
-        for topic in topics
-    )
+def added(header: RequestHeader, topics: Topics, code_of: CodeOf) -> bytes:
+    """The answer to an AddPartitionsToTxn of a client."""
+    if header.api_version >= _FENCED_SINCE[ApiKey.ADD_PARTITIONS_TO_TXN]:
+        return put_added(header, topics, code_of)
+    told = partial(code_by_version, header.api_key, header.api_version)
+    return put_added(header, topics, lambda topic, number: told(code_of(topic, number)))
 
 
 def _init_producer_id(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
@@ -94,11 +86,10 @@ def _init_producer_id(header: RequestHeader, frame: Buffer, code: int, message: 
 
 
 def _add_partitions(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:
-    request = codec.decode_request(header, frame)
     if header.api_version >= BATCHED_SINCE:
-        return codec.respond(header, error_code=code, results_by_transaction=())
-    results = added(header, request.v3_and_below_topics, lambda *_: code)
-    return codec.respond(header, results_by_topic_v3_and_below=results)
+        return put_all_added(header, code, ())
+    (asked,) = read_add_partitions(header, frame)
+    return added(header, asked.topics, lambda *_: code)
 
 
 def _add_offsets(header: RequestHeader, frame: Buffer, code: int, message: str | None) -> bytes:

@@ -12,7 +12,8 @@
 `produce_outline`  a Produce request without its records, made while it comes
 `sanitize`      a walk over a request before kio reads it, driven by kio's own schema classes
 `throttle`      the throttle time of finished responses
+`transactions`  what each transaction takes of its coordinator, by hand
 
-Produce, Fetch, Metadata and ApiVersions are read and written by hand, because they
+Produce, Fetch, Metadata, ApiVersions and what each transaction takes are read and written by hand, because they
 are hot or come first on every connection; all else goes through kio, in `codec` alone.
 """

@@ -18,7 +18,6 @@ from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Operation, ResourceType
 from penstock_frontend.listener.listener import Response
 from penstock_kafka.error_responses.transaction import (
-    BATCHED_SINCE,
     TRANSACTION_TABLE,
     add_offsets,
     added,
@@ -32,6 +31,19 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.metadata import INTERNAL_TOPICS
 from penstock_kafka.wire.primitives import Buffer
+from penstock_kafka.wire.transactions import (
+    BATCHED_SINCE,
+    RAISING_SINCE,
+    AddedTransaction,
+    AddOffsets,
+    CodeOf,
+    EndTransaction,
+    Topics,
+    put_all_added,
+    read_add_offsets,
+    read_add_partitions,
+    read_end,
+)
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.groups.consumer.regex import BadRegex, TopicRegex
 from penstock_storage_node.kafka.client_stream import LateRequests
@@ -47,9 +59,12 @@ from penstock_storage_node.transactions.shard import ID_BYTES_MAX, Question, Sha
 
 ANSWER_MS: Final = 5_000
 """As Kafka's request.timeout.ms of the coordinator's writes."""
-_RAISING_SINCE: Final = 5
-"""Version of EndTxn by which the epoch rises with each transaction (KIP-890)."""
 _RAISES: Final = state.EPOCH_RISES_SINCE
+_READ_BY_HAND: Final[dict[int, Callable[[RequestHeader, Buffer], Any]]] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: read_add_partitions,
+    ApiKey.ADD_OFFSETS_TO_TXN: read_add_offsets,
+    ApiKey.END_TXN: read_end,
+}
 _STATES: Final = {status.label: status for status in Status} | {"PrepareEpochFence": None}
 
 
@@ -134,7 +149,8 @@ class TransactionHandler:
     def handle(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
         """Answer one request. Raises Malformed when it cannot be read."""
         call = _Call(caller, header, frame)
-        request = codec.decode_request(header, frame)
+        read = _READ_BY_HAND.get(header.api_key, codec.decode_request)
+        request: Any = read(header, frame)
         if header.api_key == ApiKey.LIST_TRANSACTIONS:
             return self._list(call, request)
         asker = _asker(header, request)
@@ -185,10 +201,10 @@ class TransactionHandler:
         )
         call.wait_for(shard, question)
 
-    def _end(self, call: _Call, request: Any) -> None:
+    def _end(self, call: _Call, request: EndTransaction) -> None:
         name = request.transactional_id
         shard = self._shard(call.caller, Operation.WRITE, name)
-        version = _RAISES if call.header.api_version >= _RAISING_SINCE else 0
+        version = _RAISES if call.header.api_version >= RAISING_SINCE else 0
         question = shard.end(
             name,
             state.End(request.producer_id, request.producer_epoch, request.committed, version),
@@ -200,7 +216,7 @@ class TransactionHandler:
 
     # -- adding --------------------------------------------------------------------------------
 
-    def _add_offsets(self, call: _Call, request: Any) -> None:
+    def _add_offsets(self, call: _Call, request: AddOffsets) -> None:
         name, group = request.transactional_id, request.group_id
         self._rights.require(call.caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
         self._rights.require(call.caller, Operation.READ, ResourceType.GROUP, group)
@@ -218,62 +234,54 @@ class TransactionHandler:
         )
         call.wait_for(shard, question)
 
-    def _add_partitions(self, call: _Call, request: Any) -> None:
+    def _add_partitions(self, call: _Call, request: list[AddedTransaction]) -> None:
         if call.header.api_version < BATCHED_SINCE:
-            self._add_for_client(call, request)
+            self._add_for_client(call, request[0])
             return
         self._rights.require(call.caller, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
-        asked = request.transactions
-        results: list[Any] = [None] * len(asked)
-        left = len(asked)
+        codes: dict[int, CodeOf] = {}
 
-        def done(index: int, topics: tuple[Any, ...]) -> None:
-            nonlocal left
-            results[index] = codec.item(
-                call.header,
-                "AddPartitionsToTxnResult",
-                transactional_id=asked[index].transactional_id,
-                topic_results=topics,
-            )
-            left -= 1
-            if not left:
-                call.give(codec.respond(call.header, error_code=0, results_by_transaction=tuple(results)))
+        def done(index: int, code_of: CodeOf) -> None:
+            codes[index] = code_of
+            if len(codes) == len(request):
+                results = ((each.transactional_id, each.topics, codes[i]) for i, each in enumerate(request))
+                call.give(put_all_added(call.header, ErrorCode.NONE, results))
 
-        for index, each in enumerate(asked):
-            kind = state.Verify if each.verify_only else partial(state.Add, client_version=_RAISES)
-            wanted = kind(each.producer_id, each.producer_epoch, _named(each.topics))
+        for index, each in enumerate(request):
+            wanted: state.Add | state.Verify
+            if each.verify_only:
+                wanted = state.Verify(each.producer_id, each.producer_epoch, _named(each.topics))
+            else:
+                wanted = state.Add(each.producer_id, each.producer_epoch, _named(each.topics), _RAISES)
             try:
                 shard = self._find(each.transactional_id)
             except PenstockError as e:
                 call.note(e.code)
-                done(index, added(call.header, each.topics, lambda *_, code=e.code: code))
+                done(index, lambda *_, code=e.code: code)
                 continue
-            self._ask_to_add(call, shard, each.transactional_id, wanted, each.topics, partial(done, index))
-        if not asked:
-            call.give(codec.respond(call.header, error_code=0, results_by_transaction=()))
+            self._ask_to_add(call, shard, each.transactional_id, wanted, partial(done, index))
+        if not request:
+            call.give(put_all_added(call.header, ErrorCode.NONE, ()))
 
-    def _add_for_client(self, call: _Call, request: Any) -> None:
-        name, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
+    def _add_for_client(self, call: _Call, request: AddedTransaction) -> None:
+        name, topics = request.transactional_id, request.topics
         self._rights.require(call.caller, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
         refused = {
-            topic.name
-            for topic in topics
+            topic
+            for topic, _ in topics
             # Offsets are added by AddOffsetsToTxn alone.
-            if topic.name in INTERNAL_TOPICS
-            or not self._rights.may_topic(call.caller, Operation.WRITE, topic.name)
+            if topic in INTERNAL_TOPICS or not self._rights.may_topic(call.caller, Operation.WRITE, topic)
         }
 
-        def done(results: tuple[Any, ...]) -> None:
-            call.give(codec.respond(call.header, results_by_topic_v3_and_below=results))
+        def done(code_of: CodeOf) -> None:
+            call.give(added(call.header, topics, code_of))
 
         if refused:
             call.note(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            done(added(call.header, topics, partial(self._refused_with, refused)))
+            done(partial(self._refused_with, refused))
             return
-        wanted = state.Add(
-            request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, _named(topics)
-        )
-        self._ask_to_add(call, self._find(name), name, wanted, topics, done)
+        wanted = state.Add(request.producer_id, request.producer_epoch, _named(topics))
+        self._ask_to_add(call, self._find(name), name, wanted, done)
 
     def _refused_with(self, refused: set[str], topic: str, number: int) -> ErrorCode:
         """One partition's code where some topics of the transaction may not be written to."""
@@ -289,12 +297,11 @@ class TransactionHandler:
         shard: Shard,
         name: str,
         wanted: state.Add | state.Verify,
-        topics: Any,
-        done: Callable[[tuple[Any, ...]], None],
+        done: Callable[[CodeOf], None],
     ) -> None:
         def reply(answer: state.Answer) -> None:
             call.note(answer.error)
-            done(added(call.header, topics, partial(_code_of, answer)))
+            done(partial(_code_of, answer))
 
         call.wait_for(shard, shard.add(name, wanted, reply))
 
@@ -394,16 +401,14 @@ def _asker(header: RequestHeader, request: Any) -> str | None:
     """Whose requests must not be done late: of an id whose epoch does not tell one transaction from the next."""
     key, version = header.api_key, header.api_version
     if key == ApiKey.ADD_PARTITIONS_TO_TXN:
-        return None if version >= BATCHED_SINCE else str(request.v3_and_below_transactional_id)
-    if key == ApiKey.DESCRIBE_TRANSACTIONS or (key == ApiKey.END_TXN and version >= _RAISING_SINCE):
+        return None if version >= BATCHED_SINCE else str(request[0].transactional_id)
+    if key == ApiKey.DESCRIBE_TRANSACTIONS or (key == ApiKey.END_TXN and version >= RAISING_SINCE):
         return None
     return None if request.transactional_id is None else str(request.transactional_id)
 
 
-def _named(topics: Any) -> Partitions:
-    return frozenset(
-        TopicPartitionName(topic.name, number) for topic in topics for number in topic.partitions
-    )
+def _named(topics: Topics) -> Partitions:
+    return frozenset(TopicPartitionName(topic, number) for topic, numbers in topics for number in numbers)
 
 
 def _code_of(answer: state.Answer, topic: str, number: int) -> ErrorCode:
