@@ -33,8 +33,9 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory, packages: Packages) ->
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
     """The documented examples, each in a file of its own."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytest.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    texts = "".join((ROOT / "docs" / name).read_text() for name in ("pytest.md", "transactions.md"))
+    blocks = re.findall(r"```python\n(.*?)```", texts, re.DOTALL)
+    assert len(blocks) == 6
     for number, block in enumerate(blocks):
         (tmp_path / f"test_example_{number}.py").write_text(block)
     return tmp_path
@@ -71,11 +72,11 @@ def check_nothing_left(folder: Path) -> None:
 def test_documented_examples(interpreter: Path, examples: Path, scope: str) -> None:
     done = run(interpreter, examples, "--penstock-scope", scope)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "6 passed" in done.stdout
     ready = re.search(r"penstock: (\d) started, ready in .*; seed \d+", done.stdout)
     assert ready, done.stdout
     print(ready[0])
-    assert int(ready[1]) == (4 if scope == "test" else 3)  # one of them secure, for itself
+    assert int(ready[1]) == (6 if scope == "test" else 3)  # one of them secure, for itself
     check_nothing_left(examples)
 
 

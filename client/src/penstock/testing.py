@@ -20,15 +20,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import ElectionType, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
 
-from penstock.cli.kafka import cluster_metadata
+from penstock import hanging_transactions
+from penstock.cli import wire
+from penstock.cli.kafka import Bootstrap, cluster_metadata
+from penstock.connector import PLAINTEXT, Connector
+from penstock.hanging_transactions import HangingTransaction
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.janitor import Janitor
-from penstock.local.plan import ClusterSpec
+from penstock.local.plan import SINGLE, ClusterSpec
 from penstock.local.processes import last_lines
 from penstock_core.process.credentials import load_client_file
+from penstock_core.topics import TRANSACTIONS_TOPIC
+from penstock_kafka.wire.groups import transaction_partition
 
 FAULTS_FILE = "faults"
 """In a process's directory: what its failpoints do now (`penstock_runtime.failpoints`)."""
@@ -69,6 +76,7 @@ class Broker:
         if self.client_file is not None:
             self.client_config |= load_client_file(self.client_file).librdkafka()
         self._client: AdminClient | None = None
+        self._hanging: list[HangingTransaction] = []
 
     def create_topic(
         self,
@@ -97,7 +105,90 @@ class Broker:
             for process in self.local.state.processes
         }
 
+    def wait_for_isr(self, topic: str, partition: int = 0) -> None:
+        """Wait until every replica of a partition is in sync."""
+
+        def whole() -> bool:
+            found = cluster_metadata(self._admin(), self.bootstrap, topic).topics[topic]
+            state = found.partitions.get(partition)
+            return state is not None and len(state.isrs) == len(state.replicas)
+
+        self._until(whole, f"{topic}-{partition} has replicas that are not in sync")
+
+    # --- transactions ----------------------------------------------------------------------------
+
+    def hang_transaction(
+        self, topic: str, partition: int = 0, value: bytes = b"never decided"
+    ) -> HangingTransaction:
+        """Write a record in a transaction that no coordinator knows: readers of committed records stop there until
+        `end_transaction`, or an operator, aborts it. What a fault of a client or of another broker would leave."""
+        made = hanging_transactions.hang(
+            self._bootstrap(), topic, partition, value, within_s=WAIT_TIMEOUT_S, pause_s=POLL_S
+        )
+        self._hanging.append(made)
+        return made
+
+    def end_transaction(self, hanging: HangingTransaction) -> None:
+        """Abort a transaction that hangs."""
+        hanging_transactions.end(self._bootstrap(), hanging, within_s=WAIT_TIMEOUT_S, pause_s=POLL_S)
+        self._hanging.remove(hanging)
+
+    def transaction_coordinator(self, transactional_id: str) -> str:
+        """The node that coordinates a transactional id. The first producer with any has the coordinators made: before
+        that there is none, and this waits for it."""
+        return f"node-{self._coordinator(transactional_id)[1].leader}"
+
+    def move_coordinator(self, transactional_id: str) -> str:
+        """Have the coordinator of a transactional id read its log anew: at another node, whose name is returned, or,
+        where no other has a replica, after a restart of its own process (kill -9)."""
+        partition, state = self._coordinator(transactional_id)
+        if len(state.replicas) == 1:
+            self._restart_leader(state.leader)
+            return self.transaction_coordinator(transactional_id)
+        self.wait_for_isr(TRANSACTIONS_TOPIC, partition)
+        partition, state = self._coordinator(transactional_id)
+        chosen = min(node for node in state.replicas if node != state.leader)
+        order = [chosen, *(node for node in state.replicas if node != chosen)]
+        refused = wire.alter_reassignments(self._bootstrap(), {(TRANSACTIONS_TOPIC, partition): order})
+        if refused:
+            raise RuntimeError(f"the coordinator does not move: {refused}")
+
+        def moved() -> bool:
+            if self._coordinator(transactional_id)[1].leader == chosen:
+                return True
+            place = TopicPartition(TRANSACTIONS_TOPIC, partition)
+            self._admin().elect_leaders(ElectionType.PREFERRED, [place]).result(WAIT_TIMEOUT_S)
+            return False
+
+        self._until(moved, f"node-{chosen} does not lead {TRANSACTIONS_TOPIC}-{partition}")
+        return f"node-{chosen}"
+
+    def _coordinator(self, transactional_id: str) -> tuple[int, PartitionMetadata]:
+        """The partition that keeps the id, and what is known of it."""
+        found: list[tuple[int, PartitionMetadata]] = []
+
+        def look() -> bool:
+            topics = cluster_metadata(self._admin(), self.bootstrap).topics
+            states = topics[TRANSACTIONS_TOPIC].partitions if TRANSACTIONS_TOPIC in topics else {}
+            if states:
+                partition = transaction_partition(transactional_id, len(states))
+                found[:] = [(partition, states[partition])]
+            return bool(states) and found[0][1].leader >= 0
+
+        self._until(look, f"transactional id {transactional_id} has no coordinator")
+        return found[0]
+
+    def _restart_leader(self, node: int) -> None:
+        del node  # everything is one process
+        self.local.kill(SINGLE)
+        self.local.start(SINGLE)
+
     # --- inside ----------------------------------------------------------------------------------
+
+    def _bootstrap(self) -> Bootstrap:
+        """For raw requests."""
+        connector = PLAINTEXT if self.client_file is None else Connector(load_client_file(self.client_file))
+        return Bootstrap(self.bootstrap, "", connector)
 
     def _admin(self) -> AdminClient:
         if self._client is None:
@@ -189,21 +280,17 @@ class Cluster(Broker):
         self._arm(name, "log.append.before_write", "")
 
     def heal(self) -> None:
-        """End all faults, start what was killed, wait until all of it is ready."""
+        """End all faults, start what was killed, wait until all of it is ready, abort what hangs."""
         for name in list(self._faults):
             for failpoint in list(self._faults[name]):
                 self._arm(name, failpoint, "")
         self.local.start(*(process.name for process in self.local.state.processes))
+        for hanging in list(self._hanging):
+            self.end_transaction(hanging)
 
-    def wait_for_isr(self, topic: str, partition: int = 0) -> None:
-        """Wait until every replica of a partition is in sync."""
-
-        def whole() -> bool:
-            found = cluster_metadata(self._admin(), self.bootstrap, topic).topics[topic]
-            state = found.partitions.get(partition)
-            return state is not None and len(state.isrs) == len(state.replicas)
-
-        self._until(whole, f"{topic}-{partition} has replicas that are not in sync")
+    def _restart_leader(self, node: int) -> None:
+        self.kill(f"node-{node}")
+        self.start(f"node-{node}")
 
     def _arm(self, name: str, failpoint: str, action: str) -> None:
         if name not in self.nodes:
@@ -304,4 +391,4 @@ def _placed(spec: ClusterSpec, settings: Settings | None) -> ClusterSpec:
     )
 
 
-__all__ = ["Broker", "Cluster", "broker", "cluster", "dismiss_janitor"]
+__all__ = ["Broker", "Cluster", "HangingTransaction", "broker", "cluster", "dismiss_janitor"]
