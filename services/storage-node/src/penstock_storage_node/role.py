@@ -392,6 +392,7 @@ class StorageNode:
         self._transaction_streams = TransactionStreams(manager, link, self._channels)
         link.connect(self._transaction_streams)
         metadata.on_change(lambda old, new, _: link.on_metadata(old, new))
+        metadata.on_change(lambda _, new, __: self._transaction_streams.keep(new.nodes))
 
     def _build_listeners(self, suspected_leaders: SuspectedLeaders, by_acl: AclAuthorizer | None) -> None:
         """What clients come to directly, and HTTP."""
@@ -454,6 +455,7 @@ class StorageNode:
             look.families,
             self._groups.families,
             self._transactions.families,
+            self._transaction_link.families,
         ]
         metrics.register(lifecycle.registry)
 

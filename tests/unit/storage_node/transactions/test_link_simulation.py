@@ -100,26 +100,30 @@ def taking_equal_epochs_and_late_frames(patch: Patch) -> None:
         plant(patch)
 
 
-PLANTED: dict[Callable[[Patch], None], tuple[int, ...]] = {
-    without_entry: (1, 2),
-    without_numbers: (1,),
-    taking_equal_epochs_and_late_frames: (2,),
-    with_any_guard: (1, 2),
-    keeping_guards: (1, 2),
+PLANTED: dict[Callable[[Patch], None], tuple[int, tuple[int, ...]]] = {
+    without_entry: (2, (1, 2)),
+    without_numbers: (61, (1,)),
+    taking_equal_epochs_and_late_frames: (10, (2,)),
+    with_any_guard: (60, (1, 2)),
+    keeping_guards: (60, (1, 2)),
 }
-"""And the versions of the clients that meet it. Without the metadata, or without vouching, the other fences keep each
-such marker out in this world: one has to wait for the metadata of its coordinator, so it has written nowhere that these
-are not known. Both are tested by themselves (`test_admission`, `tests/node/test_transactions.py`)."""
+"""With a seed that has found it, and the versions of the clients that meet it.
+
+Without the metadata, or without vouching, the other fences keep each such marker out in this world: one has to wait for
+the metadata of its coordinator, so it has written nowhere that these are not known. Both are tested by themselves
+(`test_admission`, `tests/node/test_transactions.py`).
+"""
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    _until_found(lambda seed: World(seed, versions=PLANTED[plant]))
+    seed, versions = PLANTED[plant]
+    _until_found(seed, lambda seed: World(seed, versions=versions))
 
 
 def test_batches_that_nobody_verifies_are_found() -> None:
-    _until_found(lambda seed: World(seed, verifies=False, versions=(1,)))
+    _until_found(31, lambda seed: World(seed, verifies=False, versions=(1,)))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -128,8 +132,9 @@ def test_by_tv2_late_frames_alone_end_nothing(seed: int, monkeypatch: Patch) -> 
     World(seed, versions=(2,)).run(STEPS)
 
 
-def _until_found(make: Callable[[int], World]) -> None:
-    for seed in range(SEEDS_MAX):
+def _until_found(first: int, make: Callable[[int], World]) -> None:
+    """`first` is a seed that has found it; other changes may let another one."""
+    for seed in (first, *range(SEEDS_MAX)):
         try:
             make(seed).run(STEPS)
         except (Wrong, InvariantBroken, PenstockError) as found:

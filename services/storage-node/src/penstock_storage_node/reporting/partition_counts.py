@@ -36,6 +36,13 @@ _GAUGES: Final = {
         " or the leader's for acks=1); about."
     ),
     "dirty_logs": "Logs with data that no flush covers.",
+    "undecided_partitions": (
+        "Led partitions in which readers of committed records have to wait: their last stable offset is below the high "
+        "watermark."
+    ),
+    "last_stable_offset_lag_records": (
+        "How far the last stable offset is below the high watermark, in the led partition where it is furthest."
+    ),
 }
 
 
@@ -50,6 +57,8 @@ class PartitionCounts:
     waiting_produce_partitions: int = 0
     acked_unflushed_bytes: int = 0
     dirty_logs: int = 0
+    undecided_partitions: int = 0
+    last_stable_offset_lag_records: int = 0
     lag_bytes: dict[NodeId, int] = field(default_factory=dict)
     """By follower: the largest of its lags behind partitions led here."""
     lag_ms: dict[NodeId, int] = field(default_factory=dict)
@@ -72,6 +81,10 @@ class PartitionCounts:
         low, high = led.acked_unflushed()
         if low < high:
             self.acked_unflushed_bytes += log.bytes_between(low, high)
+        high_watermark = partition.replica.high_watermark
+        undecided = high_watermark - log.last_stable_offset(high_watermark)
+        self.undecided_partitions += undecided > 0
+        self.last_stable_offset_lag_records = max(self.last_stable_offset_lag_records, undecided)
         log_end = log.log_end_offset
         for node_id, end_offset, lag_ms in led.lags(now_ms):
             behind = 0

@@ -8,7 +8,7 @@ number, at whose hello the other end drops what is left of this one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -36,8 +36,8 @@ CHANNEL = "transactions"
 """A connection of its own: neither relayed requests nor replication hold it up."""
 ASKS_MAX = 20_000
 """Questions that wait to be sent to one node; further ones are told that nobody can be asked."""
-ENTRIES_AT_ONCE = 1_000
-"""Questions and decisions in one message."""
+PARTITIONS_AT_ONCE = 5_000
+"""In the questions, and in the markers, of one message; one more question or decision than fits."""
 PAUSE_MS_MIN = 20
 PAUSE_MS_MAX = 500
 GOOD_STREAM_MS = 1_000
@@ -156,9 +156,11 @@ class _Stream:
 
     def _take(self) -> pb.TransactionsRequest:
         request = pb.TransactionsRequest()
-        put_asks(request, self._asks[:ENTRIES_AT_ONCE])
-        put_markers(request, self._markers[:ENTRIES_AT_ONCE])
-        del self._asks[:ENTRIES_AT_ONCE], self._markers[:ENTRIES_AT_ONCE]
+        asks = _first(len(ask.partitions) for ask in self._asks)
+        markers = _first(len(marker.partitions) for marker in self._markers)
+        put_asks(request, self._asks[:asks])
+        put_markers(request, self._markers[:markers])
+        del self._asks[:asks], self._markers[:markers]
         return request
 
     async def _read(self, call: Any) -> None:
@@ -172,6 +174,17 @@ class _Stream:
                 link.ask_answered(answer.number, answer.coordinator_epoch, read_results(answer.results))
             for markers in response.markers:
                 link.marker_answered(self._node, *read_markers_answer(markers))
+
+
+def _first(sizes: Iterable[int]) -> int:
+    """How many of them, each with so many partitions, go into one message."""
+    partitions = number = 0
+    for size in sizes:
+        number += 1
+        partitions += size
+        if partitions >= PARTITIONS_AT_ONCE:
+            break
+    return number
 
 
 class TransactionStreams:
@@ -215,9 +228,9 @@ class TransactionStreams:
         for stream in streams.values():
             stream.close()
 
-    def forget(self, known: Callable[[NodeId], bool]) -> None:
+    def keep(self, known: Container[NodeId]) -> None:
         """End the streams to nodes that are no more."""
-        for node in [node for node in self._streams if not known(node)]:
+        for node in [node for node in self._streams if node not in known]:
             self._streams.pop(node).close()
 
     def close(self) -> None:

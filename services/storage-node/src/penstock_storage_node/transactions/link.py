@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
@@ -291,6 +293,40 @@ class TransactionLink:
             self._expire_ms = now_ms + EXPIRE_MS
             self.leading.expire(now_ms)
         self._arm()
+
+    def families(self) -> Iterator[Metric]:
+        """Markers on their way, and what leaders have asked, for a scrape."""
+        markers = GaugeMetricFamily(
+            "penstock_node_transaction_markers_waiting",
+            "Markers of coordinators here that are sent and not answered, by node; without a node: not sent.",
+            labels=("node",),
+        )
+        for node, count in self.outbox.waiting().items():
+            markers.add_metric(("" if node is None else str(node),), count)
+        yield markers
+        yield CounterMetricFamily(
+            "penstock_node_transaction_markers_written",
+            "Markers that leaders here have appended.",
+            value=self.leading.marker_count,
+        )
+        yield CounterMetricFamily(
+            "penstock_node_transaction_markers_superseded",
+            "Markers of coordinators here that met a newer epoch of their producer, and were not written.",
+            value=self.outbox.ended_elsewhere_count,
+        )
+        asked = CounterMetricFamily(
+            "penstock_node_transaction_verifications",
+            "What leaders here have asked coordinators before a transaction's first batch, by what came of it.",
+            labels=("answer",),
+        )
+        for answer, number in self.additions.answers.items():
+            asked.add_metric((answer,), number)
+        yield asked
+        yield CounterMetricFamily(
+            "penstock_node_transaction_verification_seconds",
+            "What the answers to these have taken together.",
+            value=self.additions.answer_ms / 1000,
+        )
 
     def close(self) -> None:
         """No more timers."""

@@ -30,6 +30,9 @@ GUARD_MS: Final = 86_400_000
 AGAIN_MS: Final = 20
 AGAIN_MS_MAX: Final = 100
 """While the coordinator says CONCURRENT_TRANSACTIONS: every so often, for so long."""
+ANSWERS: Final = ("known", "refused", "busy", "unreached")
+"""What comes of a question: the transaction knows the partitions, or not all of them; the last one is still ending; or
+nobody has answered."""
 ANSWER_MS_MAX: Final = 5_000
 """For an answer; whoever has none then is told so, and tries again."""
 ADDS_SINCE: Final = 12
@@ -167,7 +170,7 @@ Vouched = Callable[[ErrorCode, int], None]
 class _Waiting:
     """Batches of one producer that wait for the same answer."""
 
-    __slots__ = ("coordinator", "done", "producer", "timer", "until_ms", "verify_only")
+    __slots__ = ("coordinator", "done", "producer", "sent_ms", "timer", "until_ms", "verify_only")
 
     def __init__(self, producer: Producer, verify_only: bool, coordinator: int, until_ms: int) -> None:
         self.producer = producer
@@ -176,6 +179,7 @@ class _Waiting:
         self.until_ms = until_ms
         self.done: dict[TopicPartitionName, list[Vouched]] = {}
         self.timer: Timer | None = None
+        self.sent_ms = 0
 
 
 class Additions:
@@ -199,6 +203,10 @@ class Additions:
         self._sent: dict[int, _Waiting] = {}
         self._timers: Final = TimerQueue()
         self._number = 0
+        self.answers: Final[dict[str, int]] = dict.fromkeys(ANSWERS, 0)
+        """Questions by what came of them."""
+        self.answer_ms = 0
+        """What those that were answered have taken together."""
 
     def ask(self, producer: Producer, partition: TopicPartitionName, *, adds: bool, done: Done) -> None:
         """`done` is told NONE when the transaction knows the partition, else why not, in the coordinator's codes; or
@@ -244,12 +252,15 @@ class Additions:
             )
         for node, asks in by_node.items():
             # Before it is sent: a coordinator on this node answers at once.
-            self._sent.update((ask.number, waiting) for ask, waiting in asks)
+            for ask, waiting in asks:
+                waiting.sent_ms = self._clock_ms()
+                self._sent[ask.number] = waiting
             if self._send(node, [ask for ask, _ in asks]):
                 self._await(asks)
             else:
                 nowhere += [self._sent.pop(ask.number) for ask, _ in asks if ask.number in self._sent]
         for waiting in nowhere:
+            self.answers["unreached"] += 1
             _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def _await(self, asks: Iterable[tuple[Ask, _Waiting]]) -> None:
@@ -276,7 +287,9 @@ class Additions:
         waiting = self._take(number)
         if waiting is None:
             return
+        self.answer_ms += self._clock_ms() - waiting.sent_ms
         codes = dict(answers)
+        self._count(codes)
         busy: dict[TopicPartitionName, list[Vouched]] = {}
         told: list[tuple[Vouched, ErrorCode]] = []
         for partition, done in waiting.done.items():
@@ -289,6 +302,17 @@ class Additions:
             self._ask_again(waiting, busy)
         for each, code in told:
             each(code, coordinator_epoch)
+
+    def _count(self, codes: Mapping[TopicPartitionName, ErrorCode]) -> None:
+        found = set(codes.values()) or {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        if found <= {ErrorCode.NONE}:
+            self.answers["known"] += 1
+        elif found <= _UNREACHED | {ErrorCode.NONE}:
+            self.answers["unreached"] += 1
+        elif ErrorCode.CONCURRENT_TRANSACTIONS in found:
+            self.answers["busy"] += 1
+        else:
+            self.answers["refused"] += 1
 
     def _ask_again(self, waiting: _Waiting, busy: dict[TopicPartitionName, list[Vouched]]) -> None:
         waiting.done = busy
@@ -310,6 +334,7 @@ class Additions:
             if not isinstance(waiting, _Waiting):
                 late = self._take(waiting)
                 if late is not None:
+                    self.answers["unreached"] += 1
                     _tell_all(late, ErrorCode.COORDINATOR_NOT_AVAILABLE)
                 continue
             for partition, done in waiting.done.items():
@@ -320,6 +345,7 @@ class Additions:
         lost = [number for number, waiting in self._sent.items() if waiting.coordinator == node]
         for number in lost:
             if (waiting := self._take(number)) is not None:
+                self.answers["unreached"] += 1
                 _tell_all(waiting, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     @property
