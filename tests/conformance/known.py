@@ -53,18 +53,6 @@ EXPLAINED = (
         "",
         f"{_RIGHTS}#no-loggers",
     ),
-    Explained(
-        r"^rights.*(find-coordinator|init-producer-id)-\w+-transactional-id",
-        r"^\{\}$|^\{\"coordinators\": \[\{\"key\": \"[^\"]+\"\}\]\}$",
-        "UNSUPPORTED_VERSION",
-        f"{_RIGHTS}#no-transactions",
-    ),
-    Explained(
-        r"^rights.*produce-write-transactional-id",
-        "INVALID_PRODUCER_ID_MAPPING",
-        "INVALID_TXN_STATE",
-        f"{_RIGHTS}#no-transactions",
-    ),
     Explained(r"sign-in-(order|again)/a request (after|between)", r'\["answered"\]', "closed", _SIGN_IN),
     Explained(r"sign-in-again/.*another user", "Cannot change princi", "Cannot change princi", _SIGN_IN),
     Explained(

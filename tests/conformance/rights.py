@@ -36,6 +36,8 @@ SETTLED_TIMEOUT_S = 60.0
 PASSING: Final = {5, 6, 14, 15, 16}
 """Codes of a leader or coordinator that is about to be there: asked again."""
 
+CODES: Final = ("error_code", "partition_error_code")
+
 Way = tuple[str, list[Entry]]
 
 IDENTITIES: Final = frozenset(
@@ -268,7 +270,7 @@ def _codes(value: Any, name: str = "") -> Iterator[int]:
     elif isinstance(value, tuple):
         for one in value:
             yield from _codes(one)
-    elif name == "error_code":
+    elif name in CODES:
         yield int(value)
 
 
@@ -283,7 +285,7 @@ def seen(value: Any, prefix: str, names: Names) -> Any:
             continue
         if name in COUNTED:
             told[name] = "some" if one else "none"
-        elif name == "error_code":
+        elif name in CODES:
             if int(one):
                 told[name] = one.name.upper() if isinstance(one, enum.Enum) else int(one)
         elif name.endswith("authorized_operations"):
@@ -309,14 +311,16 @@ def _ours(part: Any, prefix: str) -> bool:
     """Whether a thing in a list is this scenario's, or has no name."""
     if hasattr(part, "values"):  # a quota that is described: those are others'
         return False
-    for field in ("name", "topic", "topic_name", "group_id", "key", "resource_name"):
+    for field in ("name", "topic", "topic_name", "group_id", "key", "resource_name", "transactional_id"):
         name = getattr(part, field, None)
         if isinstance(name, str) and name not in ("", "1"):
             return name.startswith(prefix) or part.__class__.__name__ not in _LISTS
     return True
 
 
-_LISTS: Final = frozenset({"MetadataResponseTopic", "ListedGroup", "ConfigResource", "DescribeLogDirsTopic"})
+_LISTS: Final = frozenset(
+    {"MetadataResponseTopic", "ListedGroup", "ConfigResource", "DescribeLogDirsTopic", "TransactionState"}
+)
 """What answers have that name all there is."""
 
 

@@ -26,6 +26,8 @@ from support.rights_table import (
     TOPIC,
     TOPIC_ID,
     TOPICS_OF_GROUPS_ROWS,
+    TRANSACTION,
+    TRANSACTION_ROWS,
     Row,
 )
 
@@ -84,6 +86,10 @@ MORE_ROWS = (
 )
 """What the table of the unit tests has not: lists, what may be done, topics by id."""
 
+LISTS_OF_TRANSACTIONS = (
+    Row(ApiKey.LIST_TRANSACTIONS, {}, (Op.DESCRIBE, Kind.TRANSACTIONAL_ID, TRANSACTION), 0),
+)
+
 _TIMES = {"timeout": 30_000, "transaction_timeout": 60_000}
 _HARMLESS: dict[ApiKey, dict[str, Any]] = {
     ApiKey.UNREGISTER_BROKER: {"broker_id": 999},
@@ -99,6 +105,8 @@ ROWS = tuple(
         *NODE_ROWS,
         *CLUSTER_ROWS,
         *MORE_ROWS,
+        *TRANSACTION_ROWS,
+        *LISTS_OF_TRANSACTIONS,
     )
 )
 
