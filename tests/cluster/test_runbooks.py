@@ -413,6 +413,7 @@ STAGES: Final = {
     "Something is slow": Stage(long=True),
     "Errors of the cluster itself": Stage(long=True),
     "A group is behind": Stage(a_group, long=True),
+    "A transaction hangs": Stage(long=True),
     "An operation gets no further": Stage(a_paused_operation, taken_back, long=True),
     "Builds are mixed": Stage(long=True),
     "A slot or a log is left over": Stage(long=True),

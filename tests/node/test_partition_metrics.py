@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually
+from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, make_batch
 from penstock_core.ids import TopicPartition
+from penstock_kafka.records.batch import read_header
+from penstock_kafka.records.markers import Marker
 from penstock_storage_node.reporting.partition_counts import AT_ONCE, PartitionLook
 
 
@@ -62,6 +64,36 @@ async def test_a_follower_that_is_away_is_seen_to_be_behind(cluster: MiniCluster
     assert told(look)["replica_lag_bytes3"] > 1_000, "about: records count as equally big"
     await eventually(lambda: told(look)["replica_lag_seconds3"] > 0)
     await eventually(lambda: told(look)["replica_lag_bytes2"] == 0)
+
+
+async def test_a_transaction_that_stays_open_is_seen_to_hold_readers_back(cluster: MiniCluster) -> None:
+    leader = cluster.nodes[1]
+    now_ms = [1_000_000]
+    look = PartitionLook(leader.manager.registry, lambda: now_ms[0], at_once)
+    await leader.produce(b"one")
+
+    def held() -> tuple[float, ...]:
+        found = told(look)
+        stable = (found[f"last_stable_offset_{what}"] for what in ("lag_records", "stalled_seconds"))
+        return found["undecided_partitions"], *stable
+
+    assert held() == (0, 0, 0)
+    producer = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    records = [
+        make_batch(b"a", b"b", base_sequence=0, **producer),
+        make_batch(b"c", base_sequence=2, **producer),
+    ]
+    log = leader.partition.log
+    for batch in records:
+        leader.partition.append(batch, read_header(batch), leader.manager.clock_ms())
+    leader.manager.drain.schedule()
+    await eventually(lambda: leader.partition.replica.high_watermark == 4)
+    assert held() == (1, 3, 0)
+    now_ms[0] += 5_000
+    assert held() == (1, 3, 5)
+    leader.partition.append_marker(7, 0, Marker(True, 0), leader.manager.clock_ms())
+    await eventually(lambda: log.last_stable_offset(leader.partition.replica.high_watermark) == 5)
+    assert held() == (0, 0, 0)
 
 
 async def test_many_partitions_are_looked_at_beside_the_scrape(cluster: MiniCluster) -> None:

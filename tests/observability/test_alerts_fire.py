@@ -46,6 +46,7 @@ def impatient(text: str) -> str:
     for patient, quick in (
         ("lag_seconds > 300", "lag_seconds > 10"),
         ("age_seconds > 10", "age_seconds > 4"),
+        ("stalled_seconds > 1200", "stalled_seconds > 3"),
         # A machine that is shared gives a thread that computes less than 0.9 of a processor, and at times a quarter.
         ("cpu_seconds_total[10s]) > 0.9", "cpu_seconds_total[10s]) > 0.2"),
     ):
@@ -292,6 +293,18 @@ def test_a_group_that_stalls(watched: Watched) -> None:
         watched.fires("GroupLag")
         rows = watched.watching.query("penstock_group_lag_seconds > 10")
         assert {row["metric"]["group"] for row in rows} == {STALLED}
+
+
+@long_form
+def test_a_transaction_that_stays_open(watched: Watched) -> None:
+    producer = Producer(client_config(watched.cluster.bootstrap, **{"transactional.id": "idle"}))
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("strict", b"held")
+    producer.flush(60)
+    watched.fires("TransactionStuck")
+    producer.abort_transaction(60)
+    watched.is_quiet("TransactionStuck")
 
 
 @long_form

@@ -7,7 +7,7 @@ is a second old or so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,9 @@ _GAUGES: Final = {
     "last_stable_offset_lag_records": (
         "How far the last stable offset is below the high watermark, in the led partition where it is furthest."
     ),
+    "last_stable_offset_stalled_seconds": (
+        "For how long the last stable offset of such a partition has not moved, where that is longest."
+    ),
 }
 
 
@@ -59,12 +62,21 @@ class PartitionCounts:
     dirty_logs: int = 0
     undecided_partitions: int = 0
     last_stable_offset_lag_records: int = 0
+    last_stable_offset_stalled_seconds: float = 0.0
+    held_back: dict[Partition, tuple[int, int]] = field(default_factory=dict)
+    """Last stable offset, and since when it was seen to stand there, where it is below the high watermark."""
     lag_bytes: dict[NodeId, int] = field(default_factory=dict)
     """By follower: the largest of its lags behind partitions led here."""
     lag_ms: dict[NodeId, int] = field(default_factory=dict)
 
-    def add(self, registry: PartitionRegistry, partition: Partition, now_ms: int) -> None:
-        """Count one of the node's partitions."""
+    def add(
+        self,
+        registry: PartitionRegistry,
+        partition: Partition,
+        now_ms: int,
+        before: Mapping[Partition, tuple[int, int]],
+    ) -> None:
+        """Count one of the node's partitions; `before`: those that were held back in the look before."""
         log = partition.log
         self.dirty_logs += log.has_unflushed
         led = partition.replica.leadership
@@ -78,13 +90,10 @@ class PartitionCounts:
             self.under_replicated_partitions += in_sync < known.factor
             self.reassigning_partitions += known.reassigning
         self.waiting_produce_partitions += led.waiting_count
+        self._add_transactions(partition, now_ms, before.get(partition))
         low, high = led.acked_unflushed()
         if low < high:
             self.acked_unflushed_bytes += log.bytes_between(low, high)
-        high_watermark = partition.replica.high_watermark
-        undecided = high_watermark - log.last_stable_offset(high_watermark)
-        self.undecided_partitions += undecided > 0
-        self.last_stable_offset_lag_records = max(self.last_stable_offset_lag_records, undecided)
         log_end = log.log_end_offset
         for node_id, end_offset, lag_ms in led.lags(now_ms):
             behind = 0
@@ -92,6 +101,18 @@ class PartitionCounts:
                 behind = log.bytes_between(max(end_offset, log.log_start_offset), log_end)
             self.lag_bytes[node_id] = max(self.lag_bytes.get(node_id, 0), behind)
             self.lag_ms[node_id] = max(self.lag_ms.get(node_id, 0), lag_ms)
+
+    def _add_transactions(self, partition: Partition, now_ms: int, before: tuple[int, int] | None) -> None:
+        high_watermark = partition.replica.high_watermark
+        stable = partition.log.last_stable_offset(high_watermark)
+        if stable >= high_watermark:
+            return
+        since_ms = before[1] if before is not None and before[0] == stable else now_ms
+        self.held_back[partition] = stable, since_ms
+        self.undecided_partitions += 1
+        lag, stalled_s = high_watermark - stable, (now_ms - since_ms) / 1000
+        self.last_stable_offset_lag_records = max(self.last_stable_offset_lag_records, lag)
+        self.last_stable_offset_stalled_seconds = max(self.last_stable_offset_stalled_seconds, stalled_s)
 
 
 class PartitionLook:
@@ -146,7 +167,7 @@ class PartitionLook:
             counts, now_ms = PartitionCounts(), self._clock_ms()
             for number, partition in enumerate(partitions, 1):
                 if not partition.closed:
-                    counts.add(self._registry, partition, now_ms)
+                    counts.add(self._registry, partition, now_ms, self._found.held_back)
                 if not number % _STEP:
                     yield
                     now_ms = self._clock_ms()
