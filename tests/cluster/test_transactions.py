@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -236,13 +236,14 @@ def coordinator_of(cluster: LocalCluster, name: str) -> str:
 
 def grew(load: TransactionalLoad, by: int) -> None:
     """The load commits that many more transactions."""
-    wanted = load.story.count(Outcome.COMMITTED) + by
-    wait_for(
-        lambda: load.story.count(Outcome.COMMITTED) >= wanted or bool(load.story.fatal),
-        f"{by} more commits",
-        180,
-    )
-    assert not load.story.fatal, load.story.fatal
+    story = load.story
+    wanted = story.count(Outcome.COMMITTED) + by
+    try:
+        wait_for(lambda: story.count(Outcome.COMMITTED) >= wanted or bool(story.fatal), "more commits", 180)
+    finally:
+        counts = {outcome.value: story.count(outcome) for outcome in Outcome}
+        print(f"{load.name}: {counts}, told to abort {story.aborts}, fatal {story.fatal}")
+    assert not story.fatal, story.fatal
 
 
 def loads_of(bootstrap: str, topic: str) -> list[TransactionalLoad]:
@@ -254,21 +255,21 @@ def loads_of(bootstrap: str, topic: str) -> list[TransactionalLoad]:
 
 
 @contextmanager
-def at_work(bootstrap: str, topic: str) -> Iterator[list[TransactionalLoad]]:
+def at_work(loads: Sequence[TransactionalLoad]) -> Iterator[None]:
     """They write while this lasts. At the end nobody was told of a fatal error."""
     with ExitStack() as stack:
-        loads = [stack.enter_context(load) for load in loads_of(bootstrap, topic)]
+        for load in loads:
+            stack.enter_context(load)
         for load in loads:
             grew(load, 5)
-        yield loads
+        yield
     for load in loads:
-        story = load.story
-        counts = {outcome.value: story.count(outcome) for outcome in Outcome}
-        print(load.name, counts, story.aborts, story.fatal)
+        counts = {outcome.value: load.story.count(outcome) for outcome in Outcome}
+        print(f"{load.name}: {counts}, told to abort {load.story.aborts}, fatal {load.story.fatal}")
     assert not any(load.story.fatal for load in loads)
 
 
-def check_all(cluster: LocalCluster, topic: str, loads: list[TransactionalLoad]) -> None:
+def check_all(cluster: LocalCluster, topic: str, loads: Sequence[TransactionalLoad]) -> None:
     """Nothing hangs, so readers of committed records come to the end; and they find what was committed."""
     wait_for(lambda: is_decided(cluster.bootstrap, topic, PARTITIONS), "every transaction is decided")
     check_story([load.story for load in loads], read_to_end(cluster.bootstrap, topic, "read_committed"))
@@ -281,7 +282,8 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
     with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         bootstrap, topic = address(cluster, way), "under-fire"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        with at_work(bootstrap, topic) as loads:
+        loads = loads_of(bootstrap, topic)
+        with at_work(loads):
             for victim in (
                 coordinator_of(cluster, "first"),
                 busiest_leader(cluster.bootstrap, topic),
@@ -296,13 +298,17 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
         check_all(cluster, topic, loads)
 
 
-def test_transactions_go_on_at_the_other_gateway(tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+def test_transactions_go_on_at_the_other_gateway(tmp_path: Path, client: str) -> None:
     with running_cluster(
         tmp_path, controllers=1, nodes=3, gateways=2, settings=SETTINGS, steady=True
     ) as cluster:
         topic = "gateways"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        with at_work(cluster.bootstrap, topic) as loads:
+        loads = [
+            TransactionalLoad(cluster.bootstrap, topic, PARTITIONS, f"id-{n}", by=client) for n in range(2)
+        ]
+        with at_work(loads):
             for victim in ("gateway-1", "gateway-2"):
                 cluster.kill(victim)
                 for load in loads:
@@ -316,7 +322,8 @@ def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Pa
     with running_cluster(tmp_path, controllers=1, nodes=3, settings=SETTINGS, steady=True) as cluster:
         topic = "versions"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        with at_work(cluster.bootstrap, topic) as loads:
+        loads = loads_of(cluster.bootstrap, topic)
+        with at_work(loads):
             for level, *words in (("1", "--downgrade"), ("2",), ("0", "--downgrade"), ("2",)):
                 feature(cluster, "set", f"transaction.version={level}", *words)
                 for load in loads:

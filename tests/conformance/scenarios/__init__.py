@@ -18,6 +18,7 @@ MODULES = (
     "rights",
     "sign_in",
     "administered",
+    "transactions",
 )
 
 
