@@ -246,9 +246,16 @@ def grew(load: TransactionalLoad, by: int) -> None:
     assert not story.fatal, story.fatal
 
 
-def loads_of(bootstrap: str, topic: str) -> list[TransactionalLoad]:
-    """A producer of each client, two of the newest generation; without Java only of the old one."""
-    kinds = {"first": "confluent-kafka", "second": "kafka-python", "third": "aiokafka"}
+def loads_of(bootstrap: str, topic: str, *, coordinators_die: bool = False) -> list[TransactionalLoad]:
+    """A producer of each client, two of the newest generation; without Java only of the old one.
+
+    kafka-python forgets the request in hand when the address that it knows its coordinator by refuses connections
+    (Sender._maybe_send_pending_request of 3.0.12: what await_ready raises is no reason to try again), and its commit
+    waits for ever: it is left out where `coordinators_die`.
+    """
+    kinds = {"first": "confluent-kafka", "third": "aiokafka"}
+    if not coordinators_die:
+        kinds["second"] = "kafka-python"
     if missing_java() is None:
         kinds |= {"fourth": "java", "fifth": "java"}
     return [TransactionalLoad(bootstrap, topic, PARTITIONS, name, by=by) for name, by in kinds.items()]
@@ -282,7 +289,7 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
     with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         bootstrap, topic = address(cluster, way), "under-fire"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
-        loads = loads_of(bootstrap, topic)
+        loads = loads_of(bootstrap, topic, coordinators_die=way == "direct")
         with at_work(loads):
             for victim in (
                 coordinator_of(cluster, "first"),
