@@ -635,3 +635,40 @@ def test_a_repeated_beginning_is_known_after_a_move() -> None:
     assert answer.producer_epoch == 1
     rig.fail_over()
     assert rig.init(producer_id=pair[0], producer_epoch=pair[1]) == [answer]
+
+
+def test_a_producer_whose_epochs_are_used_up_goes_on_while_markers_are_written() -> None:
+    # With TV2 each end takes an epoch, so this comes after 32,766 transactions; Kafka refuses what it begins next.
+    rig = Rig()
+    rig.put("t", TransactionValue(Status.EMPTY, 50, 32_766, TIMEOUT_MS, 5))
+    rig.fail_over()
+    rig.add((50, 32_766), A0)
+    rig.hold_markers = True
+    ended = rig.end((50, 32_766))
+    assert [answer.error for answer in ended] == [NONE]
+    pair = (ended[0].producer_id, ended[0].producer_epoch)
+    assert pair[0] != 50 and pair[1] == 0
+    added = rig.add(pair, B0)
+    assert added == []
+    rig.hold_markers = False
+    rig.write_markers()
+    rig.settle()
+    assert [answer.error for answer in added] == [NONE]
+    assert rig.value().status is Status.ONGOING
+    assert (rig.value().producer_id, rig.value().producer_epoch) == pair
+
+
+def test_what_is_given_up_before_the_last_ones_markers_are_written_fences_nobody() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold_markers = True
+    following = rig.end(pair)[0]
+    pair = (following.producer_id, following.producer_epoch)
+    given_up = rig.end(pair, commit=False)
+    assert given_up == []
+    rig.hold_markers = False
+    rig.write_markers()
+    rig.settle()
+    assert [answer.error for answer in given_up] == [NONE]
+    assert given_up[0].producer_epoch == pair[1] + 1

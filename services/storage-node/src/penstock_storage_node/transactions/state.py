@@ -217,7 +217,7 @@ def _initialized(value: TransactionValue) -> Begin:
 
 
 def _add(current: TransactionValue, pending: bool, request: Add, server: Server) -> Outcome:
-    if pending:
+    if pending or _is_next(current, request):
         return WAIT
     refusal = _check_producer(current, request)
     if refusal is not None:
@@ -256,6 +256,8 @@ def joined(value: TransactionValue, request: Add) -> TransactionValue | None:
 def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
     if current is None:
         return _UNKNOWN
+    if _is_next(current, request):
+        return WAIT
     refusal = _check_producer(current, request)
     if refusal is not None:
         return refusal
@@ -263,6 +265,16 @@ def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
         return WAIT
     missing = request.partitions - current.partitions
     return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing) if missing else _DONE
+
+
+def _is_next(current: TransactionValue, request: Add | Verify | End) -> bool:
+    """Its pair is the one that the end of the transaction has given to a producer whose epochs were used up: told with
+    the decision, it counts once the markers are written (Kafka does not know it before)."""
+    return (
+        current.status.is_decided
+        and current.next_id != NO_ID
+        and (request.producer_id, request.producer_epoch) == (current.next_id, 0)
+    )
 
 
 def _check_producer(current: TransactionValue, request: Add | Verify | End) -> Answer | None:
@@ -297,6 +309,8 @@ def _end_raising(current: TransactionValue, pending: bool, request: End, server:
         and request.producer_epoch == EPOCH_EXHAUSTED
         and current.producer_epoch == 0
     )
+    if _is_next(current, request) and not request.commit:
+        return WAIT
     if request.producer_id != current.producer_id and not switched:
         return _UNKNOWN
     is_equal = request.producer_epoch == current.producer_epoch and not switched
@@ -304,7 +318,11 @@ def _end_raising(current: TransactionValue, pending: bool, request: End, server:
     is_tellable = current.producer_epoch <= EPOCH_EXHAUSTED or current.next_id != NO_ID
     is_repeated = switched or (is_tellable and request.producer_epoch + 1 == current.producer_epoch)
     if current.status.is_decided:
-        return _repeated(current, request) if is_repeated else _FENCED
+        if is_repeated:
+            return _repeated(current, request)
+        # Who was told of the decision gives up what it has begun since, before the markers are written (90 in Kafka).
+        is_told = is_equal and current.producer_epoch <= EPOCH_EXHAUSTED
+        return WAIT if is_told and not request.commit else _FENCED
     if is_repeated and current.status in COMPLETE:
         return _repeated(current, request)
     if not is_equal:
