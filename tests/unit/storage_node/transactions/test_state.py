@@ -209,8 +209,9 @@ def test_the_next_producer_id_is_told_before_it_counts(status: Status, version: 
     value = value_of(status, 32_767, next_id=NEW, client_version=2)
     server = Server(NOW_MS, version)
     is_decided = status.name.startswith("PREPARE")
-    for request in (Add(NEW, 0, THERE, 2), Verify(NEW, 0, THERE), End(NEW, 0, False, 2)):
-        expected = ("wait",) if is_decided else told(UNKNOWN)
+    for request in (Add(NEW, 0, THERE, 2), Verify(NEW, 0, THERE), End(NEW, 0, False, 2), Init(7_000, NEW, 0)):
+        refused = FENCED if isinstance(request, Init) else UNKNOWN
+        expected = ("wait",) if is_decided else told(refused)
         assert seen(decide(value, False, request, server)) == expected, request
     for wrong in (Add(NEW, 1, THERE, 2), Verify(OTHER, 0, THERE), End(NEW, 0, True, 2)):
         assert seen(decide(value, False, wrong, server)) == told(UNKNOWN), wrong

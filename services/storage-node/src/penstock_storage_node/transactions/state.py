@@ -172,6 +172,8 @@ def _init(current: TransactionValue | None, pending: bool, request: Init, server
         fresh = TransactionValue(Status.EMPTY, server.new_id, 0, request.timeout_ms, server.now_ms)
         # Kafka makes the id in memory first, with this producer id, and so it is the previous one of the first record.
         return _initialized(fresh._replace(previous_id=server.new_id))
+    if _is_next(current, request):
+        return WAIT
     if request.producer_id != NO_ID and not (
         request.producer_id == current.producer_id
         or (request.producer_id == current.previous_id and is_exhausted(request.producer_epoch))
@@ -267,7 +269,7 @@ def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
     return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing) if missing else _DONE
 
 
-def _is_next(current: TransactionValue, request: Add | Verify | End) -> bool:
+def _is_next(current: TransactionValue, request: Request) -> bool:
     """Its pair is the one that the end of the transaction has given to a producer whose epochs were used up: told with
     the decision, it counts once the markers are written (Kafka does not know it before)."""
     return (
