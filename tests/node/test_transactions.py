@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata.image import PartitionImage
 from penstock_core.topics import TRANSACTIONS_TOPIC
@@ -523,3 +523,20 @@ async def test_a_stream_that_breaks_is_opened_again(rig: Rig) -> None:
             break
         assert result.error == ErrorCode.NOT_ENOUGH_REPLICAS
     assert result.error == 0
+
+
+async def test_what_breaks_in_the_link_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MiniCluster(tmp_path)
+    node = await cluster.start_node(1, coordinators=OneShard)
+    try:
+        link = node.link
+        assert link is not None
+
+        def broken() -> None:
+            raise InvariantBroken("as the test wants it")
+
+        monkeypatch.setattr(link.outbox, "end_turn", broken)
+        link._schedule()
+        await eventually(node.lifecycle.failed.is_set)
+    finally:
+        await cluster.stop()

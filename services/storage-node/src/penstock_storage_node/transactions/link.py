@@ -269,9 +269,12 @@ class TransactionLink:
 
     def _end_turn(self) -> None:
         self._is_scheduled = False
-        self.additions.end_turn()
-        self.outbox.end_turn()
-        self._arm()
+        try:
+            self.additions.end_turn()
+            self.outbox.end_turn()
+            self._arm()
+        except Exception as e:
+            self._manager.lifecycle.fail_with(e)
 
     def _arm(self) -> None:
         """Have `_tick` come when something is due."""
@@ -286,13 +289,16 @@ class TransactionLink:
 
     def _tick(self) -> None:
         self._timer = None
-        self.outbox.tick()
-        self.additions.tick()
-        now_ms = self._manager.clock_ms()
-        if now_ms >= self._expire_ms:
-            self._expire_ms = now_ms + EXPIRE_MS
-            self.leading.expire(now_ms)
-        self._arm()
+        try:
+            self.outbox.tick()
+            self.additions.tick()
+            now_ms = self._manager.clock_ms()
+            if now_ms >= self._expire_ms:
+                self._expire_ms = now_ms + EXPIRE_MS
+                self.leading.expire(now_ms)
+            self._arm()
+        except Exception as e:
+            self._manager.lifecycle.fail_with(e)
 
     def families(self) -> Iterator[Metric]:
         """Markers on their way, and what leaders have asked, for a scrape."""
