@@ -178,7 +178,7 @@ def _versions(key: ApiKey, low: int = 0, high: int = 99) -> list[int]:
     return [version for version in SPECS[key].readable if low <= version <= high]
 
 
-@scenario("transaction-init", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-init", SECTION, clients=RAW, seconds=300, fast=True)
 def init(c: Client, t: Case) -> Outcome:
     """InitProducerId with an id: new, again, with what the producer has, with what it has not"""
 
@@ -214,7 +214,7 @@ def init(c: Client, t: Case) -> Outcome:
     return _played(t, topic, cases)
 
 
-@scenario("transaction-add-partitions", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-add-partitions", SECTION, clients=RAW, seconds=300, fast=True)
 def add_partitions(c: Client, t: Case) -> Outcome:
     """AddPartitionsToTxn: to ids in every state, twice, of topics and partitions that are not there, asked only"""
     topic = t.topic(partitions=2)
@@ -238,7 +238,7 @@ def _verified(name: str, producer: Producer, topic: str) -> dict[str, Any]:
     return values
 
 
-@scenario("transaction-add-offsets", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-add-offsets", SECTION, clients=RAW, seconds=300, fast=True)
 def add_offsets(c: Client, t: Case) -> Outcome:
     """AddOffsetsToTxn: to ids in every state"""
     group, topic = t.group(), t.topic()
@@ -261,7 +261,7 @@ def add_offsets(c: Client, t: Case) -> Outcome:
     return _played(t, topic, cases)
 
 
-@scenario("transaction-end", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-end", SECTION, clients=RAW, seconds=300, fast=True)
 def end(c: Client, t: Case) -> Outcome:
     """EndTxn of both generations: commit and abort, of ids in every state"""
     topic = t.topic()
@@ -284,7 +284,7 @@ def end(c: Client, t: Case) -> Outcome:
     return _played(t, topic, cases)
 
 
-@scenario("transaction-offsets", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-offsets", SECTION, clients=RAW, seconds=300, fast=True)
 def offsets(c: Client, t: Case) -> Outcome:
     """TxnOffsetCommit: of producers in every state, with offsets added and not"""
     topic = t.topic()
@@ -317,7 +317,7 @@ def offsets(c: Client, t: Case) -> Outcome:
     return _played(t, topic, cases)
 
 
-@scenario("transaction-produce", SECTION, clients=RAW, seconds=300)
+@scenario("transaction-produce", SECTION, clients=RAW, seconds=300, fast=True)
 def produce(c: Client, t: Case) -> Outcome:
     """Produce in transactions: partitions that are in them and that are not, by versions that add and that do not"""
     topic = t.topic(partitions=2)
