@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -330,20 +331,33 @@ def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Pa
         topic = "versions"
         create_topic(cluster.bootstrap, topic, PARTITIONS)
         loads = loads_of(cluster.bootstrap, topic)
+        epochs: list[int] = []
         with at_work(loads):
             for level, *words in (("1", "--downgrade"), ("2",), ("0", "--downgrade"), ("2",)):
                 feature(cluster, "set", f"transaction.version={level}", *words)
+                # Who asks a gateway and who asks a node hear the same, once both have read it.
+                epochs.append(wait_for(lambda: epoch_of(cluster), "the same features everywhere"))
                 for load in loads:
                     grew(load, 20)
+        assert epochs == sorted(set(epochs))
         assert not any(load.story.aborts for load in loads)
         check_all(cluster, topic, loads)
 
 
-def feature(cluster: LocalCluster, *words: str) -> None:
-    """`penstock feature`."""
-    command = [sys.executable, "-m", "penstock.cli.main", "feature", *words, "--bootstrap", cluster.bootstrap]
+def epoch_of(cluster: LocalCluster) -> int:
+    """The epoch of features; 0 while a gateway and a node do not say the same."""
+    doors = cluster.bootstrap, cluster.direct_bootstrap.split(",")[0]
+    by_gateway, by_node = (feature(cluster, "list", "--json", to=door) for door in doors)
+    return int(json.loads(by_gateway)["epoch"]) if by_gateway == by_node else 0
+
+
+def feature(cluster: LocalCluster, *words: str, to: str = "") -> str:
+    """What `penstock feature` prints."""
+    door = to or cluster.bootstrap
+    command = [sys.executable, "-m", "penstock.cli.main", "feature", *words, "--bootstrap", door]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_time_passes_for_open_transactions_while_coordinators_move(tmp_path: Path) -> None:
