@@ -5,6 +5,9 @@ Smoke tests that take minutes: `make conformance-java` runs them.
 
 from __future__ import annotations
 
+import random
+import subprocess
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +17,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from conformance.java.ecosystem import lines, properties, rest, running
+from conformance.java.ecosystem import java_command, lines, properties, rest, running
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.java import needs_java, only_in_conformance
 from support.kafka import CALL_TIMEOUT_S, client_config, create_topic, describe, produce, read_all
 from support.waiting import wait_for
@@ -31,6 +34,7 @@ pytestmark = [
 ]
 
 LONG_S = 300.0
+STREAMS_ROUNDS = 6
 LINES = [f"line {n}" for n in range(200)]
 
 
@@ -137,6 +141,14 @@ def test_connect_distributed_goes_on_where_it_was(cluster: LocalCluster, tmp_pat
     assert compacted == {"connect-config": 1, "connect-offset": 25, "connect-status": 5}
 
 
+def newest_counts(bootstrap: str, topic: str, **config: Any) -> dict[str, int]:
+    """The last count of each word."""
+    newest: dict[str, int] = {}
+    for record in sorted(read_all(bootstrap, topic, **config), key=lambda r: (r.partition, r.offset)):
+        newest[(record.key or b"").decode()] = int(record.value)
+    return newest
+
+
 def test_streams_counts_words(cluster: LocalCluster, tmp_path: Path) -> None:
     bootstrap = cluster.bootstrap
     application = f"word-count-{uuid.uuid4().hex[:8]}"
@@ -146,10 +158,7 @@ def test_streams_counts_words(cluster: LocalCluster, tmp_path: Path) -> None:
     wanted = Counter(word for value in sent for word in value.decode().split(" "))
 
     def counted() -> dict[str, int]:
-        newest: dict[str, int] = {}
-        for record in sorted(read_all(bootstrap, "streams-counts"), key=lambda r: (r.partition, r.offset)):
-            newest[(record.key or b"").decode()] = int(record.value)
-        return newest
+        return newest_counts(bootstrap, "streams-counts")
 
     def run(state: str, total: Counter[str]) -> None:
         arguments = (bootstrap, application, str(tmp_path / state), "streams-lines", "streams-counts")
@@ -163,6 +172,74 @@ def test_streams_counts_words(cluster: LocalCluster, tmp_path: Path) -> None:
     run("state-2", wanted)
     topics = describe(bootstrap, f"{application}-KSTREAM-AGGREGATE-STATE-STORE-0000000003-changelog")
     assert len(topics) == 4
+
+
+class StreamsInstance:
+    """One of an application, that can be killed."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self.log = folder / f"{name}.txt"
+        with self.log.open("ab") as log:
+            command = java_command("WordCount", *arguments)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def check(self) -> None:
+        """It has not given up: a fatal error ends it."""
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        assert "ERROR" not in self.log.read_text().split(), self.log.read_text()[-3000:]
+
+
+def test_streams_counts_exactly_once_whoever_is_killed(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with running_cluster(tmp_path / "cluster", controllers=1, nodes=3, gateways=2, steady=True) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "eos-lines", 4)
+        create_topic(bootstrap, "eos-counts", 2)
+
+        def start(number: int) -> StreamsInstance:
+            state = str(tmp_path / f"state-{number}")
+            arguments = (bootstrap, "eos", state, "eos-lines", "eos-counts", "exactly_once_v2")
+            return StreamsInstance(tmp_path, f"streams-{number}", *arguments)
+
+        def counted() -> dict[str, int]:
+            return newest_counts(bootstrap, "eos-counts", **{"isolation.level": "read_committed"})
+
+        instances = {number: start(number) for number in range(2)}
+        wanted: Counter[str] = Counter()
+        try:
+            for _ in range(STREAMS_ROUNDS):
+                lines_of_round = produce(bootstrap, "eos-lines", 300, value_bytes=20).values.values()
+                wanted.update(word for value in lines_of_round for word in value.decode().split(" "))
+                victim = rng.choice(["instance", "node", "gateway"])
+                time.sleep(rng.uniform(0, 3))
+                for each in instances.values():
+                    each.check()
+                if victim == "instance":
+                    number = rng.randrange(2)
+                    print(f"kill instance {number}")
+                    instances[number].kill()
+                    instances[number] = start(number)
+                else:
+                    name = f"{victim}-{rng.randint(1, 3 if victim == 'node' else 2)}"
+                    print(f"kill {name}")
+                    cluster.kill(name)
+                    start_ready(cluster, name)
+            wait_for(lambda: counted() == dict(wanted), "all is counted, and once", 120.0)
+            for each in instances.values():
+                each.check()
+        finally:
+            for each in instances.values():
+                each.kill()
 
 
 def test_mirror_maker_copies_records_and_positions(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -37,10 +37,15 @@ def class_path() -> str:
     return f"{compile_java(sorted((SOURCES / 'streams').glob('*.java')), path, 'streams')}{os.pathsep}{path}"
 
 
+def java_command(main_class: str, *arguments: str) -> list[str]:
+    """To start a JVM of a framework."""
+    return ["java", *JVM, "-cp", class_path(), main_class, *arguments]
+
+
 @contextmanager
 def running(folder: Path, name: str, main_class: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A JVM whose output goes to `<folder>/<name>.txt`; told to end at the end, by stdin and by SIGTERM."""
-    command = ["java", *JVM, "-cp", class_path(), main_class, *arguments]
+    command = java_command(main_class, *arguments)
     with (folder / f"{name}.txt").open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=folder

@@ -10,18 +10,23 @@ import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.Produced;
 
-/** Counts words, at least once: a repartition topic, a changelog, a state store. Runs until stdin ends. */
+/** Counts words: a repartition topic, a changelog, a state store. Runs until stdin ends. */
 public final class WordCount {
     private WordCount() {}
 
-    /** Arguments: bootstrap address, application id, state folder, topic of lines, topic of counts. */
+    /** Arguments: bootstrap address, application id, state folder, topic of lines, topic of counts, guarantee. */
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, arguments[0]);
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, arguments[1]);
         settings.put(StreamsConfig.STATE_DIR_CONFIG, arguments[2]);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 500);
-        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.AT_LEAST_ONCE);
+        settings.put(
+                StreamsConfig.PROCESSING_GUARANTEE_CONFIG,
+                arguments.length > 5 ? arguments[5] : StreamsConfig.AT_LEAST_ONCE);
+        // Whoever is killed leaves a transaction, and a member that is missed only after this.
+        settings.put(StreamsConfig.producerPrefix("transaction.timeout.ms"), 10_000);
+        settings.put(StreamsConfig.consumerPrefix("session.timeout.ms"), 6_000);
         settings.put("auto.offset.reset", "earliest");
         StreamsBuilder builder = new StreamsBuilder();
         builder.stream(arguments[3], Consumed.with(Serdes.String(), Serdes.String()))
