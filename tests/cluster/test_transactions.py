@@ -318,11 +318,11 @@ def test_transactions_go_on_at_the_other_gateway(tmp_path: Path, client: str) ->
             TransactionalLoad(cluster.bootstrap, topic, PARTITIONS, f"id-{n}", by=client) for n in range(2)
         ]
         with at_work(loads):
-            for victim in ("gateway-1", "gateway-2"):
-                cluster.kill(victim)
-                for load in loads:
-                    grew(load, 5)
-                start_ready(cluster, victim)
+            # One alone: aiokafka hears of one that came back when it reads metadata again, after five minutes.
+            cluster.kill("gateway-1")
+            for load in loads:
+                grew(load, 20)
+            start_ready(cluster, "gateway-1")
         check_all(cluster, topic, loads)
 
 
