@@ -23,6 +23,7 @@ from penstock.local.cluster import LocalCluster
 from support.cluster import running_cluster, start_ready
 from support.java import needs_java, only_in_conformance
 from support.kafka import CALL_TIMEOUT_S, client_config, create_topic, describe, produce, read_all
+from support.transactions import read_to_end
 from support.waiting import wait_for
 
 pytestmark = [
@@ -141,6 +142,52 @@ def test_connect_distributed_goes_on_where_it_was(cluster: LocalCluster, tmp_pat
     assert compacted == {"connect-config": 1, "connect-offset": 25, "connect-status": 5}
 
 
+def test_connect_copies_each_line_once_whoever_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+    topic = "connect-once"
+    settings = worker(
+        cluster,
+        **{
+            "group.id": topic,
+            "exactly.once.source.support": "enabled",
+            "transaction.timeout.ms": 10_000,
+            **{
+                f"{what}.storage.{key}": value
+                for what in ("config", "offset", "status")
+                for key, value in (("topic", f"{topic}-{what}"), ("replication.factor", -1))
+            },
+        },
+    )
+    config = properties(tmp_path / "worker.properties", settings)
+    url = f"{settings['listeners']}/connectors"
+    made = {**source(tmp_path, topic), "exactly.once.support": "required"}
+    body = {"name": made.pop("name"), "config": {key: str(value) for key, value in made.items()}}
+    main = "org.apache.kafka.connect.cli.ConnectDistributed"
+    written: list[str] = []
+
+    def copied() -> list[str]:
+        found = read_to_end(cluster.bootstrap, topic, "read_committed")
+        return [value for values in found.values() for value in values]
+
+    instance = Instance(tmp_path, "connect", main, config)
+    try:
+        for number in range(3):
+            wait_for(lambda: rest("GET", url) is not None, "the worker has joined", LONG_S)
+            if not number:
+                wait_for(lambda: rest("POST", url, body), "the connector is made", LONG_S)
+            for part in range(20):  # some of it while the task starts, some while it runs
+                lines_of_part = [f"{number}-{part}-{line}" for line in range(20)]
+                write(tmp_path, lines_of_part)
+                written.extend(lines_of_part)
+                time.sleep(0.1)
+            wait_for(lambda: set(copied()) & set(written[-400:]), "it copies", LONG_S)
+            instance.kill()
+            instance = Instance(tmp_path, "connect", main, config)
+        wait_for(lambda: len(set(copied())) == len(written), "all is copied", LONG_S)
+    finally:
+        instance.kill()
+    assert copied() == written
+
+
 def newest_counts(bootstrap: str, topic: str, **config: Any) -> dict[str, int]:
     """The last count of each word."""
     newest: dict[str, int] = {}
@@ -174,13 +221,13 @@ def test_streams_counts_words(cluster: LocalCluster, tmp_path: Path) -> None:
     assert len(topics) == 4
 
 
-class StreamsInstance:
-    """One of an application, that can be killed."""
+class Instance:
+    """A JVM of a framework, that can be killed."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, name: str, main_class: str, *arguments: str) -> None:
         self.log = folder / f"{name}.txt"
         with self.log.open("ab") as log:
-            command = java_command("WordCount", *arguments)
+            command = java_command(main_class, *arguments)
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
             )
@@ -194,7 +241,7 @@ class StreamsInstance:
     def check(self) -> None:
         """It has not given up: a fatal error ends it."""
         assert self.process.poll() is None, self.log.read_text()[-3000:]
-        assert "ERROR" not in self.log.read_text().split(), self.log.read_text()[-3000:]
+        assert "ERROR" not in self.log.read_text().splitlines(), self.log.read_text()[-3000:]
 
 
 def test_streams_counts_exactly_once_whoever_is_killed(tmp_path: Path) -> None:
@@ -206,10 +253,10 @@ def test_streams_counts_exactly_once_whoever_is_killed(tmp_path: Path) -> None:
         create_topic(bootstrap, "eos-lines", 4)
         create_topic(bootstrap, "eos-counts", 2)
 
-        def start(number: int) -> StreamsInstance:
+        def start(number: int) -> Instance:
             state = str(tmp_path / f"state-{number}")
             arguments = (bootstrap, "eos", state, "eos-lines", "eos-counts", "exactly_once_v2")
-            return StreamsInstance(tmp_path, f"streams-{number}", *arguments)
+            return Instance(tmp_path, f"streams-{number}", "WordCount", *arguments)
 
         def counted() -> dict[str, int]:
             return newest_counts(bootstrap, "eos-counts", **{"isolation.level": "read_committed"})
