@@ -140,6 +140,10 @@ rotation: setup ## the CA and all certificates replaced twice under 1,000 messag
 quotas: setup ## quotas with stock clients, on one gateway and on three, those of bytes over a minute each: within a tenth; a login flood
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
 
+.PHONY: transactions-test
+transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed; a bank (java, mvn)
+	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py tests/cluster/test_bank_transfer.py -s
+
 .PHONY: large
 large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
 	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s

@@ -21,7 +21,7 @@ from penstock.local.cluster import LocalCluster
 from support.bank_member import BOOKINGS, ORDERS, PARTITIONS
 from support.cluster import running_cluster, start_ready
 from support.kafka import client_config, create_topic
-from support.transactions import read_to_end
+from support.transactions import only_in_long_form, read_to_end
 
 TESTS = Path(__file__).resolve().parents[1]
 MEMBERS = 4
@@ -30,7 +30,7 @@ ACCOUNTS = 100
 ROUNDS = 8
 DONE_WITHIN_S = 120.0
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), only_in_long_form]
 
 
 class Members:

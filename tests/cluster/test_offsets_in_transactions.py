@@ -20,7 +20,7 @@ from penstock_kafka.wire.groups import group_partition
 from support.cluster import running_cluster, start_ready
 from support.java import needs_java, shared_driver
 from support.kafka import client_config, create_topic, describe
-from support.transactions import read_to_end
+from support.transactions import only_in_long_form, read_to_end
 from support.waiting import wait_for
 
 PARTITIONS = 3
@@ -367,7 +367,7 @@ def mortal(tmp_path: Path) -> Iterator[LocalCluster]:
         yield found
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=only_in_long_form)])
 def test_nothing_is_done_twice_when_coordinators_and_leaders_are_killed(
     mortal: LocalCluster, protocol: str
 ) -> None:
@@ -382,7 +382,7 @@ def test_nothing_is_done_twice_when_coordinators_and_leaders_are_killed(
 
 
 @needs_java
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", [pytest.param("classic", marks=only_in_long_form), "consumer"])
 def test_nothing_is_done_twice_by_the_java_client_either(mortal: LocalCluster, protocol: str) -> None:
     bootstrap, name = mortal.bootstrap, f"java-{protocol}"
     values = write_input(bootstrap, f"{name}-in")

@@ -19,7 +19,7 @@ from penstock.local.cluster import LocalCluster
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
-from support.java import missing_java
+from support.java import missing_java, needs_java
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
 from support.transactions import (
     CLIENTS,
@@ -30,6 +30,7 @@ from support.transactions import (
     Writer,
     check_story,
     is_decided,
+    only_in_long_form,
     read_to_end,
 )
 from support.waiting import wait_for
@@ -51,6 +52,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 WAYS = ("proxy", "direct")
+AT_TWO_GATEWAYS = (
+    "confluent-kafka",
+    pytest.param("aiokafka", marks=only_in_long_form),
+    pytest.param("java", marks=[needs_java, only_in_long_form]),
+)
+"""kafka-python is not among them, for the reason in `loads_of`."""
 
 
 def address(cluster: LocalCluster, way: str) -> str:
@@ -283,7 +290,7 @@ def check_all(cluster: LocalCluster, topic: str, loads: Sequence[TransactionalLo
     check_story([load.story for load in loads], read_to_end(cluster.bootstrap, topic, "read_committed"))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["proxy", pytest.param("direct", marks=only_in_long_form)])
 def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_killed(
     tmp_path: Path, way: str
 ) -> None:
@@ -306,9 +313,8 @@ def test_nothing_is_torn_lost_or_doubled_when_coordinators_and_leaders_are_kille
         check_all(cluster, topic, loads)
 
 
-@pytest.mark.parametrize("client", [c for c in CLIENTS if c != "kafka-python"])
+@pytest.mark.parametrize("client", AT_TWO_GATEWAYS)
 def test_transactions_go_on_at_the_other_gateway(tmp_path: Path, client: str) -> None:
-    """Not of kafka-python, for the reason in `loads_of`."""
     with running_cluster(
         tmp_path, controllers=1, nodes=3, gateways=2, settings=SETTINGS, steady=True
     ) as cluster:

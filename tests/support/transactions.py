@@ -4,6 +4,7 @@ reader that says whether it was so."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -33,6 +34,10 @@ from support.java import JavaError, encode, needs_java, shared_driver
 from support.kafka import client_config, describe
 
 CALL_S = 60.0
+only_in_long_form = pytest.mark.skipif(
+    "PENSTOCK_TRANSACTIONS" not in os.environ, reason="of the long form: make transactions-test"
+)
+"""A proof of which `make test` has a shorter one."""
 
 
 class Writer(Protocol):
