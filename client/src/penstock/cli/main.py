@@ -23,7 +23,7 @@ COMMANDS = {
     "group": ("penstock.cli.group", "List, describe, reset and delete consumer groups."),
     "transaction": (
         "penstock.cli.transaction",
-        "List and describe transactions, find those that hang, and end them.",
+        "Transactions: who has some, what hangs, and an end for that.",
     ),
     "config": ("penstock.cli.config", "Show and change settings of topics, nodes, the cluster and groups."),
     "feature": (

@@ -48,7 +48,8 @@ _RDKAFKA: Final = "rdkafka"
 _CLIENT_SOFTWARE: Final = "client_software"
 _AFTER_LOSS_MS: Final = 300_000
 """How long after the loss of a gateway clients may come that knew a coordinator by its address."""
-_TOLD: Final = "coordinator_loss_told"
+_TOLD: Final = {GROUP: "group_coordinator_loss_told", TRANSACTION: "transaction_coordinator_loss_told"}
+"""Where a connection keeps the loss that it was told of, by what was looked for."""
 
 _Found = tuple[int, str, int, ErrorCode, str | None]
 """Node id, host, port, code, message."""
@@ -64,6 +65,10 @@ class LostGateways:
     It compares coordinators by node id alone, and goes on dialling the lost gateway where the same node has another
     address now. COORDINATOR_NOT_AVAILABLE makes it forget the id (rd_kafka_cgrp_handle_FindCoordinator): so each of
     its connections gets that once after each loss, and the address when it asks again, half a second later.
+
+    A transactional producer takes the address not from that answer but from what it knows of the node
+    (rd_kafka_txn_coord_set), and the answer mends that a moment too late: it dials the lost gateway once more, asks
+    again and, as the node is the same, stays there. So it is told at every other question of a connection.
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
@@ -77,15 +82,18 @@ class LostGateways:
             self._losses += 1
             self._lost_ms = self._clock_ms()
 
-    def has_to_forget(self, connection: Connection) -> bool:
+    def has_to_forget(self, connection: Connection, key_type: int) -> bool:
         """Whether this client is to forget where coordinators were; it is asked once for an answer."""
         if not self._losses or self._clock_ms() - self._lost_ms > _AFTER_LOSS_MS:
             return False
         if _RDKAFKA not in connection.state.get(_CLIENT_SOFTWARE, ""):
             return False
-        if connection.state.get(_TOLD) == self._losses:
+        told = _TOLD[key_type]
+        if connection.state.get(told) == self._losses:
+            if key_type == TRANSACTION:
+                del connection.state[told]
             return False
-        connection.state[_TOLD] = self._losses
+        connection.state[told] = self._losses
         return True
 
 
@@ -227,7 +235,7 @@ class Coordinators:
             )
         # At a listener of the node itself the address is the node's own, whatever gateways do.
         by_gateway = all((each.host, each.port) != address for each in node.listeners.values())
-        if by_gateway and self._lost.has_to_forget(connection):
+        if by_gateway and self._lost.has_to_forget(connection, key_type):
             return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a gateway was lost: ask again")
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
 
