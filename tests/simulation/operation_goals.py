@@ -279,6 +279,9 @@ class GoalChecks:
             return
         if any(move.skipped for move in moves.values()):
             return
+        # What another one still moves counts in a plan as if it were there already: nothing may be left to do.
+        if any(theirs for each, theirs in before.operations.moves.items() if each != record.operation_id):
+            return
         name = f"operation {record.operation_id}"
         self._checker.world.counts["rebalances looked at whole"] += 1
         nodes = [n for n, node in image.nodes.items() if node.active and not node.disk_full]
