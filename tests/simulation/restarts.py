@@ -80,9 +80,11 @@ class Restarts:
 
 
 def restart(host: Host, rng: random.Random) -> None:
-    """SIGTERM, and start it once it has ended."""
-    scheduler = host.world.scheduler
-    host.end_gently(PATIENCE_US)
+    """SIGTERM, SIGKILL when that has not ended it in time, and start it once it has ended."""
+    scheduler, process = host.world.scheduler, host.process
+    if not host.end_gently(PATIENCE_US) and process is not None:
+        # Stopped (SIGSTOP): the gentle signal waits in it, the other does not.
+        scheduler.after(PATIENCE_US, lambda: host.kill() if host.process is process else None)
     give_up_us = scheduler.now_us + 2 * PATIENCE_US
 
     def start() -> None:
@@ -125,7 +127,12 @@ class Builds:
             self._raise_until_done()
             return
         whole = all(host.is_running for host in self._world.hosts)
-        if whole or rng.random() < 0.2:
+        if self._operator.is_calm:
+            # Nothing happens but planned steps, and these wait until all replicas are in sync.
+            image = self._operator.newest()
+            states = [state for topic in image.topics.values() for state in topic.partitions.values()]
+            whole = whole and all(len(state.isr) == len(state.replicas) for state in states)
+        if whole or (not self._operator.is_calm and rng.random() < 0.2):
             host = rng.choice(old)
             host.feature_level = FEATURE_LEVEL
             self._world.say("OPERATOR", f"{host.name} gets the new build")

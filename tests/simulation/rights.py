@@ -300,6 +300,10 @@ class Rights:
             right.is_by_rule = not self._is_allowed(guest, image)
             right.since_us = self.world.scheduler.now_us
             right.changes += 1
+        elif right.is_by_rule and self._is_allowed(guest, image):
+            # Granted, but for the new key, whose answer the administrator waits for: nodes have nothing against the guest.
+            right.is_by_rule = False
+            right.changes += 1
 
     def sent(self, guest: Guest, connection: Any) -> Sent:
         """A guest sends a request."""
