@@ -301,7 +301,7 @@ class Rights:
             right.since_us = self.world.scheduler.now_us
             right.changes += 1
         elif right.is_by_rule and self._is_allowed(guest, image):
-            # Granted, but for the new key, whose answer the administrator waits for: nodes have nothing against the guest.
+            # Granted but for the new key, whose answer is still awaited: nodes have nothing against the guest.
             right.is_by_rule = False
             right.changes += 1
 
