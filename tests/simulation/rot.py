@@ -138,7 +138,7 @@ class LogRot:
             elif self._key in manager.registry.partitions:
                 partition = manager.registry.partitions[self._key]
                 host.process.loop.call_soon(self._read, partition)
-            elif self._key not in self._world.live_partitions() or self._is_moved_away(host):
+            elif self._key not in self._world.partitions() or self._is_moved_away(host):
                 self._is_mended = True
         if not self._is_mended:
             self._later(LOOK_US, self._look)

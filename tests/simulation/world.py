@@ -402,7 +402,7 @@ class World:
                     or host.process.manager.registry.image.version != image.version
                 ):
                     return f"{host.name} is behind in metadata"
-        for key in self._partitions():
+        for key in self.partitions():
             state = image.partition(key.topic_id, key.partition)
             if state is None:
                 return f"{key} is gone"
@@ -418,7 +418,8 @@ class World:
             or (self.rights.why_not_done() if self.rights else "")
         )
 
-    def _partitions(self) -> list[TopicPartition]:
+    def partitions(self) -> list[TopicPartition]:
+        """All that are there: of the workload, of groups, of guests."""
         return [
             *self.live_partitions(),
             *(self.groups.partitions() if self.groups else ()),
@@ -428,7 +429,7 @@ class World:
     def _compare_all(self) -> None:
         """At rest: every replica holds the truth, byte for byte, by the shipped read path."""
         checker = self.checker
-        for key in self._partitions():
+        for key in self.partitions():
             truth = checker.truth(key)
             for host in self.hosts:
                 if host.kind != "n":
