@@ -207,6 +207,26 @@ def test_progress_and_new_partitions(spark: SparkSession, flights: MemoryGateway
     ]
 
 
+def last_error_line(error: BaseException) -> str:
+    """What a user reads at the end of Spark's exception."""
+    return [line for line in str(error).splitlines() if "Error" in line][-1]
+
+
+def test_what_a_stream_refuses_is_the_last_line(
+    spark: SparkSession, flights: MemoryGateway, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match="maxOffsetsPerTrigger") as refused:
+        stream(spark, flights, maxOffsetsPerTrigger="0")  # at load()
+    assert "OptionError: maxOffsetsPerTrigger must be positive" in last_error_line(refused.value)
+    # Not known before the query starts; then an error out of streamReader() would be buried.
+    frame = stream(spark, flights, endingTimestamp="5")
+    query = started(to_files(frame, tmp_path).start)
+    with pytest.raises(Exception, match="endingTimestamp") as refused:
+        query.awaitTermination(WAIT_S)
+    assert "OptionError: option endingTimestamp is not valid in streaming" in last_error_line(refused.value)
+    assert "UnboundLocalError" not in str(refused.value)
+
+
 def test_data_loss_stops_the_query(spark: SparkSession, flights: MemoryGateway, tmp_path: Path) -> None:
     flights.append("flights", 0, text(0, 10))
     frame = stream(spark, flights, startingOffsets="earliest")

@@ -137,8 +137,11 @@ class SourceOptions:
     """Path of a client file, which each process reads for itself; "" for none."""
 
 
-def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Validates what was given to `.option(...)`. Raises OptionError or NotBuiltYetError."""
+def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+    """Validates what was given to `.option(...)`. Raises OptionError or NotBuiltYetError.
+
+    At load() nobody knows yet whether it is a stream (None): then what only one of the two takes is let through.
+    """
     given = {name.lower(): value for name, value in raw.items()}
     given.pop("path", None)  # Spark adds it by itself to some reads
     _refuse(given)
@@ -150,7 +153,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
                 raise OptionError(f"option {name} is not valid in streaming queries: they have no end")
     starting = _bound(given, "starting", Bound("latest" if streaming else "earliest"))
     ending = ending_default if streaming else _bound(given, "ending", ending_default)
-    if not streaming:
+    if streaming is False:
         _check_batch_bounds(starting, ending)
     low, high = reader.positive("minOffsetsPerTrigger"), reader.positive("maxOffsetsPerTrigger")
     if low is not None and high is not None and low > high:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from pyspark_penstock.errors import NotBuiltYetError
 from pyspark_penstock.options import parse_options
 from pyspark_penstock.reader import PenstockReader
+from pyspark_penstock.refused import RefusedStream
 from pyspark_penstock.schema import arrow_schema, spark_schema
 from pyspark_penstock.stream import PenstockStreamReader
 
@@ -27,16 +28,21 @@ class DefaultSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        text = str(self.options.get("includeHeaders", "false")).strip().lower()
-        return spark_schema(include_headers=text == "true")
+        # At load(): what holds for a batch read and a stream alike is refused here already.
+        return spark_schema(include_headers=parse_options(dict(self.options)).include_headers)
 
     def reader(self, schema: StructType) -> PenstockReader:
         options = parse_options(dict(self.options), streaming=False)
         return PenstockReader(options, arrow_schema(schema, include_headers=options.include_headers))
 
-    def streamReader(self, schema: StructType) -> PenstockStreamReader:  # noqa: N802
-        options = parse_options(dict(self.options), streaming=True)
-        return PenstockStreamReader(options, arrow_schema(schema, include_headers=options.include_headers))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        try:
+            options = parse_options(dict(self.options), streaming=True)
+            return PenstockStreamReader(
+                options, arrow_schema(schema, include_headers=options.include_headers)
+            )
+        except Exception as error:
+            return RefusedStream(error)  # raised here it would be buried, see there
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise NotBuiltYetError(_NO_WRITE)
