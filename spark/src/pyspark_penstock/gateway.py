@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.sasl import SaslFailure
 from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
 from pyspark_penstock.errors import GatewayError, OptionError
-from pyspark_penstock.options import SourceOptions
+from pyspark_penstock.options import SourceOptions, topic_pattern
 
 _T = TypeVar("_T")
 
@@ -40,6 +39,9 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""Kafka's own (Topic.INTERNAL_TOPICS); other names that begin so are users'."""
 
 CALL_TIMEOUT_MS = 10_000
 """One unary call, beside the time that it was asked to wait."""
@@ -332,16 +334,15 @@ def select_topics(
     """The topics and partitions that the options choose.
 
     Raises TopicMissingError for a named topic or partition that doesn't exist, unless
-    `missing_ok`; a pattern may match nothing. Patterns leave internal topics (`__...`) out,
-    as Kafka's consumer does.
+    `missing_ok`; a pattern may match nothing. It is looked for anywhere in a name, and finds
+    none of Kafka's internal topics, as in Spark's connector since 3.4.
     """
     if options.subscribe_pattern:
-        # Java's matches(): the whole name, not a part of it.
-        pattern = re.compile(options.subscribe_pattern)
+        pattern = topic_pattern(options.subscribe_pattern)
         return {
             name: topic
             for name, topic in client.describe(None).items()
-            if pattern.fullmatch(name) and not name.startswith("__")
+            if pattern.search(name) and name not in INTERNAL_TOPICS
         }
     wanted: dict[str, tuple[int, ...] | None] = dict.fromkeys(options.subscribe) or dict(options.assign)
     described = client.describe(list(wanted))

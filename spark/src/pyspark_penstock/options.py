@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -312,10 +313,7 @@ def _selection(given: Mapping[str, str]) -> dict[str, Any]:
     if chosen[0] == "subscribePattern":
         if not value:
             raise OptionError("Pattern to subscribe is empty in option subscribePattern")
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise OptionError(f"subscribePattern {value!r} is no regular expression: {error}") from None
+        topic_pattern(value)
         return {"subscribe_pattern": value}
     parsed = _json(value, "assign", 'JSON like {"topicA":[0,1],"topicB":[2,4]}')
     if not isinstance(parsed, dict) or not parsed:
@@ -330,6 +328,20 @@ def _selection(given: Mapping[str, str]) -> dict[str, Any]:
             raise OptionError(f"option assign must list partitions of topic {topic!r} like [0,1]")
         assigned.append((topic, tuple(sorted(set(partitions)))))
     return {"assign": tuple(assigned)}
+
+
+def topic_pattern(text: str) -> re.Pattern[str]:
+    """The pattern of topic names. Raises OptionError for what Python doesn't read, or reads otherwise than Java."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", FutureWarning
+            )  # Java's && in a set, which Python takes by the letter
+            return re.compile(text)
+    except (re.error, FutureWarning) as error:
+        raise OptionError(
+            f"subscribePattern {text!r} is no regular expression of Python's, in which topics are looked for: {error}"
+        ) from None
 
 
 def _is_index(value: object) -> bool:

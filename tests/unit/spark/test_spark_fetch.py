@@ -216,14 +216,40 @@ def test_select_topics(cluster: MemoryGateway) -> None:
         }
 
     assert chosen(subscribe="flights, flights-2") == {"flights": (0, 1), "flights-2": (0,)}
-    assert chosen(subscribePattern="flights") == {"flights": (0, 1)}
+    assert chosen(subscribePattern="flights") == {"flights": (0, 1), "flights-2": (0,)}
+    assert chosen(subscribePattern="^flights$") == {"flights": (0, 1)}
     assert chosen(subscribePattern=".*") == {"flights": (0, 1), "flights-2": (0,)}
     assert chosen(subscribePattern="nothing") == {}
+    assert chosen(subscribePattern="__") == {}
     assert chosen(assign='{"flights":[1]}') == {"flights": (1,)}
     with pytest.raises(OptionError, match="no such topic or partition: absent"):
         chosen(subscribe="flights,absent")
     with pytest.raises(OptionError, match="flights-7"):
         chosen(assign='{"flights":[0,7]}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("orders", {"my-orders-eu", "orders"}),
+        ("(?i)orders", {"my-orders-eu", "orders", "ORDERS"}),
+        ("(?i:o)rders$", {"orders"}),
+        ("^orders", {"orders"}),
+        ("__private", {"__private", "x__private"}),
+        ("^__", {"__private"}),
+        ("flights|orders", {"flights", "my-orders-eu", "orders"}),
+    ],
+)
+def test_patterns_search_and_leave_out_what_is_kafkas_own(
+    cluster: MemoryGateway, pattern: str, found: set[str]
+) -> None:
+    """As Spark's connector since 3.4: only Kafka's internal topics are left out, not whatever begins with `__`."""
+    for name in ("orders", "my-orders-eu", "ORDERS", "__private", "x__private"):
+        cluster.create(name, 1)
+    for name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
+        cluster.create(name, 1)
+    parsed = parse_options({"gateway": cluster.addresses[0], "subscribePattern": pattern}, streaming=False)
+    assert set(select_topics(GatewayClient.of(parsed), parsed)) == found
 
 
 def test_batch_bounds(cluster: MemoryGateway) -> None:
