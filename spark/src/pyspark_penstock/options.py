@@ -432,12 +432,14 @@ def _check_same_partitions(starting: TopicOffsets, ending: TopicOffsets) -> None
             raise OptionError(f"start ({start}) of {topic}-{partition} is greater than its end ({end})")
 
 
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_US = {
+    "us": 1, "ms": 1000, "s": 1_000_000, "m": 60_000_000, "min": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000,
+}  # fmt: skip
 
 
 def _duration_ms(text: str) -> int:
-    """Spark's time strings: a number and ms, s, m, min, h or d; a bare number is ms."""
+    """Spark's time strings: a number and us, ms, s, m, min, h or d; a bare number is ms."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
-    if match is None or (match[2] and match[2] not in _UNITS_MS):
+    if match is None or (match[2] and match[2] not in _UNITS_US):
         raise OptionError(f"option maxTriggerDelay must be a time like 30s or 15m, not {text!r}")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+    return int(match[1]) * _UNITS_US[match[2] or "ms"] // 1000

@@ -57,7 +57,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics_at_s = float("-inf")
         self._frozen: Offsets | None = None
         """With Trigger.AvailableNow: the latest offsets when the query started."""
-        self._last_batch_s = time.monotonic()
+        self._last_due_s = float("-inf")
+        """When minOffsetsPerTrigger last let a micro-batch go; the first look after a start always does."""
         self._reported: dict[str, Any] | None = None
         self._losses: set[str] = set()
         """What was already said of data lost: a query that goes on would say it at every look."""
@@ -107,9 +108,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for loss in step.losses:
             self._lost(loss)
         unchanged = (step.progress.to, step.progress.ids) == (current.to, current.ids)
-        if current.start is not None and (unchanged or self._too_few(step.news, limit)):
+        is_due = self._is_due(step.news, limit)
+        if current.start is not None and (unchanged or not is_due):
             return start
-        self._last_batch_s = time.monotonic()
         return step.progress.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -222,13 +223,19 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             caps = {key: current.to[key] for key in short} if self._frozen is not None else now
             latest |= {key: min(offset, caps[key]) for key, offset in now.items()}
 
-    def _too_few(self, news: int, limit: ReadLimit) -> bool:
-        """minOffsetsPerTrigger: wait for more, but not longer than maxTriggerDelay, and not at the end."""
+    def _is_due(self, news: int, limit: ReadLimit) -> bool:
+        """minOffsetsPerTrigger: wait for more, but not longer than maxTriggerDelay, and not at the end.
+
+        The clock goes on as the connector's: a look with nothing new that comes late enough starts it anew.
+        """
         least = self._options.offsets_per_trigger_min
         if least is None or isinstance(limit, ReadAllAvailable) or self._frozen is not None:
+            return True
+        now = time.monotonic()
+        if news < least and (now - self._last_due_s) * 1000 < self._options.trigger_delay_max_ms:
             return False
-        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
-        return news < least and waited_ms < self._options.trigger_delay_max_ms
+        self._last_due_s = now
+        return True
 
     def _check_start(self, offsets: Offsets) -> Offsets:
         """Offsets given by number must exist; with failOnDataLoss=false the nearest that does is taken."""

@@ -190,7 +190,10 @@ def test_streams_may_start_at_latest() -> None:
 def test_least_and_most_per_trigger() -> None:
     with pytest.raises(OptionError, match="higher than"):
         parse(streaming=True, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")
-    assert parse(streaming=True, maxTriggerDelay="90s").trigger_delay_max_ms == 90_000
+    for text, delay_ms in (
+        ("90s", 90_000), ("5", 5), ("2500us", 2), ("1500 ms", 1500), ("2min", 120_000), ("1d", 86_400_000),
+    ):  # fmt: skip
+        assert parse(streaming=True, maxTriggerDelay=text).trigger_delay_max_ms == delay_ms
 
 
 def test_schema_is_what_spark_expects() -> None:

@@ -238,6 +238,31 @@ def test_least_per_trigger(cluster: MemoryGateway, fake_time: Time, make: Make) 
     assert spans(reader, reader.latestOffset(at, limit)) == [(0, 125, 126)]
 
 
+def test_the_first_look_after_a_start_does_not_wait_for_more(
+    cluster: MemoryGateway, fake_time: Time, make: Make
+) -> None:
+    """As in the connector, whose clock of maxTriggerDelay begins at 0: what little waited since a stop goes out."""
+    options = {"minOffsetsPerTrigger": "20", "maxTriggerDelay": "15m"}
+    reader = make(**options)
+    limit = reader.getDefaultReadLimit()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), limit))
+    cluster.append("t", 0, [b"v"] * 5)
+    assert reader.latestOffset(at, limit) is at
+    again = make(**options)
+    at = stored(again.latestOffset(at, limit))
+    assert spans(again, at) == [(0, 100, 105)]
+    cluster.append("t", 0, [b"v"] * 5)
+    assert again.latestOffset(at, limit) is at
+    # A first look that finds nothing starts the clock too.
+    end = stored(make(**options).latestOffset(at, limit))
+    third = make(**options, latestWaitMs="0")
+    assert third.latestOffset(end, limit) is end
+    cluster.append("t", 0, [b"v"])
+    assert third.latestOffset(end, limit) is end
+    fake_time.now_s += 15 * 60
+    assert spans(third, stored(third.latestOffset(end, limit))) == [(0, 110, 111)]
+
+
 def test_available_now_stops_at_the_frozen_end(cluster: MemoryGateway, make: Make) -> None:
     reader = make(maxOffsetsPerTrigger="70", minOffsetsPerTrigger="50")
     reader.prepareForTriggerAvailableNow()
