@@ -22,16 +22,21 @@ and the address. Naming fewer columns reads less: `.schema("value BINARY")`.
 It needs PySpark 4.2 or later on Python 3.11 or later, and this package installed where the
 executors run. Nothing has to be registered: Spark finds modules named `pyspark_*`.
 
-Parts: `options` (what was asked), `refused` (a stream that must not begin), `planning` (bounds to
-offsets to ranges), `tiling` (ranges to Spark partitions), `progress` and `stream` (micro-batches),
-`gateway` and `fetch` (calls), `decode` (record batches to Arrow).
+Parts: `options` (what was asked), `refused` (a stream that must not begin), `parts` (what is loaded
+when it is needed), `planning` (bounds to offsets to ranges), `tiling` (ranges to Spark partitions),
+`progress` and `stream` (micro-batches), `gateway` and `fetch` (calls), `decode` (record batches to
+Arrow).
 """
 
-from penstock_core.process import grpc_environment
+from contextlib import suppress
 
-grpc_environment.prepare()
+with suppress(ImportError):
+    # What is missing is told where it is needed: an error here would take every Python source out of the session.
+    from penstock_core.process import grpc_environment
 
-from pyspark_penstock.source import DefaultSource  # noqa: E402  # it imports gRPC
+    grpc_environment.prepare()
+
+from pyspark_penstock.source import DefaultSource
 
 __version__ = "0.1.0"
 

@@ -20,6 +20,10 @@ class NotBuiltYetError(OptionError):
     """An option of the Kafka connector, or of Penstock's plan, that this build lacks."""
 
 
+class MissingPartError(PenstockError):
+    """A package that this one needs is not there, or too old."""
+
+
 class CorruptRecordsError(PenstockError):
     """Bytes that are no valid run of RecordBatch v2: nothing after them can be trusted."""
 

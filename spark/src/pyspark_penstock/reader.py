@@ -16,6 +16,7 @@ from pyspark_penstock.decode import Decoder
 from pyspark_penstock.fetch import RangeReader
 from pyspark_penstock.gateway import GatewayClient
 from pyspark_penstock.options import SourceOptions
+from pyspark_penstock.parts import restore
 from pyspark_penstock.planning import batch_ranges
 from pyspark_penstock.tiling import OffsetRange
 
@@ -61,6 +62,9 @@ class PenstockReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: Any) -> None:
         self._options = options
         self._schema = schema
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, ("reader", "PenstockReader", self._options, self._schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         client = GatewayClient.of(self._options)

@@ -1,18 +1,24 @@
-"""The data source that Spark finds under the name `penstock`."""
+"""The data source that Spark finds under the name `penstock`.
+
+It imports nothing that may fail: what it needs is loaded by its methods (see `parts`).
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark_penstock.errors import NotBuiltYetError
 from pyspark_penstock.options import parse_options
-from pyspark_penstock.reader import PenstockReader
-from pyspark_penstock.refused import RefusedStream
-from pyspark_penstock.schema import arrow_schema, spark_schema
-from pyspark_penstock.stream import PenstockStreamReader
+from pyspark_penstock.parts import part
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+else:
+    try:
+        from pyspark.sql.datasource import DataSource
+    except ImportError:  # PySpark before 4.0, which has no Python sources and never asks for one
+        DataSource = object
 
 _NO_WRITE = 'writing with format("penstock") is not built yet; produce with any Kafka client'
 
@@ -29,20 +35,27 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         # At load(): what holds for a batch read and a stream alike is refused here already.
-        return spark_schema(include_headers=parse_options(dict(self.options)).include_headers)
+        part("stream")
+        options = parse_options(dict(self.options))
+        form: StructType = part("schema").spark_schema(include_headers=options.include_headers)
+        return form
 
-    def reader(self, schema: StructType) -> PenstockReader:
-        options = parse_options(dict(self.options), streaming=False)
-        return PenstockReader(options, arrow_schema(schema, include_headers=options.include_headers))
+    def reader(self, schema: StructType) -> DataSourceReader:
+        reader: DataSourceReader = self._reader("reader", "PenstockReader", schema, streaming=False)
+        return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        reader: DataSourceStreamReader
         try:
-            options = parse_options(dict(self.options), streaming=True)
-            return PenstockStreamReader(
-                options, arrow_schema(schema, include_headers=options.include_headers)
-            )
+            reader = self._reader("stream", "PenstockStreamReader", schema, streaming=True)
         except Exception as error:
-            return RefusedStream(error)  # raised here it would be buried, see there
+            reader = part("refused").RefusedStream(error)  # raised here it would be buried, see there
+        return reader
+
+    def _reader(self, module: str, name: str, schema: StructType, *, streaming: bool) -> Any:
+        made = getattr(part(module), name)
+        options = parse_options(dict(self.options), streaming=streaming)
+        return made(options, part("schema").arrow_schema(schema, include_headers=options.include_headers))
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise NotBuiltYetError(_NO_WRITE)

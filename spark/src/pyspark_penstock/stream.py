@@ -31,6 +31,7 @@ from pyspark_penstock.gateway import (
     select_topics,
 )
 from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
+from pyspark_penstock.parts import restore
 from pyspark_penstock.planning import Offsets, Partition, checked, ends, keys_of, resolve
 from pyspark_penstock.progress import Observed, Progress, advance, unknown
 from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
@@ -66,12 +67,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Partitions that ended below their position for long enough."""
         self._gateway: GatewayClient | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Executors need the schema and the options; the rest is the planner's."""
-        return {"_options": self._options, "_schema": self._schema}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(PenstockStreamReader(state["_options"], state["_schema"]).__dict__)
+        return restore, ("stream", "PenstockStreamReader", self._options, self._schema)
 
     # -- called in the planner ----------------------------------------------------------------
 
