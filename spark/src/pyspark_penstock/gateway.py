@@ -221,7 +221,7 @@ class GatewayClient:
         self._retry_interval_ms = retry_interval_ms
         self._retry_budget_ms = retry_budget_ms
         self.learned: tuple[str, ...] = ()
-        """Gateways that the last Describe named: a fallback for tasks, behind the configured ones."""
+        """Gateways that the last Describe named: a fallback behind the configured ones, which are needed to begin."""
 
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
@@ -232,6 +232,10 @@ class GatewayClient:
             credentials_file=options.credentials_file,
             read_committed=options.read_committed,
         )
+
+    def others(self) -> tuple[str, ...]:
+        """Learned gateways that were not configured."""
+        return tuple(address for address in self.learned if address not in self.addresses)
 
     def describe(self, topics: Sequence[str] | None) -> dict[str, TopicInfo]:
         """Topics by name, missing ones left out; None asks for all."""
@@ -295,8 +299,9 @@ class GatewayClient:
         attempt = 0
         while True:
             reason = ""
-            for _ in self.addresses:
-                address = self.addresses[self._at % len(self.addresses)]
+            addresses = self.addresses + self.others()
+            for _ in addresses:
+                address = addresses[self._at % len(addresses)]
                 try:
                     answer, reason = call(*self._access.open(address))
                     self._access.answered()

@@ -32,7 +32,7 @@ class RangePartition(InputPartition):
 
 def range_partitions(client: GatewayClient, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
     configured = client.addresses
-    others = tuple(address for address in client.learned if address not in configured)
+    others = client.others()
     partitions: list[InputPartition] = []
     for index, item in enumerate(ranges):
         turn = index % len(configured)

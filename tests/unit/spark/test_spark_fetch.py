@@ -287,6 +287,21 @@ def test_batch_bounds(cluster: MemoryGateway) -> None:
     assert ranges(startingOffsets='{"flights":{"0":10,"1":-2}}', failOnDataLoss="false")[0] == (500, 1000)
 
 
+def test_the_planner_goes_on_with_gateways_that_it_was_told_of(cluster: MemoryGateway) -> None:
+    """Configured addresses are needed to begin; one that dies must not end a query while others live."""
+    other = cluster.start()
+    client = GatewayClient([cluster.addresses[0]], retry_budget_ms=200)
+    client.describe(None)
+    assert other in client.learned
+    cluster.stop_one(0)
+    assert [answer.offset for answer in client.list_offsets([Query("flights", 0, -1)])] == [1000]
+    assert set(client.describe(None)) == {"flights"}
+    # The configured ones stay in the list, and are named when none answers.
+    cluster.stop()
+    with pytest.raises(GatewayError, match=cluster.addresses[0]):
+        client.describe(None)
+
+
 def test_queries_keep_their_order(cluster: MemoryGateway) -> None:
     client = GatewayClient(cluster.addresses)
     answers = client.list_offsets([Query("flights", 1, -1), Query("flights", 0, -1), Query("absent", 0, -1)])
