@@ -2,14 +2,16 @@
 
 FetchRange streams raw batches. A broken stream is opened again, on the next gateway, at
 the offset behind the last batch received, inside the same task: Spark would otherwise
-run the whole task anew. The effort is bounded by `kafkaConsumer.pollTimeoutMs` without
-any progress.
+run the whole task anew. The effort is bounded by `kafkaConsumer.pollTimeoutMs` of silence:
+neither a long range nor a slow query ends a stream.
 
 Data loss (rules of the Kafka connector, with its known faults mended): records are lost
 when the log now starts above the offset wanted, or ends below it, or the topic is
 another one than was planned for. A gap inside the log is none: compaction and markers
 make them. With failOnDataLoss=false the surviving part is read, the lost range is
-logged, and reading never goes back.
+logged, and reading never goes back. It always ends: the range is pinned in a checkpoint,
+so a task that waits for offsets beyond the end of a log that was cut would wait again
+after each restart. Such a wait is looked into after a while of silence (`silence`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from pyspark_penstock.gateway import (
     OFFSET_OUT_OF_RANGE,
     RETRIABLE_CODES,
     RETRIABLE_STATUS,
+    RETRY_BUDGET_MS,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
     Access,
@@ -42,6 +45,7 @@ from pyspark_penstock.gateway import (
     unreachable,
 )
 from pyspark_penstock.options import EARLIEST, LATEST
+from pyspark_penstock.silence import Silence
 from pyspark_penstock.tiling import OffsetRange
 
 _log = logging.getLogger("pyspark_penstock")
@@ -87,6 +91,10 @@ class RangeReader:
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
         self._progress_s = time.monotonic()
         self._missing_since_s: float | None = None
+        self._short_since_s: float | None = None
+        """Since when the log is known to end inside the range, at what was received."""
+        self._ends_at: int | None = None
+        """Where it ends, once that is believed."""
         self._received = wanted.start
         """Next offset to ask for."""
         self._decoded = wanted.start
@@ -124,11 +132,13 @@ class RangeReader:
                 takes_pieces=True,
                 read_committed=self._read_committed,
             ),
-            timeout=self._poll_timeout_ms / 1000,
             metadata=metadata,
         )
+        self._short_since_s = self._ends_at = None
+        look_ms = min(self._missing_grace_ms, self._poll_timeout_ms)
+        silence = Silence(look_ms, lambda silent_ms: self._look_after(call, silent_ms))
         try:
-            for response in call:
+            for response in silence.over(call):
                 self._access.answered()
                 if response.error.code:
                     return self._after_error(response.error.code, response.error.message, address)
@@ -160,6 +170,7 @@ class RangeReader:
             except MalformedMessage as error:
                 raise GatewayError(f"{self._where}: the gateway's answer is broken: {error}") from None
             if whole is None:
+                self._progress_s = time.monotonic()
                 return
             records = whole
         if records:
@@ -173,8 +184,7 @@ class RangeReader:
             self._pending_bytes += len(records)
         if response.next_offset > self._received:
             self._received = response.next_offset
-            self._progress_s = time.monotonic()
-            self._missing_since_s = None
+            self._heard()
             self._backoff.reset()
         # Small answers are gathered: Arrow batches of a few rows cost more than their rows.
         if self._pending_bytes >= self._chunk_bytes // 2:
@@ -201,7 +211,26 @@ class RangeReader:
 
     # -- what went wrong --------------------------------------------------------------------
 
+    def _look_after(self, call: Any, silent_ms: float) -> None:
+        """Ends a stream that waits in vain. Runs beside it, in a thread of its own."""
+        bounds = self._bounds(retries=False)
+        if bounds is not None and self._received >= bounds[1] and bounds[1] < self._range.end:
+            # It waits at the end of a log that ends too early. A new leader may only not know its high watermark yet.
+            now_s = time.monotonic()
+            if self._short_since_s is None:
+                self._short_since_s = now_s
+            elif (now_s - self._short_since_s) * 1000 >= self._missing_grace_ms:
+                self._ends_at = bounds[1]
+                call.cancel()
+            return
+        self._short_since_s = None
+        if silent_ms >= self._poll_timeout_ms:
+            call.cancel()
+
     def _after_status(self, error: grpc.RpcError) -> bool:
+        if self._ends_at is not None:
+            self._lost(self._received, self._range.end, f"the log now ends at {self._ends_at}")
+            return True
         status, details = error.code(), (error.details() or "no details").splitlines()[0]
         address = self._gateways[self._at % len(self._gateways)]
         code = _STATUS_TO_CODE.get(status)
@@ -229,30 +258,41 @@ class RangeReader:
         raise GatewayError(f"{self._where}: {address}: Kafka error {code}, {message}")
 
     def _out_of_range(self, message: str) -> bool:
-        first, last = self._bounds()
+        bounds = self._bounds()
+        if bounds is None:
+            self._retry(message or "offset out of range")
+            return False
+        first, last = bounds
         if first > self._received:
             end = min(first, self._range.end)
             self._lost(self._received, end, f"the log now starts at {first}")
             self._received = end
-            self._progress_s = time.monotonic()
+            self._heard()
             return end >= self._range.end
-        if last < self._range.end and self._missing_for_long():
-            self._lost(max(self._received, last), self._range.end, f"the log now ends at {last}")
+        if last < self._received and self._missing_for_long():
+            self._lost(self._received, self._range.end, f"the log now ends at {last}")
             return True
         self._retry(message or "offset out of range")
         return False
 
-    def _bounds(self) -> tuple[int, int]:
+    def _bounds(self, *, retries: bool = True) -> tuple[int, int] | None:
+        """First offset and end of the partition's log; None when they are not to be had."""
         client = GatewayClient(
-            self._gateways, credentials_file=self._credentials_file, read_committed=self._read_committed
+            self._gateways,
+            credentials_file=self._credentials_file,
+            read_committed=self._read_committed,
+            retries_max=3 if retries else 0,
+            retry_budget_ms=RETRY_BUDGET_MS if retries else 0,
         )
         topic, partition = self._range.topic, self._range.partition
-        first, last = client.list_offsets(
-            [Query(topic, partition, EARLIEST), Query(topic, partition, LATEST)]
-        )
-        for answer in (first, last):
-            if answer.code:
-                raise GatewayError(f"{self._where}: {answer.message or answer.code}")
+        try:
+            first, last = client.list_offsets(
+                [Query(topic, partition, EARLIEST), Query(topic, partition, LATEST)]
+            )
+        except GatewayError:
+            return None
+        if first.code or last.code:
+            return None
         return first.offset, last.offset
 
     def _missing_for_long(self) -> bool:
@@ -267,14 +307,25 @@ class RangeReader:
             raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to go on with what is left')
         _log.warning("%s; going on without them, as failOnDataLoss=false says", text)
 
+    def _heard(self) -> None:
+        self._progress_s = time.monotonic()
+        self._missing_since_s = None
+
     def _retry(self, reason: str) -> None:
         """Moves on to the next gateway, after a wait when all were tried; raises when it took too long."""
-        silent_ms = (time.monotonic() - self._progress_s) * 1000
-        if silent_ms >= self._poll_timeout_ms:
+        now_s = time.monotonic()
+        silent_ms = (now_s - self._progress_s) * 1000
+        doubts = (
+            self._missing_since_s is not None
+            and (now_s - self._missing_since_s) * 1000 < self._missing_grace_ms
+        )
+        # A loss that is not believed yet is waited for: with failOnDataLoss=false it is no error.
+        if silent_ms >= self._poll_timeout_ms and not doubts:
             raise unreachable(
                 self._gateways,
-                f"{self._where}, offset {self._received}: no data for {silent_ms / 1000:.0f} s; "
-                f"last: {reason}",
+                f"{self._where}, offset {self._received}: no data for {silent_ms / 1000:.0f} s, which is more than "
+                f"kafkaConsumer.pollTimeoutMs; last: {reason}",
+                self._credentials_file,
             )
         self._at += 1
         if self._at % len(self._gateways) == 0 or len(self._gateways) == 1:

@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -42,6 +43,9 @@ CHANNEL_OPTIONS = (
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Kafka's own (Topic.INTERNAL_TOPICS); other names that begin so are users'."""
+
+READY_MS = 1_000
+"""How long a gateway may take to show that it is there, before it is told that none is."""
 
 CALL_TIMEOUT_MS = 10_000
 """One unary call, beside the time that it was asked to wait."""
@@ -146,10 +150,34 @@ class Access:
         self._asked_again = False
 
 
-def unreachable(addresses: Sequence[str], reason: str) -> GatewayError:
-    """The error for gateways that don't answer, with the mistake that is made most."""
+def is_answering(addresses: Sequence[str], credentials_file: str = "") -> bool:
+    """Whether a gRPC server is there at any of them. Takes up to READY_MS, and is asked only before giving up."""
+    waits = []
+    for address in addresses:
+        with suppress(ClientFileError):
+            waits.append(grpc.channel_ready_future(channel(address, credentials_file)))
+    deadline = time.monotonic() + READY_MS / 1000
+    try:
+        for wait in waits:
+            with suppress(grpc.FutureTimeoutError):
+                wait.result(timeout=max(deadline - time.monotonic(), 0))
+                return True
+        return False
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def unreachable(addresses: Sequence[str], reason: str, credentials_file: str = "") -> GatewayError:
+    """The error for calls that come to nothing, with the mistake that is made most when no gateway is there."""
+    names = ", ".join(addresses)
+    if is_answering(addresses, credentials_file):
+        return GatewayError(
+            f"{reason}; gateways answer at {names}, so look at the storage nodes: penstock local status, or "
+            "penstock cluster describe, tells which are down"
+        )
     return GatewayError(
-        f"no gateway answers at {', '.join(addresses)} ({reason}); option gateway takes the gateway's "
+        f"no gateway answers at {names} ({reason}); option gateway takes the gateway's "
         "gRPC address, which is not its Kafka port"
     )
 
@@ -214,6 +242,7 @@ class GatewayClient:
         read_committed: bool = False,
     ) -> None:
         self._access = Access(credentials_file)
+        self._credentials_file = credentials_file
         self._read_committed = read_committed
         self.addresses = tuple(addresses)
         self._at = 0
@@ -314,7 +343,7 @@ class GatewayClient:
                         raise GatewayError(reason) from None
                 self._at += 1
             if attempt >= self._retries_max and time.monotonic() >= deadline:
-                raise unreachable(self.addresses, reason)
+                raise unreachable(addresses, reason, self._credentials_file)
             attempt += 1
             backoff.wait()
 

@@ -49,6 +49,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         """Set while a ListOffsets waits."""
         self.fault: Callable[[Any, int], None] | None = None
         """Called with (context, chunks sent so far) before each chunk of FetchRange."""
+        self.after_list: Callable[[], None] = lambda: None
+        """Called behind the answer of each ListOffsets."""
         self.is_old = False
         """It does not know of readers of committed records."""
         self.latest_shift = 0
@@ -165,6 +167,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                 news = any(r.offset > q.known_offset for q, r in zip(request.queries, results, strict=True))
                 left = deadline - time.monotonic()
                 if news or left <= 0 or not context.is_active():
+                    self.after_list()
                     return gateway_pb2.ListOffsetsResponse(results=results)
                 self.holds.set()
                 self.changed.wait(min(left, 0.5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,8 +131,81 @@ def test_retriable_errors_inside_the_stream(cluster: MemoryGateway, monkeypatch:
 
 
 def test_a_silent_gateway_is_given_up(cluster: MemoryGateway) -> None:
-    with pytest.raises(GatewayError, match="no data for"):
-        read(cluster, 0, 1001, poll_timeout_ms=500)
+    """It answers other calls, so it is not told that none answers."""
+
+    def fault(context: Any, sent: int) -> None:
+        while context.is_active():
+            time.sleep(0.01)
+
+    cluster.fault = fault
+    with pytest.raises(GatewayError, match=r"offset 0: no data for .*kafkaConsumer\.pollTimeoutMs") as told:
+        read(cluster, poll_timeout_ms=500)
+    assert "no gateway answers" not in str(told.value)
+    assert "Kafka port" not in str(told.value)
+    assert f"gateways answer at {cluster.addresses[0]}" in str(told.value)
+
+
+def test_a_leader_that_is_gone_is_not_told_as_a_gateway_that_is(cluster: MemoryGateway) -> None:
+    def fault(context: Any, sent: int) -> None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "flights-0 at offset 0: no leader")
+
+    cluster.fault = fault
+    with pytest.raises(GatewayError, match=r"no leader.*gateways answer at"):
+        read(cluster, poll_timeout_ms=300)
+
+
+def test_a_stream_may_live_longer_than_the_silence_that_is_borne(cluster: MemoryGateway) -> None:
+    left: list[float | None] = []
+    cluster.fault = lambda context, sent: left.append(context.time_remaining())
+    assert read(cluster, poll_timeout_ms=30_000) == list(range(1000))
+    assert len(left) > 3
+    assert all(seconds is None or seconds > 1e9 for seconds in left)  # gRPC's words for no deadline
+
+
+@pytest.mark.parametrize("start", [400, 500, 0])
+def test_a_log_cut_inside_the_range(
+    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture, start: int
+) -> None:
+    """Its offsets are pinned in the checkpoint: only the task can end it."""
+    log = cluster.topics["flights"].logs[0]
+    log.batches, log.end = log.batches[:5], 500
+    with pytest.raises(DataLossError, match="offsets 500 to 999 are gone: the log now ends at 500"):
+        read(cluster, start, 1000)
+    with caplog.at_level(logging.WARNING):
+        assert read(cluster, start, 1000, fail=False) == list(range(start, 500))
+    assert "offsets 500 to 999" in caplog.text
+    # Whatever silence is borne: what is lost is known sooner, or later, and is no error.
+    assert read(cluster, start, 1000, fail=False, poll_timeout_ms=50) == list(range(start, 500))
+
+
+def test_a_log_cut_while_it_is_read_and_written_anew(cluster: MemoryGateway) -> None:
+    """What is written in the place of the lost records is read, as far as the range goes."""
+    log = cluster.topics["flights"].logs[0]
+
+    def fault(context: Any, sent: int) -> None:
+        if sent == 1 and log.end == 1000:
+            log.batches, log.end = log.batches[:5], 500
+            cluster.append("flights", 0, [b"value %d" % i for i in range(500, 700)])
+
+    cluster.fault = fault
+    assert read(cluster, 0, 1000, fail=False) == list(range(700))
+
+
+def test_a_high_watermark_that_lags_inside_the_range_is_no_loss(cluster: MemoryGateway) -> None:
+    log = cluster.topics["flights"].logs[0]
+    whole, log.batches, log.end = log.batches, log.batches[:5], 500
+    looks: list[str] = []
+
+    def look() -> None:
+        looks.append("")
+        if len(looks) == 1:  # the first look still finds it short
+            with cluster.changed:
+                log.batches, log.end = whole, 1000
+                cluster.changed.notify_all()
+
+    cluster.after_list = look
+    assert read(cluster, 400, 1000) == list(range(400, 1000))
+    assert looks
 
 
 def test_retention_before_the_read(cluster: MemoryGateway, caplog: pytest.LogCaptureFixture) -> None:
