@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,8 @@ import grpc
 from penstock_core.process.native_account import Account, Metadata, account_of
 from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.sasl import SaslFailure
-from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc
+from pyspark_penstock.epochs import BatchHead
 from pyspark_penstock.errors import GatewayError, OptionError
 from pyspark_penstock.options import SourceOptions, topic_pattern
 
@@ -40,6 +42,9 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+
+_BATCH_HEAD = struct.Struct(">q4xi7xi")
+"""Of a RecordBatch v2: base offset, partition leader epoch, last offset delta."""
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Kafka's own (Topic.INTERNAL_TOPICS); other names that begin so are users'."""
@@ -199,6 +204,8 @@ class OffsetAnswer:
     topic_id: bytes
     code: int = 0
     message: str = ""
+    leader_epoch: int = -1
+    """With "latest": the epoch in which the leader told it; -1 when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,9 +324,47 @@ class GatewayClient:
 
         answer = self._call(call)
         return [
-            OffsetAnswer(item.offset, bytes(item.topic_id), item.error.code, item.error.message)
+            OffsetAnswer(
+                item.offset, bytes(item.topic_id), item.error.code, item.error.message, item.leader_epoch
+            )
             for item in answer.results
         ]
+
+    def first_batch(self, topic: TopicInfo, partition: int, start: int, end: int) -> BatchHead | None:
+        """The first stored batch that holds an offset in [start, end), both inside the log; None in a gap.
+
+        The batch comes with it: this is for questions that are asked seldom.
+        """
+        request = data_pb2.FetchRangeRequest(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition,
+            from_offset=start,
+            to_offset=end,
+            max_chunk_bytes=1,
+            takes_pieces=True,
+        )
+
+        def call(
+            gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
+        ) -> tuple[data_pb2.FetchRangeResponse, str]:
+            stream = gateway.FetchRange(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
+            try:
+                for response in stream:
+                    return response, _retriable([response.error.code])
+            finally:
+                stream.cancel()  # type: ignore[no-untyped-call]
+            return data_pb2.FetchRangeResponse(), "the stream ended early"
+
+        answer = self._call(call)
+        if answer.error.code:
+            reason = answer.error.message or f"Kafka error {answer.error.code}"
+            raise GatewayError(f"batch at offset {start} of {topic.name}-{partition}: {reason}")
+        data = answer.records or answer.piece.data
+        if len(data) < _BATCH_HEAD.size:
+            return None
+        base_offset, epoch, last_delta = _BATCH_HEAD.unpack_from(data)
+        return BatchHead(base_offset, base_offset + last_delta + 1, epoch)
 
     def _call(self, call: Callable[[gateway_pb2_grpc.GatewayStub, Metadata], tuple[_T, str]]) -> _T:
         """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all)."""

@@ -11,16 +11,19 @@ when no record came in between: Spark then writes down an empty first batch, and
 where the query started.
 
 Rule: a partition once known is never left out again; one that is gone keeps its offset.
+
+Beside each position stands the leader epoch in which it was told (`epochs`); checkpoints of
+before have none, and get them with the next micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark_penstock.errors import PenstockError
-from pyspark_penstock.planning import Offsets
+from pyspark_penstock.planning import Offsets, Partition
 from pyspark_penstock.tiling import OffsetRange, cap
 
 VERSION = 1
@@ -34,6 +37,8 @@ class Progress:
     ids: dict[str, bytes]
     start: Offsets | None = None
     """`from` of the stored form; None for the initial offset."""
+    epochs: dict[Partition, int] = field(default_factory=dict)
+    """Everything below a position was written in this leader epoch or an earlier one."""
 
     def to_json(self) -> dict[str, Any]:
         form: dict[str, Any] = {"v": VERSION}
@@ -41,6 +46,8 @@ class Progress:
             form["from"] = _nest(self.start)
         form["to"] = _nest(self.to)
         form["ids"] = {topic: self.ids[topic].hex() for topic in sorted(self.ids)}
+        if self.epochs:
+            form["epochs"] = _nest(self.epochs)
         return form
 
     @classmethod
@@ -58,6 +65,7 @@ class Progress:
                 _flatten(form["to"]),
                 {topic: bytes.fromhex(text) for topic, text in form["ids"].items()},
                 None if start is None else _flatten(start),
+                _flatten(form.get("epochs", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PenstockError(f"the checkpoint's offsets can't be read: {error!r}") from None
@@ -93,6 +101,12 @@ class Observed:
     latest: Offsets
     earliest: Offsets
     """Of the partitions that the query doesn't know yet, those of topics made anew included."""
+    first: Offsets = field(default_factory=dict)
+    """Where the logs of known partitions start, of those at least that have something new."""
+    epochs: dict[Partition, int] = field(default_factory=dict)
+    """Leader epochs in which `latest` was told."""
+    cuts: Offsets = field(default_factory=dict)
+    """Known partitions whose log was cut below their position: where, proved by the epochs of what stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +130,61 @@ def advance(current: Progress, seen: Observed, records_max: int | None) -> Step:
     """The next end offset. A pure function: the shell decides whether losses stop the query."""
     losses: list[str] = []
     start: Offsets = {}
-    for key, offset in current.to.items():
-        topic, part = key
-        if key not in seen.latest:
-            losses.append(f"{topic}-{part} was deleted; {offset} was its next offset")
-        elif current.ids.get(topic) != seen.ids[topic]:
-            losses.append(f"{topic}-{part} was deleted and made anew; {offset} was its next offset")
-        elif seen.latest[key] < offset:
-            losses.append(f"{topic}-{part} now ends at {seen.latest[key]}, but was read up to {offset}")
-        start[key] = offset
+    epochs = dict(current.epochs)
+    for key in current.to:
+        start[key] = _resume(key, current, seen, epochs, losses)
     for key, earliest in seen.earliest.items():
         if earliest > 0 and key not in current.to:
             losses.append(f"{key[0]}-{key[1]} is new but starts at {earliest}, not at 0")
         start[key] = earliest
+        _note_epoch(key, seen, epochs, anew=True)
     target = {key: max(seen.latest.get(key, offset), offset) for key, offset in start.items()}
     news = sum(target.values()) - sum(start.values())
     if records_max is not None and news > records_max:
         target = cap(start, target, records_max)
-    ids = current.ids | seen.ids
     used = {topic for topic, _ in target}
-    ids = {topic: topic_id for topic, topic_id in ids.items() if topic in used}
-    return Step(Progress(target, ids, start), tuple(losses), news)
+    ids = {topic: topic_id for topic, topic_id in (current.ids | seen.ids).items() if topic in used}
+    return Step(Progress(target, ids, start, epochs), tuple(losses), news)
+
+
+def _resume(
+    key: Partition, current: Progress, seen: Observed, epochs: dict[Partition, int], losses: list[str]
+) -> int:
+    """Where a known partition goes on. Adds what was lost, and says under which epoch it goes on."""
+    name, offset = f"{key[0]}-{key[1]}", current.to[key]
+    if key not in seen.latest:
+        losses.append(f"{name} was deleted; {offset} was its next offset")
+        return offset
+    if current.ids.get(key[0]) != seen.ids[key[0]]:
+        losses.append(f"{name} was deleted and made anew; {offset} was its next offset")
+        return offset
+    latest, cut = seen.latest[key], seen.cuts.get(key, offset)
+    at = offset
+    if cut < offset:
+        losses.append(_gone(name, cut, offset, f"the log was cut at {cut} and written anew from there"))
+        at = cut
+    elif latest < offset:
+        losses.append(_gone(name, latest, offset, f"the log now ends at {latest}"))
+        if key in epochs:
+            # Its new records are told from the old ones when they come: till then it stands where it was.
+            return offset
+        at = latest
+    first = seen.first.get(key, at)
+    if first > at:
+        losses.append(_gone(name, at, first, f"the log now starts at {first}"))
+        at = first
+    _note_epoch(key, seen, epochs, anew=False)
+    return at
+
+
+def _note_epoch(key: Partition, seen: Observed, epochs: dict[Partition, int], *, anew: bool) -> None:
+    epoch = seen.epochs.get(key, -1)
+    if anew:
+        epochs.pop(key, None)
+    if epoch >= 0:
+        # A leader of before may still answer: epochs don't fall.
+        epochs[key] = max(epoch, epochs.get(key, -1))
+
+
+def _gone(name: str, start: int, end: int, reason: str) -> str:
+    return f"{name}: offsets {start} to {end - 1} are gone: {reason}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,10 +23,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from pyspark_penstock.epochs import find_cut
 from pyspark_penstock.errors import DataLossError
 from pyspark_penstock.gateway import (
     UNKNOWN_TOPIC_OR_PARTITION,
     GatewayClient,
+    OffsetAnswer,
     Query,
     TopicInfo,
     TopicMissingError,
@@ -47,6 +51,21 @@ watermark from its followers only some moments later."""
 _REGRESSION_POLL_MS = 100
 
 
+_LOOKS_MAX = 5
+"""How often topics are listed anew at the start, while they go away under the look at their ends."""
+_LOSSES_SHOWN_MAX = 20
+
+
+@dataclass(slots=True)
+class Looked:
+    """Latest offsets at one look, and the leader epochs in which they were told."""
+
+    latest: Offsets
+    epochs: dict[Partition, int]
+    gone: list[Partition] = field(default_factory=list)
+    """Not there any more, though their topics were listed."""
+
+
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches over all partitions that the options choose."""
 
@@ -56,8 +75,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._topics: dict[str, TopicInfo] = {}
         self._topics_at_s = float("-inf")
-        self._frozen: Offsets | None = None
+        self._frozen: Looked | None = None
         """With Trigger.AvailableNow: the latest offsets when the query started."""
+        self._settled: dict[Partition, tuple[int, int]] = {}
+        """By partition: the leader epoch and the offsets for which it is known that nothing below was cut."""
         self._last_due_s = float("-inf")
         """When minOffsetsPerTrigger last let a micro-batch go; the first look after a start always does."""
         self._reported: dict[str, Any] | None = None
@@ -76,10 +97,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. The answer is kept: Spark asks again before every first batch."""
         if self._initial is None:
-            client = self._client()
-            topics = self._current_topics(TOPICS_AGE_MAX_MS)
+            topics = self._topics_or_what_is_left(TOPICS_AGE_MAX_MS)
             offsets = resolve(
-                client,
+                self._client(),
                 self._options.starting,
                 keys_of(topics),
                 name="starting",
@@ -103,9 +123,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = self._observe(current)
         self._reported = Progress(seen.latest, seen.ids).to_json()
         step = advance(current, seen, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        for loss in step.losses:
-            self._lost(loss)
-        unchanged = (step.progress.to, step.progress.ids) == (current.to, current.ids)
+        self._lost(step.losses)
+        unchanged = step.news == 0 and (step.progress.to, step.progress.ids) == (current.to, current.ids)
         is_due = self._is_due(step.news, limit)
         if current.start is not None and (unchanged or not is_due):
             return start
@@ -117,8 +136,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freezes topics and their ends: the query stops there, however much is produced meanwhile."""
-        topics = self._current_topics(0)
-        self._frozen = ends(self._client(), keys_of(topics), LATEST)
+        for _ in range(_LOOKS_MAX):
+            topics = self._topics_or_what_is_left(0)
+            self._frozen = self._look(keys_of(topics), {}, 0)
+            if not self._frozen.gone:
+                return
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What to read: by `end` alone (see `progress`)."""
@@ -161,46 +183,103 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._current_topics(TOPICS_AGE_MAX_MS)
         except TopicMissingError as error:
-            self._lost(str(error))
+            self._lost([str(error)])
             self._topics = select_topics(self._client(), self._options, missing_ok=True)
             self._topics_at_s = time.monotonic()
             return self._topics
 
+    def _topics_or_what_is_left(self, age_max_ms: int) -> dict[str, TopicInfo]:
+        """Topics at the start, where one that is not there may as well be misspelt: some must be left."""
+        try:
+            return self._current_topics(age_max_ms)
+        except TopicMissingError as error:
+            if self._options.fail_on_data_loss:
+                raise
+            topics = self._known_topics()
+            if not topics:
+                raise error from None
+            return topics
+
     def _observe(self, current: Progress) -> Observed:
         if self._frozen is not None:
-            topics, latest = self._topics, self._frozen
+            topics, looked = self._topics, self._frozen
         else:
             topics = self._known_topics()
-            latest = self._latest(current, keys_of(topics))
+            keys = keys_of(topics)
+            # Waiting a moment for news when there is none: idle queries ask all the time.
+            waits = current.start is not None and all(key in current.to for key in keys)
+            looked = self._look(keys, current.to, self._options.latest_wait_ms if waits else 0)
+            if not keys and waits:
+                time.sleep(self._options.latest_wait_ms / 1000)
+        latest = dict(looked.latest)
         ids = {name: topic.topic_id for name, topic in topics.items()}
         new = unknown(current, ids, list(latest))
-        earliest = ends(self._client(), new, EARLIEST)
-        seen = Observed(ids, latest, earliest)
-        if any(latest.get(key, offset) < offset for key, offset in current.to.items() if key not in earliest):
-            seen = Observed(ids, self._after_regression(current, seen), earliest)
+        earliest = self._there(new, EARLIEST)
+        for key in set(new) - set(earliest):
+            del latest[key]
+        known = [key for key in latest if key not in earliest]
+        first = self._there([key for key in known if latest[key] != current.to[key]], EARLIEST)
+        cuts = self._cuts(current, known, Looked(latest, looked.epochs))
+        seen = Observed(ids, latest, earliest, first, looked.epochs, cuts)
+        if any(latest[key] < current.to[key] for key in known if key not in cuts):
+            seen = replace(seen, latest=self._after_regression(current, seen))
         return seen
 
-    def _latest(self, current: Progress, keys: list[Partition]) -> Offsets:
-        """Latest offsets, waiting a moment for news when there is none: idle queries ask all the time."""
-        waits = current.start is not None and all(key in current.to for key in keys)
-        queries = [Query(topic, part, LATEST, current.to.get((topic, part), 0)) for topic, part in keys]
-        answers = self._client().list_offsets(queries, self._options.latest_wait_ms if waits else 0)
-        if not queries and waits:
-            time.sleep(self._options.latest_wait_ms / 1000)
-        latest: Offsets = {}
+    def _look(self, keys: list[Partition], known: Offsets, wait_ms: int) -> Looked:
+        """Latest offsets; with `wait_ms` once one is above what is known, or after that time."""
+        queries = [Query(topic, part, LATEST, known.get((topic, part), 0)) for topic, part in keys]
+        answers = self._client().list_offsets(queries, wait_ms)
+        looked = Looked({}, {})
         for query, answer in zip(queries, answers, strict=True):
-            if answer.code == UNKNOWN_TOPIC_OR_PARTITION:
-                # Deleted since the topics were listed: look again next time, take it as unchanged now.
-                self._topics_at_s = float("-inf")
-                latest[(query.topic, query.partition)] = query.known_offset
+            key = (query.topic, query.partition)
+            if self._is_gone(query.topic, answer):
+                # Look again next time; till then a known one is as it was.
+                looked.gone.append(key)
+                if key in known:
+                    looked.latest[key] = known[key]
                 continue
-            if answer.topic_id and answer.topic_id != self._topics[query.topic].topic_id:
-                # Made anew since then: likewise.
-                self._topics_at_s = float("-inf")
-                latest[(query.topic, query.partition)] = query.known_offset
-                continue
-            latest[(query.topic, query.partition)] = checked(query, answer)
-        return latest
+            looked.latest[key] = checked(query, answer)
+            if answer.leader_epoch >= 0:
+                looked.epochs[key] = answer.leader_epoch
+        return looked
+
+    def _is_gone(self, topic: str, answer: OffsetAnswer) -> bool:
+        """Deleted, or made anew, since the topics were listed."""
+        other = bool(answer.topic_id) and answer.topic_id != self._topics[topic].topic_id
+        if answer.code == UNKNOWN_TOPIC_OR_PARTITION or other:
+            self._topics_at_s = float("-inf")
+            return True
+        return False
+
+    def _there(self, keys: list[Partition], which: int) -> Offsets:
+        """Earliest or latest offsets of those partitions that are still there."""
+        queries = [Query(topic, part, which) for topic, part in keys]
+        found: Offsets = {}
+        for query, answer in zip(queries, self._client().list_offsets(queries), strict=True):
+            if not self._is_gone(query.topic, answer):
+                found[(query.topic, query.partition)] = checked(query, answer)
+        return found
+
+    def _cuts(self, current: Progress, known: list[Partition], looked: Looked) -> Offsets:
+        """Known partitions with a later leader than the one that told their position, and a log that was cut."""
+        suspects = {
+            key: (looked.epochs[key], min(looked.latest[key], current.to[key]))
+            for key in known
+            if key in current.epochs and looked.epochs.get(key, -1) > current.epochs[key]
+        }
+        suspects = {key: seen for key, seen in suspects.items() if self._settled.get(key) != seen}
+        if not suspects:
+            return {}
+        cuts: Offsets = {}
+        for key, start in self._there(list(suspects), EARLIEST).items():
+            first_batch = partial(self._client().first_batch, self._topics[key[0]], key[1])
+            end, position, epoch = looked.latest[key], current.to[key], current.epochs[key]
+            cut = find_cut(first_batch, start, end, position, epoch)
+            if cut is None:
+                self._settled[key] = suspects[key]
+            else:
+                cuts[key] = cut
+        return cuts
 
     def _after_regression(self, current: Progress, seen: Observed) -> Offsets:
         """Looks again for a while at partitions that end below where they were read to."""
@@ -210,13 +289,13 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             short = [
                 key
                 for key, offset in current.to.items()
-                if key not in seen.earliest and latest.get(key, offset) < offset
+                if key not in seen.earliest and key not in seen.cuts and latest.get(key, offset) < offset
             ]
             if self._given_up.issuperset(short) or time.monotonic() >= deadline:
                 self._given_up.update(short)
                 return latest
             time.sleep(_REGRESSION_POLL_MS / 1000)
-            now = ends(self._client(), short, LATEST)
+            now = self._there(short, LATEST)
             # With AvailableNow nothing beyond the frozen end is taken; being back is enough.
             caps = {key: current.to[key] for key in short} if self._frozen is not None else now
             latest |= {key: min(offset, caps[key]) for key, offset in now.items()}
@@ -242,13 +321,17 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = (ends(self._client(), list(offsets), which) for which in (EARLIEST, LATEST))
         for key, offset in offsets.items():
             if not first[key] <= offset <= last[key]:
-                self._lost(f"{key[0]}-{key[1]}: start {offset} is outside {first[key]}..{last[key]}")
+                self._lost([f"{key[0]}-{key[1]}: start {offset} is outside {first[key]}..{last[key]}"])
         return {key: min(max(offset, first[key]), last[key]) for key, offset in offsets.items()}
 
-    def _lost(self, text: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLossError(f'{text}; set option("failOnDataLoss", "false") to go on with what is left')
-        if text in self._losses:
-            return
-        self._losses.add(text)
-        _log.warning("%s; going on without it, as failOnDataLoss=false says", text)
+    def _lost(self, texts: Sequence[str]) -> None:
+        if texts and self._options.fail_on_data_loss:
+            shown = "; ".join(texts[:_LOSSES_SHOWN_MAX])
+            more = f"; and {len(texts) - _LOSSES_SHOWN_MAX} more" if len(texts) > _LOSSES_SHOWN_MAX else ""
+            raise DataLossError(
+                f'{shown}{more}; set option("failOnDataLoss", "false") to go on with what is left'
+            )
+        for text in texts:
+            if text not in self._losses:
+                self._losses.add(text)
+                _log.warning("%s; going on without it, as failOnDataLoss=false says", text)

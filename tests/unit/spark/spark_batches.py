@@ -73,6 +73,7 @@ def encode_batch(
     max_timestamp_ms: int | None = None,
     payload: bytes | None = None,
     count: int | None = None,
+    epoch: int = 0,
 ) -> bytes:
     base = records[0].offset if base_offset is None else base_offset
     last = (records[-1].offset if records else base) if last_offset is None else last_offset
@@ -87,7 +88,7 @@ def encode_batch(
     tail = struct.pack(">hiqqqhii", attributes, last - base, base_time, max_timestamp_ms, -1, -1, -1, count)
     tail += body
     crc = google_crc32c.value(tail)
-    return struct.pack(">qiibI", base, len(tail) + 9, 0, 2, crc) + tail
+    return struct.pack(">qiibI", base, len(tail) + 9, epoch, 2, crc) + tail
 
 
 def stamp(batch: bytes, base_offset: int) -> bytes:

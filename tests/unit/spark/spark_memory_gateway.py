@@ -28,6 +28,8 @@ class Log:
     end: int = 0
     times: list[tuple[int, int]] = field(default_factory=list)
     """(timestamp, offset), ascending"""
+    epoch: int = 0
+    """Of the leader."""
 
 
 @dataclass
@@ -104,7 +106,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                     Rec(log.end + i, now, b"%d" % (log.end + i) if keys else None, value)
                     for i, value in enumerate(values[at : at + size])
                 ]
-                log.batches.append((recs[0].offset, recs[-1].offset, encode_batch(recs, codec=codec)))
+                log.batches.append(
+                    (recs[0].offset, recs[-1].offset, encode_batch(recs, codec=codec, epoch=log.epoch))
+                )
                 log.times.append((now, log.end))
                 log.end += len(recs)
             self.changed.notify_all()
@@ -114,6 +118,14 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         log = self.topics[name].logs[partition]
         log.start = start
         log.batches = [item for item in log.batches if item[1] >= start]
+
+    def cut(self, name: str, partition: int, end: int) -> None:
+        """An unclean election: the new leader's log ends at `end`, which is the end of a batch."""
+        with self.changed:
+            log = self.topics[name].logs[partition]
+            log.batches = [item for item in log.batches if item[1] < end]
+            log.end = end
+            log.epoch += 1
 
     # -- the service ----------------------------------------------------------------------------
 
@@ -148,6 +160,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
             return result
         log = topic.logs[query.partition]
         result.topic_id = topic.topic_id
+        result.leader_epoch = log.epoch
         if query.timestamp_ms == -1:
             result.offset = max(log.end + self.latest_shift, 0)
         elif query.timestamp_ms == -2:
@@ -218,6 +231,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                 log_start_offset=log.start,
                 high_watermark=log.end,
                 topic_id=topic.topic_id,
+                leader_epoch=log.epoch,
                 done=position >= request.to_offset,
                 read_committed=request.read_committed and not self.is_old,
             )

@@ -69,7 +69,7 @@ offsets = st.dictionaries(
 @given(offsets, offsets, st.none() | st.integers(1, 500))
 def test_advancing_never_leaves_out_or_goes_back(known: Any, latest: Any, most: int | None) -> None:
     ids = {"s": A, "t": B}
-    current = Progress(known, ids, {})
+    current = Progress(known, ids, {}, dict.fromkeys(known, 0))
     new = unknown(current, ids, list(latest))
     step = advance(current, Observed(ids, latest, dict.fromkeys(new, 0)), most)
     after = step.progress
@@ -97,6 +97,49 @@ def test_new_partition_that_lost_its_beginning() -> None:
     current = Progress({("t", 0): 5}, {"t": A}, {})
     step = advance(current, Observed({"t": A}, {("t", 0): 5, ("t", 1): 9}, {("t", 1): 3}), None)
     assert step.losses == ("t-1 is new but starts at 3, not at 0",)
+
+
+def test_retention_is_seen_before_the_cap_is_shared_out() -> None:
+    current = Progress({("t", 0): 5, ("t", 1): 5}, {"t": A}, {})
+    latest = {("t", 0): 205, ("t", 1): 105}
+    step = advance(current, Observed({"t": A}, latest, {}, first={("t", 0): 105}), 50)
+    assert step.losses == ("t-0: offsets 5 to 104 are gone: the log now starts at 105",)
+    assert step.news == 200
+    assert [(item.start, item.end) for item in step.progress.ranges()] == [(105, 130), (5, 30)]
+
+
+def test_after_a_cut_what_is_new_below_the_old_position_is_read() -> None:
+    current = Progress({("t", 0): 105}, {"t": A}, {}, {("t", 0): 3})
+    seen = Observed({"t": A}, {("t", 0): 120}, {}, epochs={("t", 0): 4}, cuts={("t", 0): 50})
+    step = advance(current, seen, None)
+    assert step.losses == (
+        "t-0: offsets 50 to 104 are gone: the log was cut at 50 and written anew from there",
+    )
+    assert [(item.start, item.end) for item in step.progress.ranges()] == [(50, 120)]
+    assert step.progress.epochs == {("t", 0): 4}
+
+
+def test_a_log_that_ends_early_waits_for_its_new_records() -> None:
+    """Under which epoch it was read stays known, so that they are told from the old ones when they come."""
+    current = Progress({("t", 0): 105}, {"t": A}, {}, {("t", 0): 3})
+    step = advance(current, Observed({"t": A}, {("t", 0): 50}, {}, epochs={("t", 0): 4}), None)
+    assert step.losses == ("t-0: offsets 50 to 104 are gone: the log now ends at 50",)
+    assert step.progress.to == {("t", 0): 105}
+    assert step.progress.epochs == {("t", 0): 3}
+    # A checkpoint of before has no epochs: it goes on from the lower end.
+    old = Progress({("t", 0): 105}, {"t": A}, {})
+    step = advance(old, Observed({"t": A}, {("t", 0): 50}, {}, epochs={("t", 0): 4}), None)
+    assert step.progress.to == {("t", 0): 50}
+    assert step.progress.epochs == {("t", 0): 4}
+
+
+def test_epochs_are_stored_and_old_forms_have_none() -> None:
+    progress = Progress({("t", 0): 5}, {"t": A}, {("t", 0): 1}, {("t", 0): 7})
+    form = progress.to_json()
+    assert form["epochs"] == {"t": {"0": 7}}
+    assert Progress.from_json(stored(form)) == progress
+    del form["epochs"]
+    assert Progress.from_json(stored(form)).epochs == {}
 
 
 # -- the reader against a real server ---------------------------------------------------------
@@ -205,7 +248,7 @@ def test_the_long_poll_ends_with_news(cluster: MemoryGateway, make: Make) -> Non
     producer.start()
     after = reader.latestOffset(end, ALL)
     producer.join()
-    assert cluster.waits_ms == [20_000]
+    assert [wait_ms for wait_ms in cluster.waits_ms if wait_ms] == [20_000]
     assert spans(reader, after) == [(1, 0, 1)]
 
 
@@ -328,7 +371,7 @@ def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, fake_time
     assert fake_time.sleeps == 3
     cluster.latest_shift = -30
     began_s = fake_time.now_s
-    with pytest.raises(DataLossError, match="now ends at 70, but was read up to 100"):
+    with pytest.raises(DataLossError, match="offsets 70 to 99 are gone: the log now ends at 70"):
         reader.latestOffset(at, ALL)
     assert fake_time.now_s - began_s == pytest.approx(0.6, abs=0.11)  # all of its grace
     lenient = make(failOnDataLoss="false")
@@ -337,6 +380,106 @@ def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, fake_time
     sleeps = fake_time.sleeps
     assert lenient.latestOffset(at, ALL) is at
     assert fake_time.sleeps == sleeps
+
+
+def test_a_log_cut_and_written_anew(cluster: MemoryGateway, make: Make) -> None:
+    """All new records are read: those below the old position, and where the log grew past it between two looks."""
+    strict, lenient = make(), make(failOnDataLoss="false")
+    at = stored(strict.latestOffset(stored(strict.initialOffset()), ALL))
+    assert at["epochs"] == {"t": {"0": 0, "1": 0}}
+    cluster.append("t", 0, [b"v"] * 100)
+    at = stored(strict.latestOffset(at, ALL))
+    cluster.cut("t", 0, 100)
+    cluster.append("t", 0, [b"v"] * 150)
+    gone = r"t-0: offsets 100 to 199 are gone: the log was cut at 100 and written anew"
+    with pytest.raises(DataLossError, match=gone):
+        strict.latestOffset(at, ALL)
+    after = stored(lenient.latestOffset(at, ALL))
+    assert spans(lenient, after) == [(0, 100, 250)]
+    assert after["epochs"]["t"]["0"] == 1
+    assert lenient.latestOffset(after, ALL) is after
+
+
+def test_a_log_cut_to_where_it_then_ends_just_as_before(cluster: MemoryGateway, make: Make) -> None:
+    lenient = make(failOnDataLoss="false")
+    at = stored(lenient.latestOffset(stored(lenient.initialOffset()), ALL))
+    cluster.cut("t", 0, 0)
+    cluster.append("t", 0, [b"v"] * 100)
+    after = stored(lenient.latestOffset(at, ALL))
+    assert after != at
+    assert spans(lenient, after) == [(0, 0, 100)]
+
+
+def test_a_log_cut_and_slowly_written_anew(cluster: MemoryGateway, fake_time: Time, make: Make) -> None:
+    lenient = make(failOnDataLoss="false")
+    at = stored(lenient.latestOffset(stored(lenient.initialOffset()), ALL))
+    cluster.cut("t", 0, 0)
+    assert lenient.latestOffset(at, ALL) is at  # nothing there yet
+    cluster.append("t", 0, [b"v"] * 40)
+    after = stored(lenient.latestOffset(at, ALL))
+    assert spans(lenient, after) == [(0, 0, 40)]
+    cluster.append("t", 0, [b"v"] * 80)
+    last = stored(lenient.latestOffset(after, ALL))
+    assert spans(lenient, last) == [(0, 40, 120)]
+
+
+def test_a_new_leader_with_the_whole_log_is_asked_once(cluster: MemoryGateway, make: Make) -> None:
+    reader = make()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.topics["t"].logs[0].epoch += 1
+    cluster.calls.clear()
+    assert reader.latestOffset(at, ALL) is at
+    assert reader.latestOffset(at, ALL) is at
+    assert [call for call in cluster.calls if call.startswith("FetchRange")] == ["FetchRange 99"]
+    cluster.append("t", 0, [b"v"])
+    after = stored(reader.latestOffset(at, ALL))
+    assert spans(reader, after) == [(0, 100, 101)]
+    assert after["epochs"]["t"]["0"] == 1
+
+
+def test_retention_under_a_stream_is_told_by_the_driver(
+    cluster: MemoryGateway, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict, lenient = make(), make(failOnDataLoss="false", maxOffsetsPerTrigger="50")
+    at = stored(strict.latestOffset(stored(strict.initialOffset()), ALL))
+    cluster.append("t", 0, [b"v"] * 200)
+    cluster.trim("t", 0, 200)
+    with pytest.raises(DataLossError, match="t-0: offsets 100 to 199 are gone: the log now starts at 200"):
+        strict.latestOffset(at, ALL)
+    after = stored(lenient.latestOffset(at, ReadMaxRows(50)))
+    assert spans(lenient, after) == [(0, 200, 250)]
+    assert "offsets 100 to 199 are gone" in caplog.text
+
+
+def test_an_idle_stream_asks_for_nothing_but_news(cluster: MemoryGateway, make: Make) -> None:
+    reader = make()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.calls.clear()
+    reader.latestOffset(at, ALL)
+    assert cluster.calls.count("ListOffsets") == 1
+
+
+def test_available_now_goes_on_without_a_topic_that_is_gone(
+    cluster: MemoryGateway, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("u", 1)
+    cluster.append("u", 0, [b"v"] * 10)
+    first = make(subscribe="t,u")
+    at = stored(first.latestOffset(stored(first.initialOffset()), ALL))
+    del cluster.topics["u"]
+    cluster.append("t", 1, [b"v"] * 3)
+    lenient = make(subscribe="t,u", failOnDataLoss="false")
+    lenient.prepareForTriggerAvailableNow()
+    after = stored(lenient.latestOffset(at, ALL))
+    assert spans(lenient, after) == [(1, 0, 3)]
+    assert lenient.latestOffset(after, ALL) is after
+    assert "u" in caplog.text
+    with pytest.raises(OptionError, match="no such topic or partition: u"):
+        make(subscribe="t,u").prepareForTriggerAvailableNow()
+    # The first batch was not committed: Spark asks again where to start.
+    assert set(make(subscribe="t,u", failOnDataLoss="false").initialOffset()["to"]) == {"t"}
+    with pytest.raises(OptionError, match="no such topic"):
+        make(subscribe="u,w", failOnDataLoss="false").initialOffset()
 
 
 def test_given_starts_must_exist(make: Make) -> None:
