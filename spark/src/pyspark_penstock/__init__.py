@@ -24,8 +24,8 @@ executors run. Nothing has to be registered: Spark finds modules named `pyspark_
 
 Parts: `options` (what was asked), `refused` (a stream that must not begin), `parts` (what is loaded
 when it is needed), `planning` (bounds to offsets to ranges), `tiling` (ranges to Spark partitions),
-`progress`, `epochs` (where a log was cut) and `stream` (micro-batches), `gateway` and `fetch`
-(calls), `silence` (a stream that says nothing), `decode` (record batches to Arrow).
+`progress`, `epochs` (where a log was cut) and `stream` (micro-batches), `gateway`, `fetch` and
+`answers` (calls), `silence` (a stream that says nothing), `decode` (record batches to Arrow).
 """
 
 from contextlib import suppress

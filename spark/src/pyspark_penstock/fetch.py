@@ -24,9 +24,10 @@ from typing import Any
 
 import grpc
 
-from penstock_proto.fast.pieces import Assembly, Piece
-from penstock_proto.fast.primitives import MalformedMessage
+from penstock_proto.fast.pieces import Assembly
+from penstock_proto.fast.primitives import Buffer, MalformedMessage
 from penstock_proto.v1 import data_pb2
+from pyspark_penstock.answers import RangeAnswer, read_answer
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
 from pyspark_penstock.errors import DataLossError, GatewayError
@@ -101,7 +102,7 @@ class RangeReader:
         """Rows below this were handed on."""
         self._assembly = Assembly(UNPACKED_BYTES_MAX, may_restart=True)
         """Of a large batch; the gateway begins it anew when its leader is lost."""
-        self._pending: list[bytes | bytearray] = []
+        self._pending: list[Buffer] = []
         self._pending_bytes = 0
 
     def batches(self) -> Iterator[Any]:
@@ -120,8 +121,8 @@ class RangeReader:
         """Reads one stream to its end; returns True when the range is complete."""
         address = self._gateways[self._at % len(self._gateways)]
         self._assembly = Assembly(UNPACKED_BYTES_MAX, may_restart=True)
-        gateway, metadata = self._access.open(address)
-        call = gateway.FetchRange(
+        fetch_range, metadata = self._access.open_range(address)
+        call = fetch_range(
             data_pb2.FetchRangeRequest(
                 topic=self._range.topic,
                 topic_id=self._range.topic_id,
@@ -138,37 +139,42 @@ class RangeReader:
         look_ms = min(self._missing_grace_ms, self._poll_timeout_ms)
         silence = Silence(look_ms, lambda silent_ms: self._look_after(call, silent_ms))
         try:
-            for response in silence.over(call):
+            for data in silence.over(call):
                 self._access.answered()
-                if response.error.code:
-                    return self._after_error(response.error.code, response.error.message, address)
-                yield from self._take(response)
-                if response.done:
+                answer = self._read(data)
+                if answer.error:
+                    return self._after_error(answer.error, answer.message, address)
+                yield from self._take(answer)
+                if answer.done:
                     return True
         finally:
-            call.cancel()  # type: ignore[no-untyped-call]
+            call.cancel()
         # Ended properly but said nothing of being complete: ask for the rest.
         self._retry(f"{address}: the stream ended early")
         return False
 
-    def _take(self, response: data_pb2.FetchRangeResponse) -> Iterator[Any]:
+    def _read(self, data: bytes) -> RangeAnswer:
+        try:
+            return read_answer(data)
+        except MalformedMessage as error:
+            raise self._broken(str(error)) from None
+
+    def _broken(self, what: str) -> GatewayError:
+        return GatewayError(f"{self._where}: the gateway's answer is broken: {what}")
+
+    def _take(self, response: RangeAnswer) -> Iterator[Any]:
         if self._read_committed and not response.read_committed:
             raise GatewayError(
                 f"{self._where}: its storage node does not know isolation read_committed yet: upgrade the node"
             )
-        records: bytes | bytearray = response.records
-        if self._assembly.is_under_way and (records or (response.done and not response.HasField("piece"))):
-            raise GatewayError(
-                f"{self._where}: the gateway's answer is broken: the end of a batch did not come"
-            )
-        if response.HasField("piece"):
-            piece = response.piece
+        records: Buffer = response.records
+        if self._assembly.is_under_way and (records or (response.done and response.piece is None)):
+            raise self._broken("the end of a batch did not come")
+        if response.piece is not None:
             try:
-                whole = self._assembly.add(
-                    Piece(piece.base_offset, piece.total_bytes, piece.position, piece.data)
-                )
+                whole = self._assembly.add(response.piece)
             except MalformedMessage as error:
-                raise GatewayError(f"{self._where}: the gateway's answer is broken: {error}") from None
+                raise self._broken(str(error)) from None
             if whole is None:
                 self._progress_s = time.monotonic()
                 return
@@ -192,7 +198,7 @@ class RangeReader:
             # The time that Spark took over these rows is not the gateway's silence.
             self._progress_s = time.monotonic()
 
-    def _check_start(self, records: bytes | bytearray, log_start_offset: int) -> None:
+    def _check_start(self, records: Buffer, log_start_offset: int) -> None:
         """Tells records that retention took since the last answer from a harmless gap."""
         if len(records) < 8:
             return

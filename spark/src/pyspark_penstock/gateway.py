@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -41,7 +41,12 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Whoever reads a stream takes its messages from the network itself: a thread of gRPC's own would fight with the
+    # decoder over Python's lock, and free in one arena of memory what it took in another.
+    ("SingleThreadedUnaryStream", 1),
 )
+
+_FETCH_RANGE = "/penstock.v1.Gateway/FetchRange"
 
 _BATCH_HEAD = struct.Struct(">q4xi7xi")
 """Of a RecordBatch v2: base offset, partition leader epoch, last offset delta."""
@@ -142,6 +147,14 @@ class Access:
                 raise GatewayError(text) from None
             raise
         return found, self._shown
+
+    def open_range(self, address: str) -> tuple[Callable[..., Any], Metadata]:
+        """FetchRange at a gateway, whose answers are left as bytes; otherwise like `open`."""
+        _, metadata = self.open(address)
+        call = channel(address, self._file).unary_stream(
+            _FETCH_RANGE, request_serializer=data_pb2.FetchRangeRequest.SerializeToString
+        )
+        return call, metadata
 
     def may_ask_again(self, status: grpc.StatusCode) -> bool:
         """Whether a call ended for its token, which had a good end: then another try has a new one."""

@@ -58,7 +58,7 @@ class Decoder:
         self._payload = bool(names & {"key", "value", "headers"})
         self._required = [item.name for item in schema if not item.nullable]
 
-    def decode(self, run: bytes | bytearray, from_offset: int, to_offset: int) -> Iterator[Any]:
+    def decode(self, run: bytes | bytearray | memoryview, from_offset: int, to_offset: int) -> Iterator[Any]:
         """Arrow batches with the rows of `run` whose offset is in [from_offset, to_offset).
 
         Raises CorruptRecordsError, naming the partition, for anything but whole, valid batches.
