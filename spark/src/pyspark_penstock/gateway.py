@@ -152,7 +152,7 @@ class Access:
         """FetchRange at a gateway, whose answers are left as bytes; otherwise like `open`."""
         _, metadata = self.open(address)
         call = channel(address, self._file).unary_stream(
-            _FETCH_RANGE, request_serializer=data_pb2.FetchRangeRequest.SerializeToString
+            _FETCH_RANGE, data_pb2.FetchRangeRequest.SerializeToString, None
         )
         return call, metadata
 
