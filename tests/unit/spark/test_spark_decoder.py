@@ -111,6 +111,32 @@ def test_same_rows_as_the_plain_decoder(seed: int) -> None:
     assert rows_of(run, first, stop) == decode_plainly(run, "flights", 3, first, stop)
 
 
+@pytest.mark.parametrize("walk", list(records.Walk))
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_every_walk_gives_the_same_rows(
+    seed: int, walk: records.Walk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = random_run(random.Random(seed))
+    monkeypatch.setattr(records, "choose_walk", lambda *_: walk)
+    assert rows_of(run) == decode_plainly(run, "flights", 3, 0, FAR)
+
+
+@pytest.mark.parametrize(
+    ("total", "longest", "size", "walk"),
+    [
+        (1_000, 1_000, 1 << 20, "PLAIN"),  # 1 KiB records, one batch of 1 MB
+        (9_300, 9_300, 1 << 20, "SPLIT"),  # 100 B records, one batch of 1 MB
+        (9_300, 146, 1 << 20, "LANES"),  # the same in batches of 16 KiB
+        (1_000, 16, 1 << 20, "LANES"),
+        (7_000, 7_000, 700 << 20, "PLAIN"),  # 100 KB records: to look for starts would cost more than to walk
+        (20, 20, 2_000, "PLAIN"),
+        (100_000, 100_000, 8 << 20, "SPLIT"),
+    ],
+)
+def test_the_walk_is_chosen_by_records_and_bytes(total: int, longest: int, size: int, walk: str) -> None:
+    assert records.choose_walk(total, longest, size).name == walk
+
+
 @pytest.mark.parametrize("count", [512, 9_000, 40_000])
 @pytest.mark.parametrize("size", [0, 3, 60, 200])
 def test_long_batches_are_cut_into_lanes(count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +148,7 @@ def test_long_batches_are_cut_into_lanes(count: int, size: int, monkeypatch: pyt
     ]
     run = encode_batch(recs)
     monkeypatch.delattr(records.RecordBuffer, "_one_by_one")
+    monkeypatch.setattr(records, "choose_walk", lambda *_: records.Walk.SPLIT)
     assert rows_of(run) == decode_plainly(run, "flights", 3, 0, FAR)
 
 

@@ -1,7 +1,7 @@
 """Finds the fields of every record of a buffer, with numpy.
 
 A record (Kafka's DefaultRecord) is a chain of zigzag varints: only its length tells where
-the next one starts, so a batch is a linked list. Three ways through it, chosen per buffer:
+the next one starts, so a batch is a linked list. Three ways through it, chosen per buffer by what they cost there:
 
 * lockstep: one cursor (lane) per batch, all advanced together, one numpy step per record
   of the longest lane: good for many small batches;
@@ -10,7 +10,8 @@ the next one starts, so a batch is a linked list. Three ways through it, chosen 
   so the chain is proved afterwards: every record must end where the next one starts, from
   the first byte of each batch to its last, with as many records as the header says. If the
   proof fails, the guesses are dropped and the batch is walked plainly;
-* one by one in Python, for buffers too small to repay numpy's fixed costs.
+* one by one in Python, for buffers with too few records to repay numpy's fixed costs: small ones,
+  and those of large records.
 
 Varints are looked up by their first two bytes in tables of 65,536 entries; the rare longer
 ones are finished byte by byte over the subset that has them.
@@ -22,6 +23,7 @@ plain indexing gathers from it in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -36,14 +38,44 @@ VARINT_BYTES_MAX = 10
 _RECORD_BODY_BYTES_MIN = 6
 
 _SPLIT_COUNT_MIN = 512
-"""Records in a buffer from which cutting its batches into lanes pays."""
+"""Records in a buffer below which its batches can't be cut into lanes."""
 _LANE_RECORDS_MAX = 64
 """Batches of at most so many records are lanes as they are."""
 _SPLIT_RECORDS_PER_LANE = 32
 _STRIP_RECORDS = 3
 """How many average records long the stretch is in which a lane's first record is looked for."""
-_LOCKSTEP_LANES_MIN = 48
-"""Mean lanes at work from which lockstep beats the Python walk (about 5 µs a step against 80 ns a record)."""
+_PLAIN_AVERAGE_BYTES = 512
+"""Records of more bytes are walked where they lie: to copy them into `bytes`, which Python reads faster, costs more."""
+
+# What the walks cost, in microseconds, on one core of 2024.
+_PLAIN_US = 0.2
+"""The plain walk, per record."""
+_LOCKSTEP_US = 0.05
+"""Lockstep, per record."""
+_STEP_US = 5.0
+"""Lockstep, per step, of which there are as many as records in the longest lane."""
+_SPLIT_US = 1_000.0
+"""Finding where to cut, and the steps of the lanes then."""
+_SPLIT_BYTE_US = 50e-6
+"""Finding where to cut, per byte of the buffer: a part of it is searched."""
+
+
+class Walk(Enum):
+    """A way through the records of a buffer."""
+
+    PLAIN = 0
+    LANES = 1
+    SPLIT = 2
+
+
+def choose_walk(total: int, longest: int, size_bytes: int) -> Walk:
+    """The cheapest for so many records in all and in the longest batch, in so many bytes."""
+    costs = {
+        Walk.PLAIN: _PLAIN_US * total,
+        Walk.LANES: _STEP_US * longest + _LOCKSTEP_US * total,
+        Walk.SPLIT: _SPLIT_US + _LOCKSTEP_US * total + _SPLIT_BYTE_US * size_bytes,
+    }
+    return min(costs, key=lambda walk: costs[walk])
 
 
 def _tables() -> tuple[Ints, NDArray[np.uint8], Ints]:
@@ -103,9 +135,14 @@ class RecordBuffer:
     # -- where records start ----------------------------------------------------------------
 
     def _record_starts(self) -> Ints:
-        lanes, limits = self._split_lanes()
-        guessed = len(lanes) > len(self._starts)
-        if guessed or int(self._counts.sum()) >= _LOCKSTEP_LANES_MIN * int(self._counts.max()):
+        walk = choose_walk(
+            int(self._counts.sum()), int(self._counts.max()), int(self._ends[-1] - self._starts[0])
+        )
+        lanes, limits = self._starts, self._ends
+        if walk is Walk.SPLIT:
+            lanes, limits = self._split_lanes()
+        # Where no cut was found, long batches would be lanes of many steps.
+        if walk is Walk.LANES or len(lanes) > len(self._starts):
             starts = self._lockstep(lanes, limits)
             if starts is not None:
                 return starts
@@ -151,19 +188,29 @@ class RecordBuffer:
 
     def _one_by_one(self) -> Ints:
         """Starts of all records by a plain walk. Stops at a record that can't be."""
-        data = self.data.tobytes()
+        span = int(self._ends[-1] - self._starts[0])
+        is_large = span > _PLAIN_AVERAGE_BYTES * int(self._counts.sum())
+        data: Any = memoryview(self.data) if is_large else self.data.tobytes()  # type: ignore[arg-type]
         found: list[int] = []
-        # No more than the headers say: unpacked zeros would be a record of no bytes each.
-        most = int(self._counts.sum())
-        for position, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            while position < end and len(found) <= most:
-                found.append(position)
-                byte = data[position]
-                length, position, shift = byte & 0x7F, position + 1, 7
-                while byte & 0x80:
+        add = found.append
+        for position, end, count in zip(
+            self._starts.tolist(), self._ends.tolist(), self._counts.tolist(), strict=True
+        ):
+            # No more than the header says: unpacked zeros would be a record of no bytes each.
+            for _ in range(count):
+                if position >= end:
+                    break
+                add(position)
+                length = data[position]
+                position += 1
+                if length & 0x80:
                     byte = data[position]
-                    length |= (byte & 0x7F) << shift
-                    position, shift = position + 1, shift + 7
+                    length = length & 0x7F | (byte & 0x7F) << 7
+                    position, shift = position + 1, 14
+                    while byte & 0x80:
+                        byte = data[position]
+                        length |= (byte & 0x7F) << shift
+                        position, shift = position + 1, shift + 7
                 if length & 1:
                     raise CorruptRecordsError("a record says a negative length")
                 position += length >> 1
