@@ -8,6 +8,7 @@ connection per task would cost more than a small task. They are never pickled.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import struct
@@ -15,10 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
+from penstock_core.process.credentials import load_client_file
 from penstock_core.process.native_account import Account, Metadata, account_of
 from penstock_core.security.client_file import ClientFileError
 from penstock_core.security.sasl import SaslFailure
@@ -28,6 +31,8 @@ from pyspark_penstock.errors import GatewayError, OptionError
 from pyspark_penstock.options import SourceOptions, topic_pattern
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger("pyspark_penstock")
 
 _MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Above the gateway's own bound, so that the gateway decides what is too large."""
@@ -168,6 +173,23 @@ class Access:
         self._asked_again = False
 
 
+def check_claims(options: SourceOptions) -> None:
+    """Kafka's settings given beside credentialsFile must say what it says. Raises OptionError, with no value."""
+    if not options.claims:
+        return
+    try:
+        file = load_client_file(Path(options.credentials_file))
+    except ClientFileError as error:
+        raise OptionError(f"credentialsFile {options.credentials_file}: {error}") from None
+    read = {"security.protocol": file.security_protocol, "sasl.mechanism": file.mechanism or ""}
+    for name, value in options.claims:
+        said = read[name] if name in read else file.properties.get(name, "")
+        if said.lower() != value.lower():
+            raise OptionError(
+                f"option kafka.{name} says otherwise than credentialsFile {options.credentials_file}: write it there"
+            )
+
+
 def is_answering(addresses: Sequence[str], credentials_file: str = "") -> bool:
     """Whether a gRPC server is there at any of them. Takes up to READY_MS, and is asked only before giving up."""
     waits = []
@@ -274,6 +296,10 @@ class GatewayClient:
 
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
+        """The planner's. Raises OptionError, and says what was given and means nothing: on the driver, once a query."""
+        check_claims(options)
+        for remark in options.remarks:
+            _log.warning("%s", remark)
         return cls(
             options.gateways,
             retries_max=options.retries_max,

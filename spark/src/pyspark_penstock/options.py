@@ -6,9 +6,12 @@ cluster. `kafka.bootstrap.servers` is taken as another spelling of it, so that i
 must hold gRPC addresses and not Kafka ports.
 
 Rules: an option that is not known is refused, because a misspelt `failOnDataLoss` must
-not be ignored; one that a later version will know says so. Names are case-insensitive,
-as everywhere in Spark. Sources of defaults and messages: KafkaSourceProvider and the
-Structured Streaming + Kafka integration guide.
+not be ignored; one that a later version will know says so. Settings of Kafka's clients that
+mean nothing here are taken and told once, so that a job moves over as it is. Names are
+case-insensitive, as everywhere in Spark. No value is shown that may be a secret.
+
+Sources of defaults and messages: KafkaSourceProvider and the Structured Streaming + Kafka
+integration guide.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
+from pyspark_penstock.client_settings import MEANINGLESS, PLAIN_SIGN_IN, SIGN_IN
 from pyspark_penstock.errors import NotBuiltYetError, OptionError
 
 TopicOffsets = dict[str, dict[int, int]]
@@ -63,8 +68,13 @@ _KNOWN = {
         "kafka.isolation.level",
         "kafka.security.protocol",
         "credentialsFile",
+        "groupIdPrefix",
+        "kafka.group.id",
     )
 }
+
+_GROUPS = ("groupidprefix", "kafka.group.id")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 _NOT_BUILT_YET = {
     "topic": "writing",
@@ -75,12 +85,9 @@ _NOT_BUILT_YET = {
     "pushdown": "filter pushdown",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
     "commitgroupid": "committing offsets to a consumer group",
-    "groupidprefix": "consumer groups",
-    "kafka.group.id": "consumer groups",
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
 }
 
-_SIGN_IN = ("kafka.sasl.", "kafka.ssl.")
 _USE_FILE = (
     "options stand in query plans and in Spark's UI; write security.protocol, sasl.* and ssl.* into a file of mode "
     "0600 on each machine and give its path as option credentialsFile"
@@ -136,6 +143,10 @@ class SourceOptions:
     """Leave out what transactions have aborted, and wait at what they have not decided."""
     credentials_file: str = ""
     """Path of a client file, which each process reads for itself; "" for none."""
+    claims: tuple[tuple[str, str], ...] = ()
+    """Kafka's settings that were given beside that file, and what it must say of them."""
+    remarks: tuple[str, ...] = ()
+    """What was given and means nothing, for the driver's log: one line each."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -183,6 +194,8 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         latest_wait_ms=reader.number("latestWaitMs", 50, least=0, most=30_000),
         read_committed=_isolation(reader),
         credentials_file=_credentials_file(given),
+        claims=_claims(given),
+        remarks=_remarks(given, streaming),
     )
 
 
@@ -194,13 +207,43 @@ def _refuse(given: Mapping[str, str]) -> None:
             raise OptionError(f"option {name} is not supported: {_REFUSED[name]}")
         if name in _NOT_BUILT_YET:
             raise NotBuiltYetError(f"option {name} is not built yet: it belongs to {_NOT_BUILT_YET[name]}")
-        if name.startswith(_SIGN_IN):
-            raise OptionError(f"option {name} is not taken: {_USE_FILE}")
-        if name.startswith("kafka."):
-            raise OptionError(
-                f"option {name} is for Kafka's Java consumer, which this source doesn't use; remove it"
-            )
-        raise OptionError(f"unknown option {name}; this source knows: {', '.join(_KNOWN.values())}")
+        setting = name.removeprefix("kafka.")
+        if setting == name or setting not in MEANINGLESS:
+            if setting != name and setting.startswith(SIGN_IN):
+                if setting in PLAIN_SIGN_IN and "credentialsfile" in given:
+                    continue
+                raise OptionError(f"option {name} is not taken: {_USE_FILE}")
+            raise OptionError(f"unknown option {name}{_nearest(name)}")
+
+
+def _nearest(name: str) -> str:
+    """Words for the accepted name that is most like this one."""
+    names = _KNOWN | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
+    found = get_close_matches(name, names, n=1, cutoff=0.7)
+    if found:
+        return f"; did you mean {names[found[0]]}?"
+    return f"; this source knows: {', '.join(_KNOWN.values())}"
+
+
+def _claims(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    if "credentialsfile" not in given:
+        return ()
+    names = sorted(PLAIN_SIGN_IN)
+    return tuple((name, given[f"kafka.{name}"].strip()) for name in names if f"kafka.{name}" in given)
+
+
+def _remarks(given: Mapping[str, str], streaming: bool | None) -> tuple[str, ...]:
+    remarks = []
+    tuning = sorted(name for name in given if name.removeprefix("kafka.") in MEANINGLESS)
+    if tuning:
+        remarks.append(f"settings of Kafka's Java clients mean nothing to this source: {', '.join(tuning)}")
+    groups = [_KNOWN[name] for name in _GROUPS if name in given]
+    if groups:
+        remarks.append(f"this source reads without a consumer group: {', '.join(groups)} changes nothing")
+    stream_only = [name for name in _STREAM_ONLY if name.lower() in given]
+    if streaming is False and stream_only:
+        remarks.append(f"a batch read has no triggers: {', '.join(stream_only)} is ignored")
+    return tuple(remarks)
 
 
 def _credentials_file(given: Mapping[str, str]) -> str:
@@ -219,7 +262,8 @@ def _check_fixed(reader: _Reader) -> None:
         raise OptionError("verifyCrc can't be switched off: the check runs faster than the data comes")
     if reader.word("fetchMode", "gateway") not in ("gateway", "auto"):
         raise NotBuiltYetError("fetchMode other than gateway is not built yet; leave it out")
-    if reader.word("kafka.security.protocol", "plaintext") != "plaintext":
+    is_plain = reader.word("kafka.security.protocol", "plaintext") == "plaintext"
+    if not is_plain and not reader.word("credentialsFile", ""):
         raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {_USE_FILE}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructType
 
 from pyspark_penstock.errors import NotBuiltYetError, OptionError
+from pyspark_penstock.gateway import GatewayClient
 from pyspark_penstock.options import Bound, SourceOptions, parse_options
 from pyspark_penstock.schema import COLUMNS, arrow_schema, spark_schema
 
@@ -118,7 +120,12 @@ def test_assign() -> None:
         ("kafka.key.deserializer", "x", "bytes"),
         ("kafka.enable.auto.commit", "true", "not supported"),
         ("kafka.interceptor.classes", "x", "not supported"),
-        ("kafka.max.poll.records", "1", "Kafka's Java consumer"),
+        ("failOnDataLos", "true", r"did you mean failOnDataLoss\?"),
+        ("startingOfsets", "latest", r"did you mean startingOffsets\?"),
+        ("kafka.max.pol.records", "1", r"did you mean kafka\.max\.poll\.records\?"),
+        ("max.poll.records", "1", "unknown option max.poll.records"),
+        ("kafka.bootstrap.server", "a:1", r"did you mean kafka\.bootstrap\.servers\?"),
+        ("kafka.nothing.of.the.kind.at.all", "1", "this source knows: gateway"),
     ],
 )
 def test_refused(name: str, value: str, match: str) -> None:
@@ -129,13 +136,62 @@ def test_refused(name: str, value: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
+        ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"),
         ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:
     with pytest.raises(NotBuiltYetError, match="not built yet"):
         parse_options(BASE | {name: value}, streaming=False)
+
+
+def test_settings_of_kafkas_clients_are_taken_and_told_once() -> None:
+    options = parse(
+        kafka_max_poll_records="1",
+        kafka_fetch_min_bytes="1",
+        kafka_acks="1",
+        groupIdPrefix="p",
+        kafka_group_id="g",
+    )
+    assert options.remarks == (
+        "settings of Kafka's Java clients mean nothing to this source: kafka.acks, kafka.fetch.min.bytes, "
+        "kafka.max.poll.records",
+        "this source reads without a consumer group: groupIdPrefix, kafka.group.id changes nothing",
+    )
+    assert parse().remarks == ()
+    assert parse(maxOffsetsPerTrigger="5").remarks == (
+        "a batch read has no triggers: maxOffsetsPerTrigger is ignored",
+    )
+    assert parse(streaming=True, maxOffsetsPerTrigger="5").remarks == ()
+
+
+def test_each_remark_is_in_the_drivers_log(caplog: pytest.LogCaptureFixture) -> None:
+    GatewayClient.of(parse(kafka_max_poll_records="1"))
+    assert caplog.text.count("mean nothing to this source: kafka.max.poll.records") == 1
+
+
+def test_what_is_no_secret_may_stand_beside_the_credentials_file(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.username=u\nsasl.password=canary\n"
+        "ssl.truststore.location=/ca.pem\nssl.truststore.type=PEM\n"
+    )
+    path.chmod(0o600)
+    given = BASE | {
+        "credentialsFile": str(path),
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "scram-sha-512",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.truststore.type": "PEM",
+    }
+    GatewayClient.of(parse_options(given, streaming=False))
+    for name, value in (("kafka.security.protocol", "SSL"), ("kafka.ssl.truststore.location", "/other.pem")):
+        with pytest.raises(OptionError, match=f"option {name} says otherwise than credentialsFile {path}"):
+            GatewayClient.of(parse_options(given | {name: value}, streaming=False))
+    for name in ("kafka.sasl.jaas.config", "kafka.ssl.keystore.password"):
+        with pytest.raises(OptionError, match="as option credentialsFile") as refused:
+            parse_options(given | {name: "canary"}, streaming=False)
+        assert "canary" not in str(refused.value)
 
 
 def test_allowed_values_of_fixed_options() -> None:
