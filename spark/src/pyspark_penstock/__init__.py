@@ -26,7 +26,7 @@ Parts: `options` and `client_settings` (what was asked), `refused` (a stream tha
 `parts` (what is loaded when it is needed), `planning` (bounds to offsets to ranges), `tiling`
 (ranges to Spark partitions), `progress`, `epochs` (where a log was cut) and `stream`
 (micro-batches), `gateway`, `fetch` and `answers` (calls), `silence` (a stream that says nothing),
-`decode` (record batches to Arrow).
+`memory` (what a worker gives back), `decode` (record batches to Arrow).
 """
 
 from contextlib import suppress

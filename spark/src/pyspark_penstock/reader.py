@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.fetch import RangeReader
 from pyspark_penstock.gateway import GatewayClient
+from pyspark_penstock.memory import giving_back
 from pyspark_penstock.options import SourceOptions
 from pyspark_penstock.parts import restore
 from pyspark_penstock.planning import batch_ranges
@@ -53,7 +54,7 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
         credentials_file=options.credentials_file,
         read_committed=options.read_committed,
     )
-    return reader.batches()
+    return giving_back(reader.batches())
 
 
 class PenstockReader(DataSourceReader):
