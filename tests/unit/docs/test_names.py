@@ -69,12 +69,16 @@ OTHERS = frozenset(
         "events.log",
         "flexibleVersions",
         "kafka.bootstrap.servers",
+        "kafka.group.id",
         "kafka.isolation.level",
+        "kafka.sasl.mechanism",
+        "kafka.security.protocol",
         "meta.properties",
         "num.partitions",
         "penstock.roles",
         "pytest.ini",
         "rdkafka_performance",
+        "spark.network.timeout",
         "validVersions",
     ]
 )
