@@ -90,6 +90,25 @@ def test_projections(spark: SparkSession, flights: MemoryGateway, schema: str) -
     assert sorted(map(str, frame.collect())) == sorted(map(str, whole.select(*names).collect()))
 
 
+def test_filters_decide_what_is_read(spark: SparkSession, flights: MemoryGateway) -> None:
+    switch = "spark.sql.python.filterPushdown.enabled"
+    frame = load(spark, flights, pushdown="true")
+    with pytest.raises(AnalysisException, match=switch):
+        frame.where("partition = 0").count()
+    spark.conf.set(switch, "true")
+    try:
+        flights.calls.clear()
+        frame = load(spark, flights, pushdown="true")
+        some = frame.where("topic = 'flights' AND partition IN (0, 1) AND offset >= 4990 AND offset < 4995")
+        assert offsets(some) == [(0, offset) for offset in range(4990, 4995)]
+        assert [call for call in flights.calls if call.startswith("FetchRange")] == ["FetchRange 4990"]
+        assert frame.where("timestamp > now() + INTERVAL 1 DAY").count() == 0
+        assert frame.where("timestamp > now() - INTERVAL 1 DAY").count() == 6234
+        assert offsets(frame) == WHOLE
+    finally:
+        spark.conf.unset(switch)
+
+
 def test_headers_and_nulls(spark: SparkSession, cluster: MemoryGateway) -> None:
     cluster.create("flights", 1)
     recs = [
@@ -151,7 +170,7 @@ def test_a_stream_broken_under_a_task(spark: SparkSession, flights: MemoryGatewa
         ({"subscribe": "absent"}, "no such topic or partition: absent"),
         ({"startingOfsets": "earliest"}, "unknown option startingofsets"),
         ({"startingOffsets": "latest"}, "can't be latest"),
-        ({"kafka.group.id": "g"}, "not built yet"),
+        ({"kafka.max.pol.records": "1"}, r"did you mean kafka.max.poll.records\?"),
         ({"startingOffsets": '{"flights":{"0":1}}'}, "missing: flights-1, flights-2"),
     ],
 )

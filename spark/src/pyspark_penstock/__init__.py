@@ -23,10 +23,10 @@ It needs PySpark 4.2 or later on Python 3.11 or later, and this package installe
 executors run. Nothing has to be registered: Spark finds modules named `pyspark_*`.
 
 Parts: `options` and `client_settings` (what was asked), `refused` (a stream that must not begin),
-`parts` (what is loaded when it is needed), `planning` (bounds to offsets to ranges), `tiling`
-(ranges to Spark partitions), `progress`, `epochs` (where a log was cut) and `stream`
-(micro-batches), `gateway`, `fetch` and `answers` (calls), `silence` (a stream that says nothing),
-`memory` (what a worker gives back), `decode` (record batches to Arrow).
+`parts` (what is loaded when it is needed), `planning` (bounds to offsets to ranges), `pushdown`
+(what filters leave of them), `tiling` (ranges to Spark partitions), `progress`, `epochs` (where a
+log was cut) and `stream` (micro-batches), `gateway`, `fetch` and `answers` (calls), `silence` (a
+stream that says nothing), `memory` (what a worker gives back), `decode` (record batches to Arrow).
 """
 
 from contextlib import suppress

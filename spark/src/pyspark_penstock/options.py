@@ -70,6 +70,7 @@ _KNOWN = {
         "credentialsFile",
         "groupIdPrefix",
         "kafka.group.id",
+        "pushdown",
     )
 }
 
@@ -82,7 +83,6 @@ _NOT_BUILT_YET = {
     "delivery": "writing",
     "txnappid": "writing",
     "txnversion": "writing",
-    "pushdown": "filter pushdown",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
     "commitgroupid": "committing offsets to a consumer group",
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
@@ -145,6 +145,8 @@ class SourceOptions:
     """Path of a client file, which each process reads for itself; "" for none."""
     claims: tuple[tuple[str, str], ...] = ()
     """Kafka's settings that were given beside that file, and what it must say of them."""
+    pushdown: bool = False
+    """Plan batch reads for what the query's filters leave."""
     remarks: tuple[str, ...] = ()
     """What was given and means nothing, for the driver's log: one line each."""
 
@@ -195,6 +197,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         read_committed=_isolation(reader),
         credentials_file=_credentials_file(given),
         claims=_claims(given),
+        pushdown=reader.boolean("pushdown", False),
         remarks=_remarks(given, streaming),
     )
 
@@ -243,6 +246,8 @@ def _remarks(given: Mapping[str, str], streaming: bool | None) -> tuple[str, ...
     stream_only = [name for name in _STREAM_ONLY if name.lower() in given]
     if streaming is False and stream_only:
         remarks.append(f"a batch read has no triggers: {', '.join(stream_only)} is ignored")
+    if streaming and "pushdown" in given:
+        remarks.append("Spark hands filters to batch reads alone: pushdown changes nothing in a stream")
     return tuple(remarks)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
 from pyspark_penstock.gateway import GatewayClient, OffsetAnswer, Query, TopicInfo, select_topics
 from pyspark_penstock.options import EARLIEST, LATEST, Bound, SourceOptions
+from pyspark_penstock.pushdown import Narrowing
 from pyspark_penstock.tiling import OffsetRange, tile
 
 Partition = tuple[str, int]
@@ -83,8 +85,13 @@ def _by_time(client: GatewayClient, times: Offsets, name: str, latest_when_no_ma
     return found | ends(client, later, LATEST)
 
 
-def batch_ranges(client: GatewayClient, options: SourceOptions) -> list[OffsetRange]:
-    """The ranges of a batch read, tiled. Offsets that don't exist are data loss."""
+def batch_ranges(
+    client: GatewayClient, options: SourceOptions, narrowing: Narrowing | None = None
+) -> list[OffsetRange]:
+    """The ranges of a batch read, tiled. Offsets that don't exist are data loss.
+
+    `narrowing` leaves out what the query's filters would, and changes nothing else.
+    """
     topics = select_topics(client, options)
     keys = keys_of(topics)
     starts = resolve(
@@ -109,7 +116,25 @@ def batch_ranges(client: GatewayClient, options: SourceOptions) -> list[OffsetRa
         stop = min(stop, last[key])
         if stop > start:
             ranges.append(OffsetRange(topic, part, start, stop, topics[topic].topic_id))
+    if narrowing is not None:
+        ranges = narrowed(client, ranges, narrowing)
     return tile(ranges, options.partitions_min, options.records_per_partition_max)
+
+
+def narrowed(client: GatewayClient, ranges: Sequence[OffsetRange], narrowing: Narrowing) -> list[OffsetRange]:
+    """The parts of the ranges that may have rows of the answer."""
+    left = []
+    for item in ranges:
+        if narrowing.takes(item.topic, item.partition):
+            start, end = narrowing.clip(item.start, item.end)
+            if start < end:
+                left.append(replace(item, start=start, end=end))
+    if narrowing.time_min_ms is None:
+        return left
+    # -1: no record is that late.
+    first = ask(client, [Query(item.topic, item.partition, narrowing.time_min_ms) for item in left])
+    late = [(item, first[(item.topic, item.partition)]) for item in left]
+    return [replace(item, start=max(item.start, offset)) for item, offset in late if 0 <= offset < item.end]
 
 
 def _lost(options: SourceOptions, text: str) -> None:

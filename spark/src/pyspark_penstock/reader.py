@@ -7,10 +7,10 @@ those that only the cluster named come last, because a task may not reach them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.fetch import RangeReader
@@ -19,6 +19,7 @@ from pyspark_penstock.memory import giving_back
 from pyspark_penstock.options import SourceOptions
 from pyspark_penstock.parts import restore
 from pyspark_penstock.planning import batch_ranges
+from pyspark_penstock.pushdown import Narrowing, narrow
 from pyspark_penstock.tiling import OffsetRange
 
 
@@ -57,22 +58,36 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
     return giving_back(reader.batches())
 
 
+def batch_reader(options: SourceOptions, schema: Any) -> PenstockReader:
+    """With filters or without: Spark refuses a reader that takes them while its own switch is off."""
+    return FilteringReader(options, schema) if options.pushdown else PenstockReader(options, schema)
+
+
 class PenstockReader(DataSourceReader):
     """A batch read: fixed ranges, planned once."""
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
         self._options = options
         self._schema = schema
+        self._narrowing: Narrowing | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restore, ("reader", "PenstockReader", self._options, self._schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         client = GatewayClient.of(self._options)
-        return range_partitions(client, batch_ranges(client, self._options))
+        return range_partitions(client, batch_ranges(client, self._options, self._narrowing))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # Nothing to read at all: Spark makes up one partition that is none of ours.
         if not isinstance(partition, RangePartition):
             return iter(())
         return read_partition(partition, self._options, self._schema)
+
+
+class FilteringReader(PenstockReader):
+    """A batch read that is planned for what the query's filters leave. Executors need nothing of it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._narrowing = narrow(filters)
+        return filters  # Spark applies them all to the rows

@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
         return form
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader: DataSourceReader = self._reader("reader", "PenstockReader", schema, streaming=False)
+        reader: DataSourceReader = self._reader("reader", "batch_reader", schema, streaming=False)
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

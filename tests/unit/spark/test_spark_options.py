@@ -136,7 +136,7 @@ def test_refused(name: str, value: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"),
+        ("topic", "t"), ("sinkId", "s"),
         ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
