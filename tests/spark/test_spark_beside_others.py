@@ -31,7 +31,9 @@ APPLICATION = """
 """
 
 
-def test_a_broken_module_beside_ours_leaves_an_explicit_register(cluster: MemoryGateway, tmp_path: Path) -> None:
+def test_a_broken_module_beside_ours_leaves_an_explicit_register(
+    cluster: MemoryGateway, tmp_path: Path
+) -> None:
     cluster.create("flights", 1)
     cluster.append("flights", 0, [b"v"] * 100)
     (tmp_path / "pyspark_zzz.py").write_text("raise RuntimeError('broken')\n")

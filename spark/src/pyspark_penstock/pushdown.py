@@ -59,7 +59,7 @@ def narrow(filters: Iterable[Filter]) -> Narrowing:
     """Of filters that all hold."""
     found = Narrowing()
     for one in filters:
-        attribute = getattr(one, "attribute", ())
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
         use = _COLUMNS.get(attribute[0]) if len(attribute) == 1 else None
         if use is not None:
             use(found, one)
