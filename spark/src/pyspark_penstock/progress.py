@@ -161,17 +161,17 @@ def _resume(
     latest, cut = seen.latest[key], seen.cuts.get(key, offset)
     at = offset
     if cut < offset:
-        losses.append(_gone(name, cut, offset, f"the log was cut at {cut} and written anew from there"))
+        losses.append(gone(name, cut, offset, f"the log was cut at {cut} and written anew from there"))
         at = cut
     elif latest < offset:
-        losses.append(_gone(name, latest, offset, f"the log now ends at {latest}"))
+        losses.append(gone(name, latest, offset, f"the log now ends at {latest}"))
         if key in epochs:
             # Its new records are told from the old ones when they come: till then it stands where it was.
             return offset
         at = latest
     first = seen.first.get(key, at)
     if first > at:
-        losses.append(_gone(name, at, first, f"the log now starts at {first}"))
+        losses.append(gone(name, at, first, f"the log now starts at {first}"))
         at = first
     _note_epoch(key, seen, epochs, anew=False)
     return at
@@ -186,5 +186,6 @@ def _note_epoch(key: Partition, seen: Observed, epochs: dict[Partition, int], *,
         epochs[key] = max(epoch, epochs.get(key, -1))
 
 
-def _gone(name: str, start: int, end: int, reason: str) -> str:
+def gone(name: str, start: int, end: int, reason: str) -> str:
+    """How a lost range is told."""
     return f"{name}: offsets {start} to {end - 1} are gone: {reason}"

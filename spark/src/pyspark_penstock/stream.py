@@ -37,9 +37,9 @@ from pyspark_penstock.gateway import (
 from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
 from pyspark_penstock.parts import restore
 from pyspark_penstock.planning import Offsets, Partition, checked, ends, keys_of, resolve
-from pyspark_penstock.progress import Observed, Progress, advance, unknown
+from pyspark_penstock.progress import Observed, Progress, advance, gone, unknown
 from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
-from pyspark_penstock.tiling import tile
+from pyspark_penstock.tiling import OffsetRange, tile
 
 _log = logging.getLogger("pyspark_penstock")
 
@@ -82,6 +82,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_due_s = float("-inf")
         """When minOffsetsPerTrigger last let a micro-batch go; the first look after a start always does."""
         self._reported: dict[str, Any] | None = None
+        self._planned: dict[str, Any] | None = None
+        """The last end offset of this reader: what it plans then was looked at a moment before."""
         self._losses: set[str] = set()
         """What was already said of data lost: a query that goes on would say it at every look."""
         self._given_up: set[Partition] = set()
@@ -128,7 +130,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_due = self._is_due(step.news, limit)
         if current.start is not None and (unchanged or not is_due):
             return start
-        return step.progress.to_json()
+        self._planned = step.progress.to_json()
+        return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """What was latest at the last look, for the query's progress report."""
@@ -144,12 +147,31 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What to read: by `end` alone (see `progress`)."""
+        ranges = Progress.from_json(end).ranges()
+        if end != self._planned:
+            ranges = self._what_is_left(ranges)
         ranges = tile(
-            Progress.from_json(end).ranges(),
+            ranges,
             self._options.partitions_min,
             self._options.records_per_partition_max,
         )
         return range_partitions(self._client(), ranges)
+
+    def _what_is_left(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Of a micro-batch that another run of the query planned: retention may have taken records since."""
+        wanted = [item for item in ranges if item.size > 0]
+        queries = [Query(item.topic, item.partition, EARLIEST) for item in wanted]
+        left, losses = [], []
+        for item, answer in zip(wanted, self._client().list_offsets(queries), strict=True):
+            # Whether a topic is gone, or made anew, the task makes sure of.
+            is_same = not answer.code and answer.topic_id in (b"", item.topic_id)
+            first = min(max(answer.offset, item.start), item.end) if is_same else item.start
+            if first > item.start:
+                name = f"{item.topic}-{item.partition}"
+                losses.append(gone(name, item.start, first, f"the log now starts at {answer.offset}"))
+            left.append(replace(item, start=first))
+        self._lost(losses)
+        return left
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the checkpoint holds the offsets."""

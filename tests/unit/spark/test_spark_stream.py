@@ -451,6 +451,29 @@ def test_retention_under_a_stream_is_told_by_the_driver(
     assert "offsets 100 to 199 are gone" in caplog.text
 
 
+def test_what_went_before_a_planned_batch_is_read_again_is_told_by_the_driver(
+    cluster: MemoryGateway, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query stopped between plan and commit: its checkpoint has the range, retention the records."""
+    first = make(failOnDataLoss="false")
+    end = stored(first.latestOffset(stored(first.initialOffset()), ALL))
+    cluster.calls.clear()
+    assert spans(first, end) == [(0, 0, 100)]
+    assert cluster.calls == []  # its own plan, a moment old
+    cluster.append("t", 0, [b"v"] * 100)
+    cluster.trim("t", 0, 60)
+    lenient, strict = make(failOnDataLoss="false"), make()
+    assert spans(lenient, end) == [(0, 60, 100)]
+    assert "t-0: offsets 0 to 59 are gone: the log now starts at 60" in caplog.text
+    with pytest.raises(DataLossError, match="t-0: offsets 0 to 59 are gone"):
+        strict.partitions({}, end)
+    cluster.trim("t", 0, 150)
+    assert spans(make(failOnDataLoss="false"), end) == []
+    # A topic that is gone is for the task to make sure of: a gateway may be behind.
+    del cluster.topics["t"]
+    assert spans(make(failOnDataLoss="false"), end) == [(0, 0, 100)]
+
+
 def test_an_idle_stream_asks_for_nothing_but_news(cluster: MemoryGateway, make: Make) -> None:
     reader = make()
     at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
