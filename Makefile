@@ -22,7 +22,7 @@ setup: .venv/.ready ## make .venv with every package of this repository
 demo: setup ## real flights, a killed node, Spark: the whole thing in about a minute (needs Java 17)
 	@$(BIN)/python -m demo
 
-.PHONY: test lint unit-test cluster-test spark-test compose-test proto lock clean
+.PHONY: test lint unit-test cluster-test spark-test spark-parity compose-test proto lock clean
 PYTEST := $(BIN)/python -m pytest
 
 # How many tests at once. Most of them wait more than they compute; a file's tests stay together, in their order.
@@ -61,6 +61,9 @@ cluster-test: setup ## real processes and real Kafka clients
 
 spark-test: setup ## real Spark
 	$(PYTEST) tests/spark
+
+spark-parity: setup ## every option beside Spark's Kafka connector on Kafka 4.3.1, streams too (java, mvn)
+	PENSTOCK_SPARK_PARITY=1 $(PYTEST) tests/spark/test_spark_parity.py
 
 compose-test: setup ## images, compose, a killed container; starts Docker Engine when none runs
 	$(PYTEST) tests/compose

@@ -1,0 +1,79 @@
+"""Runs the cases of the parity table with both sources in one Spark session of its own JVM.
+
+Standard input: one JSON document, `{"jars": [...], "sources": {format: {option: value}}, "cases": [...]}`; a case is
+`{"name", "options", "columns", "stream"}`. Standard output: one line a case and source, `{"name", "format", "rows"}`
+with rows as lists in order, or `{"name", "format", "error"}` with the last line of the exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = [
+    "hex(key) AS key",
+    "hex(value) AS value",
+    "topic",
+    "partition",
+    "offset",
+    "unix_micros(timestamp) AS micros",
+    "timestampType",
+]
+
+
+def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
+    return sorted(
+        ([str(value) for value in row] for row in frame.selectExpr(*columns).collect()),
+        key=lambda row: (row[2], int(row[3]), int(row[4])),
+    )
+
+
+def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> list[list[Any]]:
+    columns = COLUMNS + case.get("columns", [])
+    options = base | case["options"]
+    if not case.get("stream"):
+        return rows_of(spark.read.format(form).options(**options).load(), columns)
+    found: list[list[Any]] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend(rows_of(batch, columns))
+
+    frame = spark.readStream.format(form).options(**options).load()
+    query = frame.writeStream.foreachBatch(collect).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return sorted(found, key=lambda row: (row[2], int(row[3]), int(row[4])))
+
+
+def main() -> None:
+    work = json.loads(sys.stdin.read())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.jars", ",".join(work["jars"]))
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    for case in work["cases"]:
+        for form, base in work["sources"].items():
+            answer: dict[str, Any] = {"name": case["name"], "format": form}
+            try:
+                answer["rows"] = read(spark, form, base, case)
+            except Exception as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                answer["error"] = lines[-1] if lines else type(error).__name__
+            print(json.dumps(answer), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
