@@ -62,6 +62,7 @@ _KNOWN = {
         "kafka.isolation.level",
         "kafka.security.protocol",
         "credentialsFile",
+        "rows",
     )
 }
 
@@ -135,6 +136,8 @@ class SourceOptions:
     """Leave out what transactions have aborted, and wait at what they have not decided."""
     credentials_file: str = ""
     """Path of a client file, which each process reads for itself; "" for none."""
+    batch_rows: bool = False
+    """A row per stored batch instead of one per record."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -179,6 +182,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         latest_wait_ms=reader.number("latestWaitMs", 50, least=0, most=30_000),
         read_committed=_isolation(reader),
         credentials_file=_credentials_file(given),
+        batch_rows=_batch_rows(reader, streaming),
     )
 
 
@@ -230,6 +234,15 @@ def _isolation(reader: _Reader) -> bool:
     if len(said) > 1:
         raise OptionError("options isolation and kafka.isolation.level say different things; leave one out")
     return said == {"read_committed"}
+
+
+def _batch_rows(reader: _Reader, streaming: bool) -> bool:
+    kind = reader.word("rows", "records")
+    if kind not in ("records", "batches"):
+        raise OptionError(f"option rows is records or batches, not {kind!r}")
+    if kind == "batches" and streaming:
+        raise OptionError("option rows=batches is for batch reads; leave it out of a streaming query")
+    return kind == "batches"
 
 
 class _Reader:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from pyspark_penstock import batch_rows
 from pyspark_penstock.errors import NotBuiltYetError
 from pyspark_penstock.options import parse_options
 from pyspark_penstock.reader import PenstockReader
@@ -27,11 +28,15 @@ class DefaultSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
+        if str(self.options.get("rows", "")).strip().lower() == "batches":
+            return batch_rows.spark_schema()
         text = str(self.options.get("includeHeaders", "false")).strip().lower()
         return spark_schema(include_headers=text == "true")
 
     def reader(self, schema: StructType) -> PenstockReader:
         options = parse_options(dict(self.options), streaming=False)
+        if options.batch_rows:
+            return PenstockReader(options, batch_rows.arrow_schema(schema))
         return PenstockReader(options, arrow_schema(schema, include_headers=options.include_headers))
 
     def streamReader(self, schema: StructType) -> PenstockStreamReader:  # noqa: N802
