@@ -226,12 +226,12 @@ class TellingReader:
             try:
                 yield from self._read(self._part(position, upto), self._decoder)
             except (GatewayError, CorruptRecordsError) as error:
-                was_long = time.monotonic() - begun_s >= self._patience_s
-                if not was_long and not _is_damage(error):
+                is_damage = _is_damage(error)
+                if not is_damage and time.monotonic() - begun_s < self._patience_s:
                     raise
                 if self._decoder.reached > position:
                     position = self._decoder.reached
-                elif was_long:
+                elif not is_damage:
                     yield self._row(position, end, error)
                     return
                 elif width > 1:
