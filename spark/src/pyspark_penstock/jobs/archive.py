@@ -37,9 +37,12 @@ from pyspark_penstock.jobs.read_archive import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 RECORDS_PER_BATCH: Final = 2_000_000
 """Of one micro-batch: what a killed run does again at most."""
+_STARTS_MAX: Final = 10
+_LATE_WORKER: Final = "Python worker failed to connect back"
 _UTC = "to_utc_timestamp(timestamp, current_timezone())"
 _PARTS: Final = {
     "date": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')"},
@@ -128,22 +131,31 @@ def _query(
     try:
         for name, value in _WRITE.items():
             spark.conf.set(name, value)
-        query = (
+        _to_its_end(
             rows.writeStream.foreachBatch(write)
             .option("checkpointLocation", str(files.checkpoint))
             .trigger(availableNow=True)
-            .start()
         )
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
     finally:
         for name, before in kept.items():
             if before is None:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, before)
+
+
+def _to_its_end(writer: DataStreamWriter) -> None:
+    """Runs the query; again where Spark gave up the source's Python process, to which it gives 10 s to come up."""
+    for left in reversed(range(_STARTS_MAX)):
+        query = writer.start()
+        try:
+            query.awaitTermination()
+            return
+        except Exception as error:
+            if not left or _LATE_WORKER not in str(error):
+                raise
+        finally:
+            query.stop()
 
 
 def _start(span: Span, files: ArchiveFiles) -> str:
