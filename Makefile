@@ -147,6 +147,10 @@ quotas: setup ## quotas with stock clients, on one gateway and on three, those o
 transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed; a bank (java, mvn)
 	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py tests/cluster/test_bank_transfer.py -s
 
+.PHONY: spark-jobs-test
+spark-jobs-test: setup ## an archive that is killed ten times at random ends equal to its topic (java)
+	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs_killed.py -s
+
 .PHONY: large
 large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
 	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s

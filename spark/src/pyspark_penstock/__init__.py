@@ -26,7 +26,8 @@ Parts: `options` and `client_settings` (what was asked), `refused` (a stream tha
 `parts` (what is loaded when it is needed), `planning` (bounds to offsets to ranges), `pushdown`
 (what filters leave of them), `tiling` (ranges to Spark partitions), `progress`, `epochs` (where a
 log was cut) and `stream` (micro-batches), `gateway`, `fetch` and `answers` (calls), `silence` (a
-stream that says nothing), `memory` (what a worker gives back), `decode` (record batches to Arrow).
+stream that says nothing), `memory` (what a worker gives back), `decode` (record batches to Arrow),
+`batch_rows` (rows about stored batches).
 """
 
 from contextlib import suppress

@@ -71,6 +71,7 @@ _KNOWN = {
         "groupIdPrefix",
         "kafka.group.id",
         "pushdown",
+        "rows",
     )
 }
 
@@ -149,6 +150,8 @@ class SourceOptions:
     """Plan batch reads for what the query's filters leave."""
     remarks: tuple[str, ...] = ()
     """What was given and means nothing, for the driver's log: one line each."""
+    batch_rows: bool = False
+    """A row per stored batch instead of one per record."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -199,6 +202,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         claims=_claims(given),
         pushdown=reader.boolean("pushdown", False),
         remarks=_remarks(given, streaming),
+        batch_rows=_batch_rows(reader, streaming),
     )
 
 
@@ -283,6 +287,15 @@ def _isolation(reader: _Reader) -> bool:
     if len(said) > 1:
         raise OptionError("options isolation and kafka.isolation.level say different things; leave one out")
     return said == {"read_committed"}
+
+
+def _batch_rows(reader: _Reader, streaming: bool) -> bool:
+    kind = reader.word("rows", "records")
+    if kind not in ("records", "batches"):
+        raise OptionError(f"option rows is records or batches, not {kind!r}")
+    if kind == "batches" and streaming:
+        raise OptionError("option rows=batches is for batch reads; leave it out of a streaming query")
+    return kind == "batches"
 
 
 class _Reader:

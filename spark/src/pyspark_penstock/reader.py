@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from pyspark_penstock.batch_rows import BatchDecoder, TellingReader
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.fetch import RangeReader
 from pyspark_penstock.gateway import GatewayClient
@@ -45,10 +46,31 @@ def range_partitions(client: GatewayClient, ranges: Sequence[OffsetRange]) -> li
 def read_partition(partition: RangePartition, options: SourceOptions, schema: Any) -> Iterator[Any]:
     """Arrow batches of one partition. Runs on an executor."""
     wanted = partition.wanted
-    reader = RangeReader(
+    if options.batch_rows:
+        rows = BatchDecoder(wanted.topic, wanted.partition, schema)
+        if "unreadable" not in schema.names:
+            return _read_range(wanted, partition.gateways, options, rows)
+        return TellingReader(
+            wanted,
+            rows,
+            lambda part, into: _read_range(part, partition.gateways, options, into),
+            options.poll_timeout_ms / 1000,
+        ).batches()
+    return _read_range(
         wanted,
         partition.gateways,
+        options,
         Decoder(wanted.topic, wanted.partition, schema, options.chunk_bytes),
+    )
+
+
+def _read_range(
+    wanted: OffsetRange, gateways: tuple[str, ...], options: SourceOptions, decoder: Decoder
+) -> Iterator[Any]:
+    reader = RangeReader(
+        wanted,
+        gateways,
+        decoder,
         fail_on_data_loss=options.fail_on_data_loss,
         chunk_bytes=options.chunk_bytes,
         poll_timeout_ms=options.poll_timeout_ms,

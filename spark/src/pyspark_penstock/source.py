@@ -37,7 +37,11 @@ class DefaultSource(DataSource):
         # At load(): what holds for a batch read and a stream alike is refused here already.
         part("stream")
         options = parse_options(dict(self.options))
-        form: StructType = part("schema").spark_schema(include_headers=options.include_headers)
+        form: StructType
+        if options.batch_rows:
+            form = part("batch_rows").spark_schema()
+        else:
+            form = part("schema").spark_schema(include_headers=options.include_headers)
         return form
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -55,6 +59,8 @@ class DefaultSource(DataSource):
     def _reader(self, module: str, name: str, schema: StructType, *, streaming: bool) -> Any:
         made = getattr(part(module), name)
         options = parse_options(dict(self.options), streaming=streaming)
+        if options.batch_rows:
+            return made(options, part("batch_rows").arrow_schema(schema))
         return made(options, part("schema").arrow_schema(schema, include_headers=options.include_headers))
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:

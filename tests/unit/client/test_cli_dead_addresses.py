@@ -80,6 +80,9 @@ WORDS = {
     "operation resume": ["1"],
     "operation cancel": ["1"],
     "operation throttle": ["1", "auto"],
+    "spark run archive": ["--topic", "x", "--to", "x"],
+    "spark run audit": ["--topic", "x"],
+    "spark run report": ["--topic", "x", "--out", "x.html"],
     "quota unset": ["producer_byte_rate", "--user", "x"],
 }
 """What a command needs to be called at all; the others need nothing."""

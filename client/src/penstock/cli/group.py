@@ -217,6 +217,26 @@ def delete(groups: tuple[str, ...], bootstrap: str) -> None:
 # -- asking --------------------------------------------------------------------------------
 
 
+def lags_of(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    """What every group has committed of a topic, and how far that is behind, in records. Raises CommandError."""
+    client = admin_client(bootstrap)
+    found = []
+    for group in sorted({g.group_id for g in _groups(client).valid}):
+        offsets = {place: offset for place, offset in _committed(client, group).items() if place[0] == topic}
+        ends = _offsets(client, sorted(offsets), "latest")
+        found += [
+            {
+                "group": group,
+                "partition": place[1],
+                "committed": offsets[place],
+                "end": ends[place],
+                "lag": ends[place] - offsets[place],
+            }
+            for place in sorted(offsets)
+        ]
+    return found
+
+
 def _groups(client: Any) -> Any:
     """Of every broker; again while one of them goes."""
     until_s = time.monotonic() + CALL_TIMEOUT_S

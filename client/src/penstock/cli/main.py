@@ -55,6 +55,7 @@ COMMANDS = {
         "penstock.cli.debug",
         "For those who look for a fault: what a cluster tells of itself, in one file.",
     ),
+    "spark": ("penstock.cli.spark", "Spark: jobs on topics, and the offsets that checkpoints hold."),
     "cert": ("penstock.cli.cert", "Certificates: the cluster's CA, and one for each process."),
 }
 
@@ -97,7 +98,7 @@ def cli() -> None:
     \b
     Exit codes: 0 done; 1 it failed, and the line on stderr says why; 2 a bad option or
     argument; 3 no broker, gateway or controller could be reached; 4 a gate refused a planned change,
-    nothing was changed; 5 --wait ran out and the operation goes on; 130 interrupted.
+    nothing was changed, or a job found something; 5 --wait ran out and the operation goes on; 130 interrupted.
 
     Commands that talk to a cluster take --bootstrap, or PENSTOCK_BOOTSTRAP from the
     environment; without either they take the running local cluster in --dir (.penstock), or

@@ -1,0 +1,31 @@
+"""Ready jobs: functions of a Spark session that return what they did as one dict, and `penstock spark run` around them.
+
+    from pyspark_penstock.jobs import archive, audit, read_archive
+
+    audit(spark, topic="flights", gateway="127.0.0.1:9094")["findings"]
+    archive(spark, topic="flights", to="/data/flights")
+    read_archive(spark, "/data/flights").groupBy("partition").count().show()
+
+Every dict has `job, ok, rows, bytes, seconds, rows_per_s, from, to, findings`; what can't be done raises PenstockError,
+whose text is one line.
+
+`archive`          a topic as Parquet files by date, each record once
+`archive_compact`  joins an archive's small files
+`archive_files`    an archive's directory and its manifests
+`audit`            every offset explained; compares with a copy or an archive
+`charts`           charts as inline SVG
+`compare`          whether two sets of rows are the same
+`frame`            what every job has: offsets fixed beforehand, findings, the result
+`policy`           whether a topic is compacted
+`read_archive`     rows of an archive, as its manifests say
+`report`           what a topic is like, as one HTML file
+`report_page`      the page itself
+`stored`           what stored batches say: each offset's account
+"""
+
+from pyspark_penstock.jobs.archive import archive
+from pyspark_penstock.jobs.audit import audit
+from pyspark_penstock.jobs.read_archive import read_archive
+from pyspark_penstock.jobs.report import report
+
+__all__ = ["archive", "audit", "read_archive", "report"]
