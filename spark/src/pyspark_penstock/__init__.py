@@ -24,7 +24,7 @@ executors run. Nothing has to be registered: Spark finds modules named `pyspark_
 
 Parts: `options` (what was asked), `planning` (bounds to offsets to ranges), `tiling` (ranges
 to Spark partitions), `progress` and `stream` (micro-batches), `gateway` and `fetch` (calls),
-`decode` (record batches to Arrow).
+`decode` (record batches to Arrow); `encode` (Arrow to record batches) and `sink` (what is written).
 """
 
 from penstock_core.process import grpc_environment

@@ -66,11 +66,9 @@ _KNOWN = {
 }
 
 _NOT_BUILT_YET = {
-    "topic": "writing",
-    "sinkid": "writing",
-    "delivery": "writing",
-    "txnappid": "writing",
-    "txnversion": "writing",
+    "sinkid": "exactly-once writing",
+    "txnappid": "exactly-once writing",
+    "txnversion": "exactly-once writing",
     "pushdown": "filter pushdown",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
     "commitgroupid": "committing offsets to a consumer group",
@@ -86,6 +84,9 @@ _USE_FILE = (
 )
 
 _REFUSED = {
+    "topic": "it says where to write to; to read name topics by subscribe, subscribePattern or assign",
+    "delivery": "it says how to write, and this is a read",
+    "compression": "it says how to write, and this is a read",
     "kafka.auto.offset.reset": "set startingOffsets to 'earliest' or 'latest' instead; "
     "the query keeps its own offsets, and resuming goes on where it left off",
     "kafka.key.deserializer": "keys come as bytes; decode them with DataFrame operations",
@@ -426,3 +427,9 @@ def _duration_ms(text: str) -> int:
     if match is None or (match[2] and match[2] not in _UNITS_MS):
         raise OptionError(f"option maxTriggerDelay must be a time like 30s or 15m, not {text!r}")
     return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+# What the sink reads in the same way.
+OptionReader = _Reader
+SIGN_IN, USE_FILE = _SIGN_IN, _USE_FILE
+gateways, credentials_file = _gateways, _credentials_file

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from pyspark_penstock.errors import NotBuiltYetError
 from pyspark_penstock.options import parse_options
 from pyspark_penstock.reader import PenstockReader
 from pyspark_penstock.schema import arrow_schema, spark_schema
 from pyspark_penstock.stream import PenstockStreamReader
 
-_NO_WRITE = 'writing with format("penstock") is not built yet; produce with any Kafka client'
-
 
 class DefaultSource(DataSource):
-    """`spark.read.format("penstock")` and `spark.readStream.format("penstock")`.
+    """`spark.read.format("penstock")`, `spark.readStream`, and what writes: `df.write`, `df.writeStream`.
 
     Spark registers it by itself, because its module's name begins with `pyspark_`.
     """
@@ -38,8 +35,12 @@ class DefaultSource(DataSource):
         options = parse_options(dict(self.options), streaming=True)
         return PenstockStreamReader(options, arrow_schema(schema, include_headers=options.include_headers))
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise NotBuiltYetError(_NO_WRITE)
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from pyspark_penstock.sink.writer import batch_writer
+
+        return batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        raise NotBuiltYetError(_NO_WRITE)
+        from pyspark_penstock.sink.writer import stream_writer
+
+        return stream_writer(dict(self.options), schema)

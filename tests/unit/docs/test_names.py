@@ -69,6 +69,7 @@ OTHERS = frozenset(
         "events.log",
         "flexibleVersions",
         "kafka.bootstrap.servers",
+        "kafka.compression.type",
         "kafka.isolation.level",
         "meta.properties",
         "num.partitions",

@@ -126,13 +126,20 @@ def test_refused(name: str, value: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("topic", "t"), ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
+        ("sinkId", "s"), ("pushdown", "true"), ("kafka.group.id", "g"), ("groupIdPrefix", "g"),
         ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:
     with pytest.raises(NotBuiltYetError, match="not built yet"):
         parse_options(BASE | {name: value}, streaming=False)
+
+
+@pytest.mark.parametrize("name", ["topic", "delivery", "compression"])
+def test_what_says_how_to_write_is_refused_where_something_is_read(name: str) -> None:
+    with pytest.raises(OptionError, match=r"it says (where|how) to write.*read") as caught:
+        parse_options(BASE | {name: "t"}, streaming=False)
+    assert not isinstance(caught.value, NotBuiltYetError)
 
 
 def test_allowed_values_of_fixed_options() -> None:
