@@ -27,7 +27,8 @@ Parts: `options` and `client_settings` (what was asked), `refused` (a stream tha
 (what filters leave of them), `tiling` (ranges to Spark partitions), `progress`, `epochs` (where a
 log was cut) and `stream` (micro-batches), `gateway`, `fetch` and `answers` (calls), `silence` (a
 stream that says nothing), `memory` (what a worker gives back), `decode` (record batches to Arrow),
-`batch_rows` (rows about stored batches).
+`batch_rows` (rows about stored batches), `encode` (Arrow to record batches) and `sink` (what is written),
+`jobs` (`penstock spark run`).
 """
 
 from contextlib import suppress

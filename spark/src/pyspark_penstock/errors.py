@@ -34,3 +34,7 @@ class DataLossError(PenstockError):
 
 class GatewayError(PenstockError):
     """No gateway gave an answer within the retries allowed, or it refused the request."""
+
+
+class RowError(PenstockError, ValueError):
+    """A row that can't be written as it is."""

@@ -79,11 +79,9 @@ _GROUPS = ("groupidprefix", "kafka.group.id")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 _NOT_BUILT_YET = {
-    "topic": "writing",
-    "sinkid": "writing",
-    "delivery": "writing",
-    "txnappid": "writing",
-    "txnversion": "writing",
+    "sinkid": "exactly-once writing",
+    "txnappid": "exactly-once writing",
+    "txnversion": "exactly-once writing",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
     "commitgroupid": "committing offsets to a consumer group",
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
@@ -95,6 +93,9 @@ _USE_FILE = (
 )
 
 _REFUSED = {
+    "topic": "it says where to write to; to read name topics by subscribe, subscribePattern or assign",
+    "delivery": "it says how to write, and this is a read",
+    "compression": "it says how to write, and this is a read",
     "kafka.auto.offset.reset": "set startingOffsets to 'earliest' or 'latest' instead; "
     "the query keeps its own offsets, and resuming goes on where it left off",
     "kafka.key.deserializer": "keys come as bytes; decode them with DataFrame operations",
@@ -505,3 +506,9 @@ def _duration_ms(text: str) -> int:
     if match is None or (match[2] and match[2] not in _UNITS_US):
         raise OptionError(f"option maxTriggerDelay must be a time like 30s or 15m, not {text!r}")
     return int(match[1]) * _UNITS_US[match[2] or "ms"] // 1000
+
+
+# What the sink reads in the same way.
+OptionReader = _Reader
+USE_FILE = _USE_FILE
+gateways, credentials_file = _gateways, _credentials_file

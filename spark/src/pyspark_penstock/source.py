@@ -5,9 +5,8 @@ It imports nothing that may fail: what it needs is loaded by its methods (see `p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pyspark_penstock.errors import NotBuiltYetError
 from pyspark_penstock.options import parse_options
 from pyspark_penstock.parts import part
 
@@ -20,11 +19,9 @@ else:
     except ImportError:  # PySpark before 4.0, which has no Python sources and never asks for one
         DataSource = object
 
-_NO_WRITE = 'writing with format("penstock") is not built yet; produce with any Kafka client'
-
 
 class DefaultSource(DataSource):
-    """`spark.read.format("penstock")` and `spark.readStream.format("penstock")`.
+    """`spark.read.format("penstock")`, `spark.readStream`, and what writes: `df.write`, `df.writeStream`.
 
     Spark registers it by itself, because its module's name begins with `pyspark_`.
     """
@@ -63,8 +60,8 @@ class DefaultSource(DataSource):
             return made(options, part("batch_rows").arrow_schema(schema))
         return made(options, part("schema").arrow_schema(schema, include_headers=options.include_headers))
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise NotBuiltYetError(_NO_WRITE)
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        return part("sink.writer").batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        raise NotBuiltYetError(_NO_WRITE)
+        return part("sink.writer").stream_writer(dict(self.options), schema)

@@ -69,6 +69,7 @@ OTHERS = frozenset(
         "events.log",
         "flexibleVersions",
         "kafka.bootstrap.servers",
+        "kafka.compression.type",
         "kafka.group.id",
         "kafka.isolation.level",
         "kafka.sasl.mechanism",

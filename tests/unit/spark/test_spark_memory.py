@@ -10,6 +10,8 @@ import pytest
 from pyspark_penstock import memory
 
 FRAGMENTED = """
+import pyarrow  # is there where rows are read, and is large itself
+
 from pyspark_penstock.memory import give_back, resident_bytes
 
 before = resident_bytes()

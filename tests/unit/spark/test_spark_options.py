@@ -136,7 +136,7 @@ def test_refused(name: str, value: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("topic", "t"), ("sinkId", "s"),
+        ("sinkId", "s"),
         ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
@@ -192,6 +192,13 @@ def test_what_is_no_secret_may_stand_beside_the_credentials_file(tmp_path: Path)
         with pytest.raises(OptionError, match="as option credentialsFile") as refused:
             parse_options(given | {name: "canary"}, streaming=False)
         assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["topic", "delivery", "compression"])
+def test_what_says_how_to_write_is_refused_where_something_is_read(name: str) -> None:
+    with pytest.raises(OptionError, match=r"it says (where|how) to write.*read") as caught:
+        parse_options(BASE | {name: "t"}, streaming=False)
+    assert not isinstance(caught.value, NotBuiltYetError)
 
 
 def test_allowed_values_of_fixed_options() -> None:
