@@ -123,7 +123,7 @@ class BatchDecoder(Decoder):
         self._topic, self._partition = topic, partition
         self.reached = 0
 
-    def decode(self, run: bytes | bytearray, from_offset: int, to_offset: int) -> Iterator[Any]:
+    def decode(self, run: bytes | bytearray | memoryview, from_offset: int, to_offset: int) -> Iterator[Any]:
         rows = [row for row in describe(run) if from_offset <= row[1] < to_offset]
         if rows:
             self.reached = rows[-1][1] + 1
@@ -144,7 +144,7 @@ class BatchDecoder(Decoder):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def describe(run: bytes | bytearray) -> Iterator[Row]:
+def describe(run: bytes | bytearray | memoryview) -> Iterator[Row]:
     """The batches of a run, in the order of `_FIELDS`. Raises CorruptRecordsError where none can be made out."""
     view, size, position = np.frombuffer(run, np.uint8), len(run), 0
     while position < size:
@@ -172,7 +172,7 @@ def describe(run: bytes | bytearray) -> Iterator[Row]:
         position = end
 
 
-def _marker_kind(run: bytes | bytearray, at: int, end: int) -> int | None:
+def _marker_kind(run: bytes | bytearray | memoryview, at: int, end: int) -> int | None:
     """0 for abort, 1 for commit: the second number in the key of a control batch's record."""
     try:
         for _ in range(5):  # length, attributes (one byte, below 128), timestamp, offset, key length
@@ -185,7 +185,7 @@ def _marker_kind(run: bytes | bytearray, at: int, end: int) -> int | None:
     return int(kind)
 
 
-def _varint(run: bytes | bytearray, at: int) -> tuple[int, int]:
+def _varint(run: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     raw = shift = 0
     while True:
         byte = run[at]

@@ -290,7 +290,7 @@ def _isolation(reader: _Reader) -> bool:
     return said == {"read_committed"}
 
 
-def _batch_rows(reader: _Reader, streaming: bool) -> bool:
+def _batch_rows(reader: _Reader, streaming: bool | None) -> bool:
     kind = reader.word("rows", "records")
     if kind not in ("records", "batches"):
         raise OptionError(f"option rows is records or batches, not {kind!r}")

@@ -51,7 +51,7 @@ def explain(
 ) -> DataFrame:
     """The same of any rows about batches with the columns of SCHEMA; those at or above `end` only decide others."""
     rows = ", ".join(f"({part}, {first[part]}L, {end[part]}L)" for part in sorted(first))
-    bounds = spark.sql(f"SELECT * FROM VALUES {rows} AS bounds(partition, first, upto)")  # noqa: S608 (numbers)
+    bounds = spark.sql(f"SELECT * FROM VALUES {rows} AS bounds(partition, first, upto)")  # noqa: S608  # nosec B608  # numbers alone
     is_clean = "crcOk AND unreadable IS NULL"
     placed = (
         batches.join(bounds, "partition")
