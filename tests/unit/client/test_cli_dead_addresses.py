@@ -188,7 +188,7 @@ def calls(
 def test_every_command_for_a_cluster_takes_an_address_that_is_tried_here() -> None:
     for name, command in leaves().items():
         found = takes(command)
-        is_here = name.startswith(("local ", "cert ", "user bootstrap", "cluster import"))
+        is_here = name.startswith(("local ", "cert ", "user bootstrap", "cluster import", "spark offsets"))
         assert bool(found) != (is_here and name not in REFUSALS), name
         for parameter in command.params:
             if any(word in shown(parameter) for word in ("HOST:PORT", "://", "URL")):
