@@ -4,8 +4,9 @@ A position in a checkpoint says under which leader epoch it was told: everything
 an earlier one. When the partition has a later one, and a batch below the position was written in it, then the log was
 cut where the first such batch begins: what stood from there to the position is gone, and what stands there now is new.
 
-Epochs never fall along a log, so that place is found by halving. A call that tells where an epoch ends (Kafka's
-OffsetsForLeaderEpoch) would take one question instead; the native API has none yet.
+Epochs never fall along a log, so that place is found by halving. The native API lacks the one question that would
+tell it: `EpochEnds(queries: {topic, partition, leader_epoch}) -> {error, topic_id, leader_epoch, end_offset}` in turn,
+Kafka's OffsetsForLeaderEpoch, which storage nodes answer already.
 """
 
 from __future__ import annotations
