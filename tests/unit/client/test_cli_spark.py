@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,129 @@ def test_a_missing_package_is_a_line_with_the_mend(
     assert captured.out == ""
     assert captured.err.endswith("pip install penstock-spark\n")
     assert captured.err.count("\n") == 1
+
+
+RESULT: dict[str, Any] = {
+    "job": "audit", "ok": True, "rows": 12, "bytes": 340, "seconds": 2.5, "rows_per_s": 4.8, "from": {"t": {"0": 0}},
+    "to": {"t": {"0": 12}}, "findings": [],
+    "partitions": [
+        {
+            "partition": 0, "first": 0, "last": 11, "records": 12, "control": 0, "aborted": 0, "compacted": 0,
+            "lost": 0, "duplicated": 0, "crc_errors": 0, "sequence_gaps": 0, "sequence_repeats": 0, "unreadable": 0,
+        }
+    ],
+}  # fmt: skip
+LOST = {
+    "kind": "lost",
+    "topic": "t",
+    "partition": 0,
+    "from": 3,
+    "to": 5,
+    "count": 2,
+    "sample": [{"offset": 3}],
+}
+
+
+class Bad(Exception):
+    """An error of a job."""
+
+
+class Job:
+    """In the place of penstock-spark: one job, and what it is called with."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.wanted: dict[str, Any] = {}
+
+    def audit(self, _spark: Any, *, progress: Any, **wanted: Any) -> Any:
+        self.wanted = wanted
+        progress("t: 12 offsets to explain")
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    @staticmethod
+    def one_line(error: BaseException) -> str:
+        return f"in one line: {error}"
+
+    @staticmethod
+    def exit_code(error: BaseException) -> int:
+        return 2 if isinstance(error, Bad) else 1
+
+
+@contextmanager
+def no_session(_job: str, _cluster: Any) -> Iterator[None]:
+    yield None
+
+
+def run_fake(monkeypatch: pytest.MonkeyPatch, answer: Any, *words: str) -> tuple[int, Job]:
+    job = Job(answer)
+    monkeypatch.setattr(spark_run, "find_gateway", lambda *_: "127.0.0.1:9094")
+    monkeypatch.setattr(spark_run, "_jobs", lambda: (job, job))
+    monkeypatch.setattr(spark_run, "_session", no_session)
+    return run(["spark", "run", "audit", "--topic", "t", *words]), job
+
+
+def test_what_a_job_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, job = run_fake(
+        monkeypatch,
+        RESULT,
+        "--against",
+        "u",
+        "--keys-moved",
+        "--compacted",
+        "no",
+        "--isolation",
+        "read_committed",
+    )
+    assert job.wanted == {
+        "topic": "t", "against": "u", "archive": "", "keys_moved": True, "compacted": False,
+        "isolation": "read_committed", "gateway": "127.0.0.1:9094", "credentials_file": "",
+    }  # fmt: skip
+    _, job = run_fake(monkeypatch, RESULT, "--gateway", "a:1,b:2")
+    assert (job.wanted["gateway"], job.wanted["compacted"]) == ("a:1,b:2", None)
+
+
+def test_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run_fake(monkeypatch, RESULT)
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "t: 12 offsets to explain\n")
+    lines = captured.out.splitlines()
+    assert lines[0].split() == ["job", "audit"]
+    assert lines[6].split() == [
+        "PARTITION", "FIRST", "LAST", "RECORDS", "CONTROL", "ABORTED", "COMPACTED", "LOST", "UNREADABLE", "CRC_ERRORS",
+    ]  # fmt: skip
+    assert lines[7].split() == ["0", "0", "11", "12", "0", "0", "0", "0", "0", "0"]
+    assert lines[-1] == "nothing found"
+
+
+def test_findings_are_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = RESULT | {"ok": False, "findings": [LOST]}
+    assert run_fake(monkeypatch, result)[0] == 4
+    assert capsys.readouterr().out.splitlines()[-1].split()[:6] == ["lost", "t", "0", "3", "5", "2"]
+    assert run_fake(monkeypatch, result, "--json")[0] == 4
+    assert json.loads(capsys.readouterr().out) == result
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (Bad("no"), 2, "in one line: no"),
+        (ValueError("x"), 1, "in one line: x"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_a_job_that_fails(
+    error: BaseException,
+    code: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_fake(monkeypatch, error)[0] == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line]  # click ends the line in which ^C stands
+    assert lines == ["t: 12 offsets to explain", f"penstock: error: {text}"]

@@ -76,8 +76,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def run_job(job: str, wanted: Mapping[str, Any], cluster: Cluster) -> int:
     """Runs it and shows the result; returns the exit code. Raises CommandError."""
-    jobs = _jobs()
-    frame = import_module("pyspark_penstock.jobs.frame")
+    jobs, frame = _jobs()
     with _session(job, cluster) as spark:
         try:
             result = getattr(jobs, job)(
@@ -97,10 +96,11 @@ def run_job(job: str, wanted: Mapping[str, Any], cluster: Cluster) -> int:
     return int(ExitCode.OK) if result["ok"] else FINDINGS
 
 
-def _jobs() -> Any:
+def _jobs() -> tuple[Any, Any]:
+    """The jobs, and what they have in common. Raises CommandError."""
     try:
         import_module("pyspark")
-        return import_module("pyspark_penstock.jobs")
+        return import_module("pyspark_penstock.jobs"), import_module("pyspark_penstock.jobs.frame")
     except ImportError as error:
         raise CommandError(
             f"jobs run on Spark ({error.name or error} is not installed): pip install penstock-spark"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-RECORDS_PER_BATCH: Final = 2_000_000
+RECORDS_PER_BATCH: Final = 1_000_000
 """Of one micro-batch: what a killed run does again at most."""
 _STARTS_MAX: Final = 10
 _LATE_WORKER: Final = "Python worker failed to connect back"
