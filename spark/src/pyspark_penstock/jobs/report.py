@@ -150,7 +150,7 @@ def _of_records(
     by_key = rows.groupBy("key").count().persist()
     try:
         distinct = by_key.where("key IS NOT NULL").count()
-        top = by_key.orderBy(*stored.expressions(["count DESC", "key"])).limit(KEYS_SHOWN).collect()
+        top = by_key.orderBy("count", "key", ascending=[False, True]).limit(KEYS_SHOWN).collect()
     finally:
         by_key.unpersist()
     keys = [
