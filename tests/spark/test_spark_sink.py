@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 DELIVERY = {"delivery": "at-least-once"}
-KEYED = "CAST(CAST(id % 997 AS STRING) AS BINARY) AS key, CAST(concat('value ', id) AS BINARY) AS value"
+KEYED = ("CAST(id % 997 AS STRING) AS key", "concat('value ', id) AS value")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_stream_appends_and_a_complete_one_writes_all_again(
 ) -> None:
     for topic in ("source", "appended", "complete"):
         create_topic(penstock.bootstrap, topic, 2, 1)
-    write(spark.range(3000).selectExpr(KEYED), penstock.gateway, topic="source")
+    write(spark.range(3000).selectExpr(*KEYED), penstock.gateway, topic="source")
     read = spark.readStream.format("penstock").options(
         gateway=penstock.gateway, subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="1000"
     )

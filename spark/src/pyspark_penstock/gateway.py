@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -173,7 +173,17 @@ class Access:
         self._asked_again = False
 
 
-def check_claims(options: SourceOptions) -> None:
+class Claiming(Protocol):
+    """Options of a reader or a writer."""
+
+    @property
+    def credentials_file(self) -> str: ...
+
+    @property
+    def claims(self) -> tuple[tuple[str, str], ...]: ...
+
+
+def check_claims(options: Claiming) -> None:
     """Kafka's settings given beside credentialsFile must say what it says. Raises OptionError, with no value."""
     if not options.claims:
         return

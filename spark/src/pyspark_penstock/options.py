@@ -511,4 +511,4 @@ def _duration_ms(text: str) -> int:
 # What the sink reads in the same way.
 OptionReader = _Reader
 USE_FILE = _USE_FILE
-gateways, credentials_file = _gateways, _credentials_file
+gateways, credentials_file, claims = _gateways, _credentials_file, _claims

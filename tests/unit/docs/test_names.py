@@ -72,6 +72,7 @@ OTHERS = frozenset(
         "kafka.compression.type",
         "kafka.group.id",
         "kafka.isolation.level",
+        "kafka.partitioner.class",
         "kafka.sasl.mechanism",
         "kafka.security.protocol",
         "meta.properties",

@@ -90,14 +90,26 @@ def test_nothing_heavy_is_loaded_by_the_look_up() -> None:
         assert run((), then) == "[] penstock"
 
 
-@pytest.mark.parametrize("kind", ["reader", "streamReader"])
-def test_an_executor_without_a_wheel_says_so(kind: str) -> None:
-    """The reader comes there pickled; the import that fails must end in our sentence."""
+READ = '"subscribe": "t"'
+WRITE = '"topic": "t", "delivery": "at-least-once"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "options"),
+    [
+        ("reader", "", READ),
+        ("streamReader", "", READ),
+        ("writer", ", False", WRITE),
+        ("streamWriter", ", False", WRITE),
+    ],
+)
+def test_an_executor_without_a_wheel_says_so(kind: str, more: str, options: str) -> None:
+    """The reader or writer comes there pickled; the import that fails must end in our sentence."""
     make = f"""
     import pickle
     from pyspark.sql.types import StructType
-    source = pyspark_penstock.DefaultSource({{"gateway": "a:1", "subscribe": "t"}})
-    print(pickle.dumps(source.{kind}(StructType().add("value", "binary"))).hex())
+    source = pyspark_penstock.DefaultSource({{"gateway": "a:1", {options}}})
+    print(pickle.dumps(source.{kind}(StructType().add("value", "binary"){more})).hex())
     """
     pickled = run((), make)
     load = f"""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,10 +26,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_penstock.encode import Rows, encode_batches
+from pyspark_penstock import DefaultSource
+from pyspark_penstock.encode import CODECS, Rows, encode_batches
 from pyspark_penstock.errors import GatewayError, NotBuiltYetError, OptionError, RowError
 from pyspark_penstock.sink.columns import check_schema, shares
-from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
+from pyspark_penstock.sink.options import CODEC_NAMES, SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer
 from pyspark_penstock.sink.writer import batch_writer, gathered, stream_writer, write_rows
 from unit.spark.spark_sink_gateway import SinkGateway
@@ -82,13 +85,14 @@ def values(count: int, first: int = 0) -> Any:
         (GATEWAY, "option delivery must be at-least-once, the one that is built"),
         (GATEWAY | {"delivery": "sometimes"}, "option delivery must be at-least-once"),
         ({"delivery": "at-least-once"}, "option gateway must be given"),
-        (GIVEN | {"topci": "t"}, "unknown option topci; this sink knows: gateway, .*topic"),
+        (GIVEN | {"topci": "t"}, "unknown option topci; did you mean topic?"),
+        (GIVEN | {"wherever": "t"}, "unknown option wherever; this sink knows: gateway, .*topic"),
         (GIVEN | {"topic": " "}, "option topic is empty"),
         (GIVEN | {"compression": "brotli"}, "must be one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
         (GIVEN | {"compression": "lz4", "kafka.compression.type": "zstd"}, "say different things"),
         (GIVEN | {"includeHeaders": "perhaps"}, "includeHeaders must be true or false"),
         (GIVEN | {"kafka.partitioner.class": "x"}, "murmur2"),
-        (GIVEN | {"kafka.linger.ms": "5"}, "Kafka's Java producer"),
+        (GIVEN | {"kafka.security.protocol": "SASL_SSL"}, "as option credentialsFile"),
         (GIVEN | {"kafka.sasl.jaas.config": "canary"}, "give its path as option credentialsFile"),
         (GIVEN | {"credentialsFile": "canary"}, "must be the absolute path"),
         (GIVEN | {"subscribe": "t"}, "unknown option subscribe"),
@@ -100,10 +104,26 @@ def test_refused_options(given: dict[str, str], says: str) -> None:
     assert "canary" not in str(caught.value)
 
 
+def test_options_name_the_codecs_that_there_are() -> None:
+    assert tuple(CODECS) == CODEC_NAMES
+
+
 def test_exactly_once_is_not_built_and_nothing_says_otherwise() -> None:
     for given in (GATEWAY | {"delivery": "exactly-once"}, GIVEN | {"sinkId": "s"}, GIVEN | {"txnappid": "a"}):
         with pytest.raises(NotBuiltYetError, match=r"exactly-once.*(not built yet|leave it out)"):
             parse_sink_options(given)
+
+
+def test_settings_of_kafkas_clients_are_taken_and_told() -> None:
+    parsed = parse_sink_options(
+        GIVEN | {"kafka.linger.ms": "5", "kafka.acks": "all", "kafka.compression.type": "zstd"}
+    )
+    assert parsed.remarks == (
+        "settings of Kafka's Java clients mean nothing to this sink: kafka.acks, kafka.linger.ms",
+    )
+    assert parse_sink_options(GIVEN | {"kafka.security.protocol": "PLAINTEXT"}).remarks == ()
+    beside = parse_sink_options(GIVEN | {"credentialsFile": "/f", "kafka.sasl.mechanism": "SCRAM-SHA-512"})
+    assert beside.claims == (("sasl.mechanism", "SCRAM-SHA-512"),)
 
 
 def test_accepted_options() -> None:
@@ -218,6 +238,16 @@ def test_rows_arrive_where_they_belong(cluster: SinkGateway) -> None:
     assert all(len(found) == 1 for found in by_key.values())
 
 
+def test_a_streams_writer_takes_append_and_complete(cluster: SinkGateway) -> None:
+    source = DefaultSource({"gateway": cluster.addresses[0], "topic": "t", "delivery": "at-least-once"})
+    for overwrite in (False, True):
+        writer = source.streamWriter(columns_of("value binary"), overwrite)
+        message = pickle.loads(pickle.dumps(writer)).write(iter([table(value=values(5))]))
+        writer.commit([message], 0)
+        writer.abort([message, None], 1)
+    assert Counter(row["value"] for row in cluster.rows("t")) == Counter(values(5).to_pylist() * 2)
+
+
 def test_what_is_written_again_stays_in_order(cluster: SinkGateway) -> None:
     cluster.start()
     now: str | None = None
@@ -295,7 +325,10 @@ def test_refusals_are_one_sentence(cluster: SinkGateway, monkeypatch: pytest.Mon
     with pytest.raises(RowError, match="column partition has -1"):
         write_rows(options(cluster), iter([table(value=values(1), partition=pa.array([-1], pa.int32()))]))
     cluster.refuse = lambda _, request: (29, f"User:bob may not write to topic {request.topic}")
-    with pytest.raises(GatewayError, match=r"^User:bob may not write to topic t$"):
+    with pytest.raises(
+        GatewayError,
+        match=r"^not allowed to write to topic t \(User:bob may not.*\); who comes without.* Write$",
+    ):
         write_rows(options(cluster), iter([table(value=values(2))]))
     producer = Producer(cluster.addresses, missing_grace_ms=200)
     with pytest.raises(OptionError, match="no such topic: absent; create it first"):

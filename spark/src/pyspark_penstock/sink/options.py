@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from pyspark_penstock.client_settings import SIGN_IN
-from pyspark_penstock.encode import CODECS
+from pyspark_penstock.client_settings import MEANINGLESS, PLAIN_SIGN_IN, SIGN_IN
 from pyspark_penstock.errors import NotBuiltYetError, OptionError
-from pyspark_penstock.options import USE_FILE, OptionReader, credentials_file, gateways
+from pyspark_penstock.options import USE_FILE, OptionReader, claims, credentials_file, gateways
+
+CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Those of `encode`, which this module does not import: options come to executors before it is known what is there."""
 
 _KNOWN = {
     name.lower(): name
@@ -24,7 +27,6 @@ _KNOWN = {
         "delivery",
         "compression",
         "kafka.compression.type",
-        "kafka.security.protocol",
     )
 }
 _SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
@@ -37,7 +39,6 @@ _REFUSED = {
     "kafka.value.serializer": "values are bytes or strings; encode them with DataFrame operations",
     "kafka.interceptor.classes": "interceptors can change the payload",
     "kafka.partitioner.class": "rows go where Kafka's murmur2 puts their key, or where the column partition says",
-    "kafka.acks": "every batch waits for all in-sync replicas; remove it",
 }
 _DELIVERY = (
     "option delivery must be at-least-once, the one that is built: each row is written, and those of a task or a "
@@ -55,6 +56,10 @@ class SinkOptions:
     codec: str = "none"
     credentials_file: str = ""
     """Path of a client file, which each process reads for itself; "" for none."""
+    claims: tuple[tuple[str, str], ...] = ()
+    """Kafka's settings beside the client file, which must say what it says."""
+    remarks: tuple[str, ...] = ()
+    """For the driver's log."""
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -65,14 +70,13 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     if reader.word("delivery", "") != "at-least-once":
         kind = NotBuiltYetError if reader.word("delivery", "") == "exactly-once" else OptionError
         raise kind(_DELIVERY)
-    if reader.word("kafka.security.protocol", "plaintext") != "plaintext":
-        raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {USE_FILE}")
     # As with the connector, headers are written wherever their column is there.
     reader.boolean("includeHeaders", True)
     topic = given.get("topic", "").strip()
     if "topic" in given and not topic:
         raise OptionError("option topic is empty; name a topic, or leave it out and have a column topic")
-    return SinkOptions(gateways(given), topic, _codec(reader), credentials_file(given))
+    file = credentials_file(given)
+    return SinkOptions(gateways(given), topic, _codec(reader), file, claims(given), _remarks(given))
 
 
 def _refuse(given: Mapping[str, str]) -> None:
@@ -85,13 +89,38 @@ def _refuse(given: Mapping[str, str]) -> None:
             )
         if name in _REFUSED:
             raise OptionError(f"option {name} is not supported: {_REFUSED[name]}")
-        if name.removeprefix("kafka.").startswith(SIGN_IN):
-            raise OptionError(f"option {name} is not taken: {USE_FILE}")
-        if name.startswith("kafka."):
-            raise OptionError(
-                f"option {name} is for Kafka's Java producer, which this sink doesn't use; remove it"
-            )
-        raise OptionError(f"unknown option {name}; this sink knows: {', '.join(_KNOWN.values())}")
+        setting = name.removeprefix("kafka.")
+        if setting == name or setting not in MEANINGLESS:
+            if setting != name and setting.startswith((*SIGN_IN, "security.protocol")):
+                if _may_stand(setting, given):
+                    continue
+                raise OptionError(f"option {name} is not taken: {USE_FILE}")
+            raise OptionError(f"unknown option {name}{_nearest(name)}")
+
+
+def _may_stand(setting: str, given: Mapping[str, str]) -> bool:
+    """It holds no secret, and says what credentialsFile says (which is looked at later), or that nobody signs in."""
+    if "credentialsfile" in given:
+        return setting in PLAIN_SIGN_IN
+    return setting == "security.protocol" and given["kafka.security.protocol"].strip().lower() == "plaintext"
+
+
+def _nearest(name: str) -> str:
+    """Words for the accepted name that is most like this one."""
+    names = _KNOWN | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
+    found = get_close_matches(name, names, n=1, cutoff=0.7)
+    if found:
+        return f"; did you mean {names[found[0]]}?"
+    return f"; this sink knows: {', '.join(_KNOWN.values())}"
+
+
+def _remarks(given: Mapping[str, str]) -> tuple[str, ...]:
+    tuning = sorted(
+        name for name in given if name not in _KNOWN and name.removeprefix("kafka.") in MEANINGLESS
+    )
+    if not tuning:
+        return ()
+    return (f"settings of Kafka's Java clients mean nothing to this sink: {', '.join(tuning)}",)
 
 
 def _codec(reader: OptionReader) -> str:
@@ -99,8 +128,8 @@ def _codec(reader: OptionReader) -> str:
     said = set()
     for name in ("compression", "kafka.compression.type"):
         codec = reader.word(name, "")
-        if codec and codec not in CODECS:
-            raise OptionError(f"option {name} must be one of {', '.join(CODECS)}, not {codec!r}")
+        if codec and codec not in CODEC_NAMES:
+            raise OptionError(f"option {name} must be one of {', '.join(CODEC_NAMES)}, not {codec!r}")
         said |= {codec} - {""}
     if len(said) > 1:
         raise OptionError(

@@ -42,6 +42,7 @@ _BACKOFF_FIRST_MS = 20
 
 MESSAGE_TOO_LARGE = 10
 RECORD_LIST_TOO_LARGE = 18
+TOPIC_AUTHORIZATION_FAILED = 29
 # Kafka's error codes (org.apache.kafka.common.protocol.Errors) which pass: beside those of a reader
 # NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, THROTTLING_QUOTA_EXCEEDED.
 _PASSING = RETRIABLE_CODES | {19, 20, 89}
@@ -72,6 +73,7 @@ class Producer:
     ) -> None:
         self._gateways = tuple(gateways)
         self._at = 0
+        self._file = credentials_file
         self._access = Access(credentials_file)
         self._client = GatewayClient(gateways, credentials_file=credentials_file)
         self._codec = codec
@@ -193,6 +195,15 @@ class Producer:
         if code == UNKNOWN_TOPIC_OR_PARTITION:
             raise OptionError(f"no such topic or partition: {where}; create it first, or correct the name")
         text = message or f"Kafka error {code}"
+        if code == TOPIC_AUTHORIZATION_FAILED:
+            user = (
+                f"the user of credentialsFile {self._file}"
+                if self._file
+                else "who comes without credentialsFile"
+            )
+            raise GatewayError(
+                f"not allowed to write to topic {item.topic} ({text}); {user} needs the right Write"
+            )
         raise GatewayError(text if item.topic in text else f"{where}: {text}")
 
     def _missing_for_long(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,9 +15,14 @@ from pyspark.sql.types import StructType
 
 from pyspark_penstock.encode import Placing, encode_batches
 from pyspark_penstock.errors import OptionError, RowError
+from pyspark_penstock.gateway import check_claims
+from pyspark_penstock.parts import restore
 from pyspark_penstock.sink.columns import Share, check_schema, shares
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer
+
+_log = logging.getLogger("pyspark_penstock")
+_told: set[str] = set()
 
 GATHERED_BYTES = 4 * 1024 * 1024
 """Rows that are encoded together: of the 10,000 that Spark hands on at a time many partitions get few each."""
@@ -44,6 +50,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     parsed = parse_sink_options(options)
+    check_claims(parsed)
+    for remark in parsed.remarks:
+        if remark not in _told:  # Spark makes a writer anew for each micro-batch, in the same process
+            _told.add(remark)
+            _log.warning("%s", remark)
     check_schema(schema, parsed.topic)
     return parsed
 
@@ -54,6 +65,9 @@ class AtLeastOnceWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, ("sink.writer", "AtLeastOnceWriter", self._options)
+
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return write_rows(self._options, iterator)
 
@@ -63,6 +77,9 @@ class AtLeastOnceStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, ("sink.writer", "AtLeastOnceStreamWriter", self._options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return write_rows(self._options, iterator)
