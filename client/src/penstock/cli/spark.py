@@ -57,7 +57,9 @@ def common_options(command: Command) -> Command:
                 help="gRPC address of one or more gateways. Also PENSTOCK_GATEWAY. By default those of the local "
                 "cluster in --dir, else 127.0.0.1:9094.",
             ),
-            click.option("--master", default="local[*]", show_default=True, help="Where Spark runs: its master."),
+            click.option(
+                "--master", default="local[*]", show_default=True, help="Where Spark runs: its master."
+            ),
             click.option(
                 "--conf", "confs", multiple=True, metavar="K=V", help="A setting of Spark. Repeatable."
             ),
