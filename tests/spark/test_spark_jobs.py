@@ -140,7 +140,7 @@ def test_what_a_node_does_not_give_out(spark: SparkSession, cluster: MemoryGatew
     )
     (row,) = stored.explain(spark, frame, {0: 0}, {0: 30}, is_compacted=False).collect()
     assert (row["baseOffset"], row["lastOffset"], row["n_unreadable"]) == (0, 29, 30)
-    assert "no gateway answers" in row["unreadable"]
+    assert "the leader is gone" in row["unreadable"]
 
 
 def copies(cluster: MemoryGateway) -> None:
