@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pyspark_penstock.jobs.charts import bars, columns, size_text, table
-from pyspark_penstock.jobs.report import SLICES, Facts, slice_ms
-from pyspark_penstock.jobs.report_page import page
+from pyspark_penstock.jobs.report import SLICES, slice_ms
+from pyspark_penstock.jobs.report_page import Facts, page
 from pyspark_penstock.jobs.stored import COUNTS
 
 EVIL = '"><script>alert(1)</script>&\x00'

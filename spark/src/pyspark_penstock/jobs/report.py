@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ from pyspark_penstock.jobs.archive_files import put
 from pyspark_penstock.jobs.audit import explain_span
 from pyspark_penstock.jobs.frame import DEFAULT_GATEWAY, Cluster, Outcome, Progress, Span, quiet, span_of
 from pyspark_penstock.jobs.policy import is_compacted
-from pyspark_penstock.jobs.report_page import page
+from pyspark_penstock.jobs.report_page import Facts, page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,29 +28,6 @@ _STEPS_MS: Final = (
     1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000,
 )  # fmt: skip
 _SCHEMA: Final = "partition INT, key BINARY, value BINARY"
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a report shows. Times in ms since 1970."""
-
-    topic: str
-    partitions: list[dict[str, Any]]
-    """As the audit's."""
-    stored_bytes: dict[int, int]
-    findings: list[dict[str, Any]]
-    step_ms: int
-    rates: list[tuple[int, int]]
-    """(begin of a slice of time, records in it), without holes."""
-    codecs: list[tuple[str, int, int, int]]
-    """(name, batches, records, bytes)"""
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    """(power of two, records of key and value together of at least so many bytes and less than twice as many)"""
-    keys: list[tuple[str | None, int]] = field(default_factory=list)
-    """The most frequent."""
-    distinct_keys: int = 0
-    groups: list[dict[str, Any]] | None = None
-    """(group, partition, committed, end, lag) in dicts; None: nobody asked."""
 
 
 def report(

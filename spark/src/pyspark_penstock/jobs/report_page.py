@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from pyspark_penstock.jobs.charts import bars, columns, size_text, table
-
-if TYPE_CHECKING:
-    from pyspark_penstock.jobs.report import Facts
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5c6675; --line: #d8dde5; --bar: #2f6db5; --page: #fff; }
@@ -37,6 +35,29 @@ _COUNTS: Final = (
     "crc_errors",
     "duplicated",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a report shows. Times in ms since 1970."""
+
+    topic: str
+    partitions: list[dict[str, Any]]
+    """As the audit's."""
+    stored_bytes: dict[int, int]
+    findings: list[dict[str, Any]]
+    step_ms: int
+    rates: list[tuple[int, int]]
+    """(begin of a slice of time, records in it), without holes."""
+    codecs: list[tuple[str, int, int, int]]
+    """(name, batches, records, bytes)"""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    """(power of two, records of key and value together of at least so many bytes and less than twice as many)"""
+    keys: list[tuple[str | None, int]] = field(default_factory=list)
+    """The most frequent."""
+    distinct_keys: int = 0
+    groups: list[dict[str, Any]] | None = None
+    """(group, partition, committed, end, lag) in dicts; None: nobody asked."""
 
 
 def page(facts: Facts) -> str:
