@@ -24,43 +24,70 @@ _sym_db = _symbol_database.Default()
 
 from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__pb2
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
+from penstock_proto.v1 import sinks_pb2 as penstock__proto_dot_v1_dot_sinks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/gateway.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\"9\n\x13\x41uthenticateRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"Q\n\x14\x41uthenticateResponse\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\x12\x19\n\x11token_lifetime_ms\x18\x03 \x01(\x04\"5\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\"\xc1\x01\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10metadata_version\x18\x02 \x01(\x04\x12)\n\x05nodes\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.DescribedNode\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.DescribedTopic\x12\'\n\x08gateways\x18\x05 \x03(\x0b\x32\x15.penstock.v1.Endpoint\"t\n\rDescribedNode\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x03 \x01(\x08\x12#\n\x04grpc\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x0f\n\x07version\x18\x05 \x01(\t\"\x88\x01\n\x0e\x44\x65scribedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\npartitions\x18\x04 \x03(\x0b\x32\x1f.penstock.v1.DescribedPartition\"l\n\x12\x44\x65scribedPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\"h\n\x12ListOffsetsRequest\x12)\n\x07queries\x18\x01 \x03(\x0b\x32\x18.penstock.v1.OffsetQuery\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\x12\x16\n\x0eread_committed\x18\x03 \x01(\x08\"[\n\x0bOffsetQuery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cknown_offset\x18\x04 \x01(\x03\"A\n\x13ListOffsetsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.penstock.v1.OffsetResult\"\xa1\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08topic_id\x18\x07 \x01(\x0c\"\x87\x01\n\x0eProduceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x0c\x12\x0c\n\x04\x61\x63ks\x18\x05 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\"\xc1\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12,\n\x07receipt\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.ProduceReceipt\"K\n\x0eProduceReceipt\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x0f\n\x07held_by\x18\x02 \x03(\x05\x12\x12\n\nflushed_by\x18\x03 \x03(\x05\x32\x98\x03\n\x07Gateway\x12W\n\x0c\x41uthenticate\x12 .penstock.v1.AuthenticateRequest\x1a!.penstock.v1.AuthenticateResponse(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12P\n\x0bListOffsets\x12\x1f.penstock.v1.ListOffsetsRequest\x1a .penstock.v1.ListOffsetsResponse\x12H\n\x07Produce\x12\x1b.penstock.v1.ProduceRequest\x1a\x1c.penstock.v1.ProduceResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock_proto/v1/gateway.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\x1a\x1cpenstock_proto/v1/data.proto\x1a\x1dpenstock_proto/v1/sinks.proto\"9\n\x13\x41uthenticateRequest\x12\x11\n\tmechanism\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"Q\n\x14\x41uthenticateResponse\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\x12\x19\n\x11token_lifetime_ms\x18\x03 \x01(\x04\"5\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nall_topics\x18\x02 \x01(\x08\"\xc1\x01\n\x10\x44\x65scribeResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10metadata_version\x18\x02 \x01(\x04\x12)\n\x05nodes\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.DescribedNode\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.DescribedTopic\x12\'\n\x08gateways\x18\x05 \x03(\x0b\x32\x15.penstock.v1.Endpoint\"\x9a\x01\n\rDescribedNode\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x03 \x01(\x08\x12#\n\x04grpc\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Endpoint\x12\x0f\n\x07version\x18\x05 \x01(\t\x12$\n\x05kafka\x18\x06 \x03(\x0b\x32\x15.penstock.v1.Endpoint\"\x88\x01\n\x0e\x44\x65scribedTopic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\npartitions\x18\x04 \x03(\x0b\x32\x1f.penstock.v1.DescribedPartition\"l\n\x12\x44\x65scribedPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06leader\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\"h\n\x12ListOffsetsRequest\x12)\n\x07queries\x18\x01 \x03(\x0b\x32\x18.penstock.v1.OffsetQuery\x12\x0f\n\x07wait_ms\x18\x02 \x01(\r\x12\x16\n\x0eread_committed\x18\x03 \x01(\x08\"[\n\x0bOffsetQuery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cknown_offset\x18\x04 \x01(\x03\"A\n\x13ListOffsetsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.penstock.v1.OffsetResult\"\xa1\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x10\n\x08topic_id\x18\x07 \x01(\x0c\"\xa1\x01\n\x0eProduceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07records\x18\x04 \x01(\x0c\x12\x0c\n\x04\x61\x63ks\x18\x05 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12\x0c\n\x04more\x18\x07 \x01(\x08\x12\x18\n\x10transactional_id\x18\x08 \x01(\t\"\xc1\x01\n\x0fProduceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x1a\n\x12log_append_time_ms\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12,\n\x07receipt\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.ProduceReceipt\"K\n\x0eProduceReceipt\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x0f\n\x07held_by\x18\x02 \x03(\x05\x12\x12\n\nflushed_by\x18\x03 \x03(\x05\"b\n\x11SizeRangesRequest\x12(\n\x06ranges\x18\x01 \x03(\x0b\x32\x18.penstock.v1.OffsetRange\x12\x11\n\tcut_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x63uts_max\x18\x03 \x01(\r\"]\n\x0bOffsetRange\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\r\n\x05start\x18\x04 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x03\"=\n\x12SizeRangesResponse\x12\'\n\x06ranges\x18\x01 \x03(\x0b\x32\x17.penstock.v1.SizedRange\"Q\n\nSizedRange\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x63uts\x18\x03 \x03(\x03\"<\n\x10\x45pochEndsRequest\x12(\n\x07queries\x18\x01 \x03(\x0b\x32\x17.penstock.v1.EpochQuery\"D\n\nEpochQuery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\"8\n\x11\x45pochEndsResponse\x12#\n\x04\x65nds\x18\x01 \x03(\x0b\x32\x15.penstock.v1.EpochEnd\"W\n\x08\x45pochEnd\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"4\n\x13GroupOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\"d\n\x14GroupOffsetsResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x07offsets\x18\x02 \x03(\x0b\x32\x18.penstock.v1.GroupOffset\"\x8a\x01\n\x0bGroupOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x10\n\x08metadata\x18\x05 \x01(\t\x12!\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x12.penstock.v1.Error\"N\n\x12\x43ommitGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12)\n\x07offsets\x18\x02 \x03(\x0b\x32\x18.penstock.v1.GroupOffset\"\\\n\x13\x43ommitGroupResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\"\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x12.penstock.v1.Error2\xe8\x08\n\x07Gateway\x12W\n\x0c\x41uthenticate\x12 .penstock.v1.AuthenticateRequest\x1a!.penstock.v1.AuthenticateResponse(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12P\n\x0bListOffsets\x12\x1f.penstock.v1.ListOffsetsRequest\x1a .penstock.v1.ListOffsetsResponse\x12H\n\x07Produce\x12\x1b.penstock.v1.ProduceRequest\x1a\x1c.penstock.v1.ProduceResponse(\x01\x30\x01\x12O\n\nFetchRange\x12\x1e.penstock.v1.FetchRangeRequest\x1a\x1f.penstock.v1.FetchRangeResponse0\x01\x12M\n\nSizeRanges\x12\x1e.penstock.v1.SizeRangesRequest\x1a\x1f.penstock.v1.SizeRangesResponse\x12J\n\tEpochEnds\x12\x1d.penstock.v1.EpochEndsRequest\x1a\x1e.penstock.v1.EpochEndsResponse\x12S\n\x0cGroupOffsets\x12 .penstock.v1.GroupOffsetsRequest\x1a!.penstock.v1.GroupOffsetsResponse\x12P\n\x0b\x43ommitGroup\x12\x1f.penstock.v1.CommitGroupRequest\x1a .penstock.v1.CommitGroupResponse\x12M\n\nBeginStage\x12\x1e.penstock.v1.BeginStageRequest\x1a\x1f.penstock.v1.BeginStageResponse\x12M\n\nCommitUnit\x12\x1e.penstock.v1.CommitUnitRequest\x1a\x1f.penstock.v1.CommitUnitResponse\x12M\n\nAbortStage\x12\x1e.penstock.v1.AbortStageRequest\x1a\x1f.penstock.v1.AbortStageResponse\x12S\n\x0c\x44\x65scribeSink\x12 .penstock.v1.DescribeSinkRequest\x1a!.penstock.v1.DescribeSinkResponse\x12J\n\tListSinks\x12\x1d.penstock.v1.ListSinksRequest\x1a\x1e.penstock.v1.ListSinksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AUTHENTICATEREQUEST']._serialized_start=110
-  _globals['_AUTHENTICATEREQUEST']._serialized_end=167
-  _globals['_AUTHENTICATERESPONSE']._serialized_start=169
-  _globals['_AUTHENTICATERESPONSE']._serialized_end=250
-  _globals['_DESCRIBEREQUEST']._serialized_start=252
-  _globals['_DESCRIBEREQUEST']._serialized_end=305
-  _globals['_DESCRIBERESPONSE']._serialized_start=308
-  _globals['_DESCRIBERESPONSE']._serialized_end=501
-  _globals['_DESCRIBEDNODE']._serialized_start=503
-  _globals['_DESCRIBEDNODE']._serialized_end=619
-  _globals['_DESCRIBEDTOPIC']._serialized_start=622
-  _globals['_DESCRIBEDTOPIC']._serialized_end=758
-  _globals['_DESCRIBEDPARTITION']._serialized_start=760
-  _globals['_DESCRIBEDPARTITION']._serialized_end=868
-  _globals['_LISTOFFSETSREQUEST']._serialized_start=870
-  _globals['_LISTOFFSETSREQUEST']._serialized_end=974
-  _globals['_OFFSETQUERY']._serialized_start=976
-  _globals['_OFFSETQUERY']._serialized_end=1067
-  _globals['_LISTOFFSETSRESPONSE']._serialized_start=1069
-  _globals['_LISTOFFSETSRESPONSE']._serialized_end=1134
-  _globals['_OFFSETRESULT']._serialized_start=1137
-  _globals['_OFFSETRESULT']._serialized_end=1298
-  _globals['_PRODUCEREQUEST']._serialized_start=1301
-  _globals['_PRODUCEREQUEST']._serialized_end=1436
-  _globals['_PRODUCERESPONSE']._serialized_start=1439
-  _globals['_PRODUCERESPONSE']._serialized_end=1632
-  _globals['_PRODUCERECEIPT']._serialized_start=1634
-  _globals['_PRODUCERECEIPT']._serialized_end=1709
-  _globals['_GATEWAY']._serialized_start=1712
-  _globals['_GATEWAY']._serialized_end=2120
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=141
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=198
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=200
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=281
+  _globals['_DESCRIBEREQUEST']._serialized_start=283
+  _globals['_DESCRIBEREQUEST']._serialized_end=336
+  _globals['_DESCRIBERESPONSE']._serialized_start=339
+  _globals['_DESCRIBERESPONSE']._serialized_end=532
+  _globals['_DESCRIBEDNODE']._serialized_start=535
+  _globals['_DESCRIBEDNODE']._serialized_end=689
+  _globals['_DESCRIBEDTOPIC']._serialized_start=692
+  _globals['_DESCRIBEDTOPIC']._serialized_end=828
+  _globals['_DESCRIBEDPARTITION']._serialized_start=830
+  _globals['_DESCRIBEDPARTITION']._serialized_end=938
+  _globals['_LISTOFFSETSREQUEST']._serialized_start=940
+  _globals['_LISTOFFSETSREQUEST']._serialized_end=1044
+  _globals['_OFFSETQUERY']._serialized_start=1046
+  _globals['_OFFSETQUERY']._serialized_end=1137
+  _globals['_LISTOFFSETSRESPONSE']._serialized_start=1139
+  _globals['_LISTOFFSETSRESPONSE']._serialized_end=1204
+  _globals['_OFFSETRESULT']._serialized_start=1207
+  _globals['_OFFSETRESULT']._serialized_end=1368
+  _globals['_PRODUCEREQUEST']._serialized_start=1371
+  _globals['_PRODUCEREQUEST']._serialized_end=1532
+  _globals['_PRODUCERESPONSE']._serialized_start=1535
+  _globals['_PRODUCERESPONSE']._serialized_end=1728
+  _globals['_PRODUCERECEIPT']._serialized_start=1730
+  _globals['_PRODUCERECEIPT']._serialized_end=1805
+  _globals['_SIZERANGESREQUEST']._serialized_start=1807
+  _globals['_SIZERANGESREQUEST']._serialized_end=1905
+  _globals['_OFFSETRANGE']._serialized_start=1907
+  _globals['_OFFSETRANGE']._serialized_end=2000
+  _globals['_SIZERANGESRESPONSE']._serialized_start=2002
+  _globals['_SIZERANGESRESPONSE']._serialized_end=2063
+  _globals['_SIZEDRANGE']._serialized_start=2065
+  _globals['_SIZEDRANGE']._serialized_end=2146
+  _globals['_EPOCHENDSREQUEST']._serialized_start=2148
+  _globals['_EPOCHENDSREQUEST']._serialized_end=2208
+  _globals['_EPOCHQUERY']._serialized_start=2210
+  _globals['_EPOCHQUERY']._serialized_end=2278
+  _globals['_EPOCHENDSRESPONSE']._serialized_start=2280
+  _globals['_EPOCHENDSRESPONSE']._serialized_end=2336
+  _globals['_EPOCHEND']._serialized_start=2338
+  _globals['_EPOCHEND']._serialized_end=2425
+  _globals['_GROUPOFFSETSREQUEST']._serialized_start=2427
+  _globals['_GROUPOFFSETSREQUEST']._serialized_end=2479
+  _globals['_GROUPOFFSETSRESPONSE']._serialized_start=2481
+  _globals['_GROUPOFFSETSRESPONSE']._serialized_end=2581
+  _globals['_GROUPOFFSET']._serialized_start=2584
+  _globals['_GROUPOFFSET']._serialized_end=2722
+  _globals['_COMMITGROUPREQUEST']._serialized_start=2724
+  _globals['_COMMITGROUPREQUEST']._serialized_end=2802
+  _globals['_COMMITGROUPRESPONSE']._serialized_start=2804
+  _globals['_COMMITGROUPRESPONSE']._serialized_end=2896
+  _globals['_GATEWAY']._serialized_start=2899
+  _globals['_GATEWAY']._serialized_end=4027
 # @@protoc_insertion_point(module_scope)

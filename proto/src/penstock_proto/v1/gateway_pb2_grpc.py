@@ -5,6 +5,7 @@ import warnings
 
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
 from penstock_proto.v1 import gateway_pb2 as penstock__proto_dot_v1_dot_gateway__pb2
+from penstock_proto.v1 import sinks_pb2 as penstock__proto_dot_v1_dot_sinks__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -64,6 +65,51 @@ class GatewayStub:
                 request_serializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.FromString,
                 _registered_method=True)
+        self.SizeRanges = channel.unary_unary(
+                '/penstock.v1.Gateway/SizeRanges',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesResponse.FromString,
+                _registered_method=True)
+        self.EpochEnds = channel.unary_unary(
+                '/penstock.v1.Gateway/EpochEnds',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsResponse.FromString,
+                _registered_method=True)
+        self.GroupOffsets = channel.unary_unary(
+                '/penstock.v1.Gateway/GroupOffsets',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsResponse.FromString,
+                _registered_method=True)
+        self.CommitGroup = channel.unary_unary(
+                '/penstock.v1.Gateway/CommitGroup',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.FromString,
+                _registered_method=True)
+        self.BeginStage = channel.unary_unary(
+                '/penstock.v1.Gateway/BeginStage',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.FromString,
+                _registered_method=True)
+        self.CommitUnit = channel.unary_unary(
+                '/penstock.v1.Gateway/CommitUnit',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.FromString,
+                _registered_method=True)
+        self.AbortStage = channel.unary_unary(
+                '/penstock.v1.Gateway/AbortStage',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.FromString,
+                _registered_method=True)
+        self.DescribeSink = channel.unary_unary(
+                '/penstock.v1.Gateway/DescribeSink',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.FromString,
+                _registered_method=True)
+        self.ListSinks = channel.unary_unary(
+                '/penstock.v1.Gateway/ListSinks',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -108,6 +154,69 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SizeRanges(self, request, context):
+        """How many bytes ranges of offsets take, and offsets that cut them evenly.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EpochEnds(self, request, context):
+        """Where leader epochs end (KIP-320).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GroupOffsets(self, request, context):
+        """What a consumer group has committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitGroup(self, request, context):
+        """Commits offsets to a group that has no members.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginStage(self, request, context):
+        """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitUnit(self, request, context):
+        """Decides a unit and all its stages. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortStage(self, request, context):
+        """Aborts a stage that is not decided.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeSink(self, request, context):
+        """What a sink has decided last, and its open stages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSinks(self, request, context):
+        """All sinks that the caller may describe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -135,6 +244,51 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.FetchRange,
                     request_deserializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.SerializeToString,
+            ),
+            'SizeRanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.SizeRanges,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesResponse.SerializeToString,
+            ),
+            'EpochEnds': grpc.unary_unary_rpc_method_handler(
+                    servicer.EpochEnds,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsResponse.SerializeToString,
+            ),
+            'GroupOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupOffsets,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsResponse.SerializeToString,
+            ),
+            'CommitGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitGroup,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.SerializeToString,
+            ),
+            'BeginStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginStage,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.SerializeToString,
+            ),
+            'CommitUnit': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitUnit,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.SerializeToString,
+            ),
+            'AbortStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortStage,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.SerializeToString,
+            ),
+            'DescribeSink': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSink,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.SerializeToString,
+            ),
+            'ListSinks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSinks,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -276,6 +430,249 @@ class Gateway:
             '/penstock.v1.Gateway/FetchRange',
             penstock__proto_dot_v1_dot_data__pb2.FetchRangeRequest.SerializeToString,
             penstock__proto_dot_v1_dot_data__pb2.FetchRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SizeRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/SizeRanges',
+            penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.SizeRangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EpochEnds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/EpochEnds',
+            penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.EpochEndsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/GroupOffsets',
+            penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.GroupOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/CommitGroup',
+            penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/BeginStage',
+            penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitUnit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/CommitUnit',
+            penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/AbortStage',
+            penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeSink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/DescribeSink',
+            penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/ListSinks',
+            penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.FromString,
             options,
             channel_credentials,
             insecure,

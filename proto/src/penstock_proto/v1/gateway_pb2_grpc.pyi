@@ -12,6 +12,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from penstock_proto.v1 import data_pb2 as _data_pb2
 from penstock_proto.v1 import gateway_pb2 as _gateway_pb2
+from penstock_proto.v1 import sinks_pb2 as _sinks_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -53,6 +54,24 @@ class GatewayStub:
     """Appends batches; acknowledgements come in the order of the requests."""
     FetchRange: _grpc.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]
     """Raw batches of one partition, resumable by offset."""
+    SizeRanges: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SizeRangesRequest, _gateway_pb2.SizeRangesResponse]
+    """How many bytes ranges of offsets take, and offsets that cut them evenly."""
+    EpochEnds: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EpochEndsRequest, _gateway_pb2.EpochEndsResponse]
+    """Where leader epochs end (KIP-320)."""
+    GroupOffsets: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GroupOffsetsRequest, _gateway_pb2.GroupOffsetsResponse]
+    """What a consumer group has committed."""
+    CommitGroup: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CommitGroupRequest, _gateway_pb2.CommitGroupResponse]
+    """Commits offsets to a group that has no members."""
+    BeginStage: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]
+    """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended."""
+    CommitUnit: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]
+    """Decides a unit and all its stages. May be repeated."""
+    AbortStage: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.AbortStageRequest, _sinks_pb2.AbortStageResponse]
+    """Aborts a stage that is not decided."""
+    DescribeSink: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.DescribeSinkRequest, _sinks_pb2.DescribeSinkResponse]
+    """What a sink has decided last, and its open stages."""
+    ListSinks: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.ListSinksRequest, _sinks_pb2.ListSinksResponse]
+    """All sinks that the caller may describe."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -73,6 +92,24 @@ class GatewayAsyncStub(GatewayStub):
     """Appends batches; acknowledgements come in the order of the requests."""
     FetchRange: _aio.UnaryStreamMultiCallable[_data_pb2.FetchRangeRequest, _data_pb2.FetchRangeResponse]  # type: ignore[assignment]
     """Raw batches of one partition, resumable by offset."""
+    SizeRanges: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SizeRangesRequest, _gateway_pb2.SizeRangesResponse]  # type: ignore[assignment]
+    """How many bytes ranges of offsets take, and offsets that cut them evenly."""
+    EpochEnds: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EpochEndsRequest, _gateway_pb2.EpochEndsResponse]  # type: ignore[assignment]
+    """Where leader epochs end (KIP-320)."""
+    GroupOffsets: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GroupOffsetsRequest, _gateway_pb2.GroupOffsetsResponse]  # type: ignore[assignment]
+    """What a consumer group has committed."""
+    CommitGroup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CommitGroupRequest, _gateway_pb2.CommitGroupResponse]  # type: ignore[assignment]
+    """Commits offsets to a group that has no members."""
+    BeginStage: _aio.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]  # type: ignore[assignment]
+    """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended."""
+    CommitUnit: _aio.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]  # type: ignore[assignment]
+    """Decides a unit and all its stages. May be repeated."""
+    AbortStage: _aio.UnaryUnaryMultiCallable[_sinks_pb2.AbortStageRequest, _sinks_pb2.AbortStageResponse]  # type: ignore[assignment]
+    """Aborts a stage that is not decided."""
+    DescribeSink: _aio.UnaryUnaryMultiCallable[_sinks_pb2.DescribeSinkRequest, _sinks_pb2.DescribeSinkResponse]  # type: ignore[assignment]
+    """What a sink has decided last, and its open stages."""
+    ListSinks: _aio.UnaryUnaryMultiCallable[_sinks_pb2.ListSinksRequest, _sinks_pb2.ListSinksResponse]  # type: ignore[assignment]
+    """All sinks that the caller may describe."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """
@@ -120,5 +157,77 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_data_pb2.FetchRangeResponse], _abc.AsyncIterator[_data_pb2.FetchRangeResponse]]:
         """Raw batches of one partition, resumable by offset."""
+
+    @_abc_1.abstractmethod
+    def SizeRanges(
+        self,
+        request: _gateway_pb2.SizeRangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SizeRangesResponse, _abc.Awaitable[_gateway_pb2.SizeRangesResponse]]:
+        """How many bytes ranges of offsets take, and offsets that cut them evenly."""
+
+    @_abc_1.abstractmethod
+    def EpochEnds(
+        self,
+        request: _gateway_pb2.EpochEndsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.EpochEndsResponse, _abc.Awaitable[_gateway_pb2.EpochEndsResponse]]:
+        """Where leader epochs end (KIP-320)."""
+
+    @_abc_1.abstractmethod
+    def GroupOffsets(
+        self,
+        request: _gateway_pb2.GroupOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.GroupOffsetsResponse, _abc.Awaitable[_gateway_pb2.GroupOffsetsResponse]]:
+        """What a consumer group has committed."""
+
+    @_abc_1.abstractmethod
+    def CommitGroup(
+        self,
+        request: _gateway_pb2.CommitGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.CommitGroupResponse, _abc.Awaitable[_gateway_pb2.CommitGroupResponse]]:
+        """Commits offsets to a group that has no members."""
+
+    @_abc_1.abstractmethod
+    def BeginStage(
+        self,
+        request: _sinks_pb2.BeginStageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.BeginStageResponse, _abc.Awaitable[_sinks_pb2.BeginStageResponse]]:
+        """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended."""
+
+    @_abc_1.abstractmethod
+    def CommitUnit(
+        self,
+        request: _sinks_pb2.CommitUnitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.CommitUnitResponse, _abc.Awaitable[_sinks_pb2.CommitUnitResponse]]:
+        """Decides a unit and all its stages. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def AbortStage(
+        self,
+        request: _sinks_pb2.AbortStageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.AbortStageResponse, _abc.Awaitable[_sinks_pb2.AbortStageResponse]]:
+        """Aborts a stage that is not decided."""
+
+    @_abc_1.abstractmethod
+    def DescribeSink(
+        self,
+        request: _sinks_pb2.DescribeSinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.DescribeSinkResponse, _abc.Awaitable[_sinks_pb2.DescribeSinkResponse]]:
+        """What a sink has decided last, and its open stages."""
+
+    @_abc_1.abstractmethod
+    def ListSinks(
+        self,
+        request: _sinks_pb2.ListSinksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.ListSinksResponse, _abc.Awaitable[_sinks_pb2.ListSinksResponse]]:
+        """All sinks that the caller may describe."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,6 +5,7 @@ import warnings
 
 from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
 from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
+from penstock_proto.v1 import sinks_pb2 as penstock__proto_dot_v1_dot_sinks__pb2
 from penstock_proto.v1 import storage_pb2 as penstock__proto_dot_v1_dot_storage__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -76,6 +77,36 @@ class StorageStub:
                 request_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
                 _registered_method=True)
+        self.SizeRanges = channel.unary_unary(
+                '/penstock.v1.Storage/SizeRanges',
+                request_serializer=penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesResponse.FromString,
+                _registered_method=True)
+        self.BeginStage = channel.unary_unary(
+                '/penstock.v1.Storage/BeginStage',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.FromString,
+                _registered_method=True)
+        self.CommitUnit = channel.unary_unary(
+                '/penstock.v1.Storage/CommitUnit',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.FromString,
+                _registered_method=True)
+        self.AbortStage = channel.unary_unary(
+                '/penstock.v1.Storage/AbortStage',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.FromString,
+                _registered_method=True)
+        self.DescribeSink = channel.unary_unary(
+                '/penstock.v1.Storage/DescribeSink',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.FromString,
+                _registered_method=True)
+        self.ListSinks = channel.unary_unary(
+                '/penstock.v1.Storage/ListSinks',
+                request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServicer:
@@ -142,6 +173,44 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SizeRanges(self, request, context):
+        """How many bytes ranges of partitions that this node leads take, as in Gateway. Asked by gateways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginStage(self, request, context):
+        """Exactly-once writing, asked by gateways of the coordinator of the sink's partition of __transaction_state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitUnit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortStage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeSink(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSinks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -184,6 +253,36 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.DescribeProcess,
                     request_deserializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.SerializeToString,
+            ),
+            'SizeRanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.SizeRanges,
+                    request_deserializer=penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesResponse.SerializeToString,
+            ),
+            'BeginStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginStage,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.SerializeToString,
+            ),
+            'CommitUnit': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitUnit,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.SerializeToString,
+            ),
+            'AbortStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortStage,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.SerializeToString,
+            ),
+            'DescribeSink': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSink,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.SerializeToString,
+            ),
+            'ListSinks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSinks,
+                    request_deserializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +501,168 @@ class Storage:
             '/penstock.v1.Storage/DescribeProcess',
             penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessRequest.SerializeToString,
             penstock__proto_dot_v1_dot_operations__pb2.DescribeProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SizeRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/SizeRanges',
+            penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_storage__pb2.NodeSizeRangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/BeginStage',
+            penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.BeginStageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitUnit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/CommitUnit',
+            penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.CommitUnitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/AbortStage',
+            penstock__proto_dot_v1_dot_sinks__pb2.AbortStageRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.AbortStageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeSink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/DescribeSink',
+            penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.DescribeSinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Storage/ListSinks',
+            penstock__proto_dot_v1_dot_sinks__pb2.ListSinksRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_sinks__pb2.ListSinksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from penstock_proto.v1 import data_pb2 as _data_pb2
 from penstock_proto.v1 import operations_pb2 as _operations_pb2
+from penstock_proto.v1 import sinks_pb2 as _sinks_pb2
 from penstock_proto.v1 import storage_pb2 as _storage_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -58,6 +59,14 @@ class StorageStub:
     """Deletes one of them."""
     DescribeProcess: _grpc.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]
     """Settings, last log lines, stacks, directory, metrics of this node."""
+    SizeRanges: _grpc.UnaryUnaryMultiCallable[_storage_pb2.NodeSizeRangesRequest, _storage_pb2.NodeSizeRangesResponse]
+    """How many bytes ranges of partitions that this node leads take, as in Gateway. Asked by gateways."""
+    BeginStage: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]
+    """Exactly-once writing, asked by gateways of the coordinator of the sink's partition of __transaction_state."""
+    CommitUnit: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]
+    AbortStage: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.AbortStageRequest, _sinks_pb2.AbortStageResponse]
+    DescribeSink: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.DescribeSinkRequest, _sinks_pb2.DescribeSinkResponse]
+    ListSinks: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.ListSinksRequest, _sinks_pb2.ListSinksResponse]
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -87,6 +96,14 @@ class StorageAsyncStub(StorageStub):
     """Deletes one of them."""
     DescribeProcess: _aio.UnaryStreamMultiCallable[_operations_pb2.DescribeProcessRequest, _operations_pb2.DescribeProcessResponse]  # type: ignore[assignment]
     """Settings, last log lines, stacks, directory, metrics of this node."""
+    SizeRanges: _aio.UnaryUnaryMultiCallable[_storage_pb2.NodeSizeRangesRequest, _storage_pb2.NodeSizeRangesResponse]  # type: ignore[assignment]
+    """How many bytes ranges of partitions that this node leads take, as in Gateway. Asked by gateways."""
+    BeginStage: _aio.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]  # type: ignore[assignment]
+    """Exactly-once writing, asked by gateways of the coordinator of the sink's partition of __transaction_state."""
+    CommitUnit: _aio.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]  # type: ignore[assignment]
+    AbortStage: _aio.UnaryUnaryMultiCallable[_sinks_pb2.AbortStageRequest, _sinks_pb2.AbortStageResponse]  # type: ignore[assignment]
+    DescribeSink: _aio.UnaryUnaryMultiCallable[_sinks_pb2.DescribeSinkRequest, _sinks_pb2.DescribeSinkResponse]  # type: ignore[assignment]
+    ListSinks: _aio.UnaryUnaryMultiCallable[_sinks_pb2.ListSinksRequest, _sinks_pb2.ListSinksResponse]  # type: ignore[assignment]
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -161,5 +178,49 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operations_pb2.DescribeProcessResponse], _abc.AsyncIterator[_operations_pb2.DescribeProcessResponse]]:
         """Settings, last log lines, stacks, directory, metrics of this node."""
+
+    @_abc_1.abstractmethod
+    def SizeRanges(
+        self,
+        request: _storage_pb2.NodeSizeRangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.NodeSizeRangesResponse, _abc.Awaitable[_storage_pb2.NodeSizeRangesResponse]]:
+        """How many bytes ranges of partitions that this node leads take, as in Gateway. Asked by gateways."""
+
+    @_abc_1.abstractmethod
+    def BeginStage(
+        self,
+        request: _sinks_pb2.BeginStageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.BeginStageResponse, _abc.Awaitable[_sinks_pb2.BeginStageResponse]]:
+        """Exactly-once writing, asked by gateways of the coordinator of the sink's partition of __transaction_state."""
+
+    @_abc_1.abstractmethod
+    def CommitUnit(
+        self,
+        request: _sinks_pb2.CommitUnitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.CommitUnitResponse, _abc.Awaitable[_sinks_pb2.CommitUnitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AbortStage(
+        self,
+        request: _sinks_pb2.AbortStageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.AbortStageResponse, _abc.Awaitable[_sinks_pb2.AbortStageResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeSink(
+        self,
+        request: _sinks_pb2.DescribeSinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.DescribeSinkResponse, _abc.Awaitable[_sinks_pb2.DescribeSinkResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSinks(
+        self,
+        request: _sinks_pb2.ListSinksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sinks_pb2.ListSinksResponse, _abc.Awaitable[_sinks_pb2.ListSinksResponse]]: ...
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

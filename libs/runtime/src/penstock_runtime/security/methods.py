@@ -64,4 +64,10 @@ METHOD_ROLES: Final[dict[str, frozenset[str]]] = {
     "/penstock.v1.Storage/DescribeStrays": _GATEWAY,
     "/penstock.v1.Storage/DeleteStray": _GATEWAY,
     "/penstock.v1.Storage/DescribeProcess": _GATEWAY,
+    "/penstock.v1.Storage/SizeRanges": _GATEWAY,
+    "/penstock.v1.Storage/BeginStage": _GATEWAY,
+    "/penstock.v1.Storage/CommitUnit": _GATEWAY,
+    "/penstock.v1.Storage/AbortStage": _GATEWAY,
+    "/penstock.v1.Storage/DescribeSink": _GATEWAY,
+    "/penstock.v1.Storage/ListSinks": _GATEWAY,
 }
