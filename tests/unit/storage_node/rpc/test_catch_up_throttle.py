@@ -118,6 +118,54 @@ def test_an_operations_rate_counts_where_it_is_lower_and_for_ten_seconds() -> No
     assert node.out.limit_bytes_per_s == 3_000_000
 
 
+def operation(state: pb.OperationState, moves_total: int = 3, **throttle: int | bool) -> pb.OperationRecord:
+    return pb.OperationRecord(
+        operation_id=7,
+        kind="node-drain",
+        state=state,
+        moves_total=moves_total,
+        throttle=pb.OperationThrottle(**throttle),  # type: ignore[arg-type]
+    )
+
+
+def test_a_fixed_rate_of_an_operation_counts_with_its_record_heard_or_not() -> None:
+    clock, registry = Clock(), PartitionRegistry()
+    registry.node_id, registry.image = NodeId(1), MetadataImage()
+    node = CatchUpThrottle(registry, clock)
+    version = 0
+
+    def becomes(record: pb.OperationRecord) -> int:
+        nonlocal version
+        version += 1
+        registry.image = registry.image.apply([pb.MetadataRecord(operation=record)], version)
+        return node.into.limit_bytes_per_s
+
+    assert becomes(operation(pb.OPERATION_STATE_PENDING, bytes_per_s=60_000)) == 0
+    assert becomes(operation(pb.OPERATION_STATE_RUNNING, bytes_per_s=60_000)) == 60_000
+    node.hear(50_000)
+    assert node.out.limit_bytes_per_s == 50_000
+    node.hear(0)
+    clock.now_s += 10 * TOLD_S
+    assert node.out.limit_bytes_per_s == 60_000
+    assert becomes(operation(pb.OPERATION_STATE_PAUSED, bytes_per_s=90_000)) == 90_000
+    assert becomes(operation(pb.OPERATION_STATE_RUNNING, moves_total=0, bytes_per_s=90_000)) == 0
+    assert becomes(operation(pb.OPERATION_STATE_DONE, bytes_per_s=90_000)) == 0
+
+
+def test_what_was_heard_of_a_rate_that_follows_producers_holds_while_its_operation_goes_on() -> None:
+    clock, registry = Clock(), PartitionRegistry()
+    registry.node_id = NodeId(1)
+    running = operation(pb.OPERATION_STATE_RUNNING, auto=True)
+    registry.image = MetadataImage().apply([pb.MetadataRecord(operation=running)], 1)
+    node = CatchUpThrottle(registry, clock)
+    node.hear(2_000_000)
+    clock.now_s += 10 * TOLD_S
+    assert node.out.limit_bytes_per_s == 2_000_000
+    done = operation(pb.OPERATION_STATE_DONE, auto=True)
+    registry.image = registry.image.apply([pb.MetadataRecord(operation=done)], 2)
+    assert node.out.limit_bytes_per_s == 0
+
+
 def test_a_rate_that_changes_counts_for_those_who_wait() -> None:
     node, clock = throttle()
     node.hear(1_000)

@@ -5,23 +5,27 @@ the order in which they came, whatever number of streams there is, so all of the
 goes hungry; a rate that changes counts at once for those who wait. What nobody claimed is worth a tenth of a second.
 
 Rates are the nodes' own settings (`leader.replication.throttled.rate`, `follower.replication.throttled.rate`, of a node
-and not of a stream, as Kafka's) and the one that the controllers tell of an operation; the lowest counts. Followers in
-sync never come here: they are on the live lane (see `replication_lanes`).
+and not of a stream, as Kafka's), the one that the controllers tell with heartbeats, and those that operations have for
+good, which a node reads in the metadata: their moves come by the same records, and may come before the next heartbeat
+does. The lowest counts. Followers in sync never come here: they are on the live lane (see `replication_lanes`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock_core.config.catalog import FOLLOWER_RATE, LEADER_RATE, throttled_rate
 from penstock_core.config.topic import LONG_MAX
+from penstock_core.metadata.operations import OperationsImage
+from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.replica.registry import PartitionRegistry
 
 TOLD_S = 10.0
-"""For how long the rate of an operation holds after it was heard."""
+"""For how long the rate of an operation holds after it was heard, where the metadata know of none that copies."""
 BURST_S = 0.1
 """What may go at once after a time in which little went, in terms of the rate; and what one message should carry."""
 MARGIN = 0.02
@@ -130,6 +134,9 @@ class CatchUpThrottle:
         self._clock_s = clock_s
         self._told_bytes_per_s = 0
         self._told_until_s = -math.inf
+        self._operations: OperationsImage | None = None
+        self._fixed_bytes_per_s = 0
+        self._copying = False
         self.out = Direction(lambda now_s: self._rate(LEADER_RATE, now_s), clock_s)
         self.into = Direction(lambda now_s: self._rate(FOLLOWER_RATE, now_s), clock_s)
 
@@ -157,9 +164,30 @@ class CatchUpThrottle:
         yield throttled
 
     def _rate(self, key: str, now_s: float) -> int:
-        own = throttled_rate(self._registry.image, self._registry.node_id, key)
+        rate = throttled_rate(self._registry.image, self._registry.node_id, key)
+        self._look_at(self._registry.image.operations)
+        if self._fixed_bytes_per_s:
+            rate = min(rate, self._fixed_bytes_per_s)
         told = self._told_bytes_per_s
-        return min(own, told) if told and now_s < self._told_until_s else own
+        return min(rate, told) if told and (self._copying or now_s < self._told_until_s) else rate
+
+    def _look_at(self, operations: OperationsImage) -> None:
+        if operations is self._operations:
+            return
+        self._operations = operations
+        copying = [record.throttle for record in operations.operations.values() if _copies(record)]
+        self._copying = bool(copying)
+        self._fixed_bytes_per_s = min((one.bytes_per_s for one in copying if one.bytes_per_s), default=0)
+
+
+def _copies(operation: pb.OperationRecord) -> bool:
+    """It has begun to move replicas, and has not ended (what `effective_bytes_per_s` of the controllers counts)."""
+    return operation.moves_total > 0 and operation.state in _GOES_ON
+
+
+_GOES_ON: Final = frozenset(
+    {pb.OPERATION_STATE_RUNNING, pb.OPERATION_STATE_PAUSED, pb.OPERATION_STATE_CANCELLING}
+)
 
 
 __all__ = ["ByteBudget", "CatchUpThrottle", "Direction"]
