@@ -118,7 +118,9 @@ def test_an_operations_rate_counts_where_it_is_lower_and_for_ten_seconds() -> No
     assert node.out.limit_bytes_per_s == 3_000_000
 
 
-def operation(state: pb.OperationState, moves_total: int = 3, **throttle: int | bool) -> pb.OperationRecord:
+def operation(
+    state: pb.OperationState.ValueType, moves_total: int = 3, **throttle: int | bool
+) -> pb.OperationRecord:
     return pb.OperationRecord(
         operation_id=7,
         kind="node-drain",

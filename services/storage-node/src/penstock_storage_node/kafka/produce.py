@@ -35,6 +35,7 @@ from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.transactional_appends import HeldBatch, MustWait, TransactionalAppends
 from penstock_storage_node.log import Appended, LogState
 from penstock_storage_node.replica.manager import ReplicaManager
+from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.transactions.link import TransactionLink
 
 ACKS_ALL = -1
@@ -316,30 +317,10 @@ class ProduceHandler:
         held: HeldBatch | None = None,
     ) -> AppendedBatch:
         """Check and append one batch, which may have waited; raises PenstockError and MustWait."""
-        manager, caller, acks = self._manager, request.caller, request.acks
-        if self._rights.is_enabled and (deferred or item.records is _EMPTY):
-            partition = self._rights.locate(
-                manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
-            )
-        else:
-            partition = manager.registry.locate(item.topic, item.topic_id, item.partition)
-        if acks not in (ACKS_ALL, 0, 1):
-            raise PenstockError(
-                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
-            )
+        partition = self._writable(request, item, deferred)
         replica, log = partition.replica, partition.log
-        if replica.topic in INTERNAL_TOPICS and caller.client_id != ADMIN_CLIENT_ID:
-            raise PenstockError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by the cluster alone"
-            )
-        if log.state is LogState.FAILED or manager.health.failed:
-            raise PenstockError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"the disk under {replica.name} failed on node {manager.registry.node_id}",
-            )
-        leadership = replica.require_leader()
-        settings = replica.settings
-        if acks == ACKS_ALL and leadership.under_min_isr:
+        leadership, settings = replica.require_leader(), replica.settings
+        if request.acks == ACKS_ALL and leadership.under_min_isr:
             raise PenstockError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{replica.name} has {len(leadership.isr)} replicas in sync,"
@@ -366,12 +347,12 @@ class ProduceHandler:
         if isinstance(appended, Appended):
             if transactions is not None:
                 transactions.appended(partition, info, held)
-            manager.metrics.produced_bytes += appended.size_bytes
+            self._manager.metrics.produced_bytes += appended.size_bytes
             traffic = partition.traffic
             traffic.received_bytes += appended.size_bytes
             traffic.received_records += info.record_count
         else:
-            manager.metrics.duplicate_batches += 1
+            self._manager.metrics.duplicate_batches += 1
         result = ProduceResult(
             item.topic,
             item.topic_id,
@@ -382,6 +363,31 @@ class ProduceHandler:
             log.log_start_offset,
         )
         return AppendedBatch(leadership, info, appended.last_offset + 1, result, partition)
+
+    def _writable(self, request: ProduceInProgress, item: ProducePartition, deferred: bool) -> Partition:
+        """The partition that a batch is for, if its client may write to it and its disk works. Raises PenstockError."""
+        manager, caller, acks = self._manager, request.caller, request.acks
+        if self._rights.is_enabled and (deferred or item.records is _EMPTY):
+            partition = self._rights.locate(
+                manager.registry, caller, Operation.WRITE, item.topic, item.topic_id, item.partition
+            )
+        else:
+            partition = manager.registry.locate(item.topic, item.topic_id, item.partition)
+        if acks not in (ACKS_ALL, 0, 1):
+            raise PenstockError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not known: use 0, 1 or all (-1)"
+            )
+        replica = partition.replica
+        if replica.topic in INTERNAL_TOPICS and caller.client_id != ADMIN_CLIENT_ID:
+            raise PenstockError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by the cluster alone"
+            )
+        if partition.log.state is LogState.FAILED or manager.health.failed:
+            raise PenstockError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the disk under {replica.name} failed on node {manager.registry.node_id}",
+            )
+        return partition
 
     async def _without_acks_later(self, request: ProduceInProgress) -> Response:
         settled = request.when_settled()
