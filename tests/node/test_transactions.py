@@ -32,8 +32,9 @@ from penstock_storage_node.transactions.admission import MarkerOrder
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.outbox import Key
 from penstock_storage_node.transactions.records import StateRecord
-from penstock_storage_node.transactions.shard import Done, Shard
+from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Add, Answer, End, Verify
+from penstock_storage_node.transactions.writes import Done
 
 from .harness import CLUSTER_ID, KEY, TOPIC, MiniCluster, MiniNode, eventually, ids, make_batch
 

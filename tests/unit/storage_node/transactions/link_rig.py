@@ -40,8 +40,9 @@ from penstock_storage_node.transactions.leading import LeadingSide
 from penstock_storage_node.transactions.link import TransactionLink
 from penstock_storage_node.transactions.outbox import Key
 from penstock_storage_node.transactions.outbox import Marker as Outgoing
+from penstock_storage_node.transactions.questions import Question
 from penstock_storage_node.transactions.records import Status, TransactionValue, read_key, read_value
-from penstock_storage_node.transactions.shard import Question, Shard
+from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Add, Answer, End
 from penstock_storage_node.transactions.verifier import Ask
 

@@ -20,8 +20,9 @@ from penstock_storage_node.transactions.records import (
     read_key,
     read_value,
 )
-from penstock_storage_node.transactions.shard import Done, Shard
+from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Add, Answer, End, Verify
+from penstock_storage_node.transactions.writes import Done
 
 WALL_BASE_MS = 1_700_000_000_000
 TIMEOUT_MS = 60_000

@@ -54,8 +54,9 @@ from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.transactions import state
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.host import TransactionHost
+from penstock_storage_node.transactions.questions import Question
 from penstock_storage_node.transactions.records import Partitions, Status, TransactionValue
-from penstock_storage_node.transactions.shard import ID_BYTES_MAX, Question, Shard
+from penstock_storage_node.transactions.shard import ID_BYTES_MAX, Shard
 
 ANSWER_MS: Final = 5_000
 """As Kafka's request.timeout.ms of the coordinator's writes."""

@@ -5,14 +5,17 @@ All but `host` and `link` decides, and consists of plain synchronous objects: cl
 `admission`  Which batches of transactions, and which markers, the leader of a partition takes.
 `effects`  What the coordinator wants done elsewhere: markers to write, and markers to forget.
 `host`     The shell around shards: it makes them, loads them, ticks them, and appends what they write.
+`ids`      The transactional ids of a shard, by name, and how many are in which state.
 `leading`  The leaders' side on this node: admissions of the partitions led here, and their markers.
 `link`     Transactions between nodes, seen from one: what goes where, and the answers.
 `outbox`   Markers on their way to the leaders of partitions.
+`questions`  Requests on their way to an answer, and those that are held.
 `records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 `shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
 `state`    One transactional id: its states, and the answer to each request in each of them.
 `verifier`  What a leader asks the coordinator before it takes a transaction's first batch.
+`writes`   What a shard has of its log, and what it has appended there.
 
-Imports go one way: host > shard > state > records > effects; link > leading > admission > verifier; link > shard;
-outbox and verifier > effects.
+Imports go one way: host > shard > writes > ids > questions > state > records > effects; link > leading > admission >
+verifier; link > shard; outbox and verifier > effects.
 """

@@ -23,7 +23,8 @@ from penstock_storage_node.transactions.admission import MarkerOrder
 from penstock_storage_node.transactions.effects import MarkersDue, MarkersWithdrawn, TopicPartitionName
 from penstock_storage_node.transactions.leading import LeadingSide
 from penstock_storage_node.transactions.outbox import Key, Marker, Outbox, Place, key_of
-from penstock_storage_node.transactions.shard import Question, Shard
+from penstock_storage_node.transactions.questions import Question
+from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Add, Answer, Verify
 from penstock_storage_node.transactions.verifier import Additions, Ask, Producer
 

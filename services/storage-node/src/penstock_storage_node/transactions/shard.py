@@ -20,14 +20,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
+from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
 from penstock_storage_node.settings import TransactionSettings
 from penstock_storage_node.timers import NEVER_MS, Timer, TimerQueue
 from penstock_storage_node.transactions import state
 from penstock_storage_node.transactions.effects import MarkersDue, MarkersWithdrawn, TopicPartitionName
+from penstock_storage_node.transactions.ids import Id, Ids, Pending, must
+from penstock_storage_node.transactions.questions import Held, Question, Reply
 from penstock_storage_node.transactions.records import (
     StateRecord,
     Status,
@@ -48,6 +50,7 @@ from penstock_storage_node.transactions.state import (
     Verify,
     Wait,
 )
+from penstock_storage_node.transactions.writes import TOO_LARGE, Batch, Log, write_error
 
 HOLD_MS: Final = 100
 HOLD_INIT_MS: Final = 1_000
@@ -73,95 +76,7 @@ _PARTITION_BYTES_MAX: Final = 270
 _END_BYTES: Final = 128
 """Room that an addition leaves for the record of the transaction's end."""
 
-Done = Callable[[ErrorCode], None]
-Reply = Callable[[Answer], None]
 Effect = MarkersDue | MarkersWithdrawn
-
-
-class Log(Protocol):
-    """The partition that a shard lives in."""
-
-    def append(self, records: Sequence[StateRecord], done: Done) -> object:
-        """Append in one batch, or raise PenstockError, and then nothing was written. `done` is called once, later, and
-        for one batch after the other: with NONE when the high watermark covers it, else leadership is over."""
-
-    def when_start_covered(self, done: Done) -> None:
-        """`done(NONE)` once the high watermark has reached the end that the log had when leadership began."""
-
-    @property
-    def record_bytes_max(self) -> int:
-        """The largest batch that the partition takes."""
-
-
-class Question:
-    """A request on its way to an answer. Of the shard; who asked may only `Shard.drop` it."""
-
-    __slots__ = ("held_in", "late", "reply", "request", "timer", "transactional_id", "until_ms")
-
-    def __init__(
-        self, transactional_id: str, request: state.Request | None, reply: Reply, until_ms: int
-    ) -> None:
-        self.transactional_id = transactional_id
-        self.request = request
-        self.reply: Reply | None = reply
-        """None: it is answered, or nobody waits for the answer."""
-        self.until_ms = until_ms
-        self.late = ErrorCode.CONCURRENT_TRANSACTIONS
-        """What it is told then."""
-        self.held_in: dict[Question, None] | None = None
-        self.timer: Timer | None = None
-
-    def answer(self, answer: Answer) -> None:
-        """Once; later answers are nothing."""
-        reply, self.reply = self.reply, None
-        if reply is not None:
-            reply(answer)
-
-
-class _Pending:
-    """A transition that is decided and not covered."""
-
-    __slots__ = ("began_ms", "is_written", "then", "value")
-
-    def __init__(self, value: TransactionValue | None, began_ms: int) -> None:
-        self.value = value
-        """None: the id goes."""
-        self.began_ms = began_ms
-        self.is_written = False
-        self.then: list[tuple[Question, Answer | None]] = []
-
-
-class _Id:
-    """A transactional id."""
-
-    __slots__ = ("current", "deadline_ms", "name", "pending", "timer", "waiting")
-
-    def __init__(self, name: str, current: TransactionValue | None) -> None:
-        self.name = name
-        self.current = current
-        """Covered by the high watermark; None: there is nothing yet."""
-        self.pending: _Pending | None = None
-        self.waiting: dict[Question, None] | None = None
-        self.timer: Timer | None = None
-        self.deadline_ms = NEVER_MS
-        """Of the transaction, on the monotonic clock."""
-
-    @property
-    def newest(self) -> TransactionValue | None:
-        """What its last record says, or will say."""
-        return self.current if self.pending is None else self.pending.value
-
-
-class _Batch:
-    """What was appended together."""
-
-    __slots__ = ("doubts", "transitions")
-
-    def __init__(
-        self, transitions: list[tuple[_Id, _Pending]], doubts: list[tuple[Question, Answer]]
-    ) -> None:
-        self.transitions = transitions
-        self.doubts = doubts
 
 
 class Shard:
@@ -200,21 +115,18 @@ class Shard:
         self._send = send
         self._schedule = schedule
         self._timers: Final = TimerQueue()
-        self._ids: dict[str, _Id] = {}
-        self._counts = dict.fromkeys(Status, 0)
-        self._ongoing: dict[str, None] = {}
-        """Ids with an open transaction, those that were read first, then in the order in which they began."""
+        self._ids: Final = Ids()
         self._unfinished: dict[str, None] = {}
         """While it is read: ids with a transaction."""
-        self._turn: list[_Id] = []
+        self._turn: list[Id] = []
         self._doubts: list[tuple[Question, Answer]] = []
-        self._in_flight: deque[_Batch] = deque()
-        self._due: dict[tuple[int, int], tuple[_Id, set[TopicPartitionName]]] = {}
+        self._in_flight: deque[Batch] = deque()
+        self._due: dict[tuple[int, int], tuple[Id, set[TopicPartitionName]]] = {}
         """Markers that are not written, by producer id and epoch."""
-        self._behind: dict[tuple[int, int], deque[_Id]] = {}
+        self._behind: dict[tuple[int, int], deque[Id]] = {}
         """Others with the same producer id and epoch, as only a damaged log has: one after the other."""
         self._need_id: dict[Question, None] = {}
-        self._held_count = 0
+        self._held: Final = Held(self._timers, clock_ms, settings.held_max)
         self._expiring: list[str] = []
         self._loading = True
         self.closed = False
@@ -248,31 +160,17 @@ class Shard:
     @property
     def held_count(self) -> int:
         """Requests that wait."""
-        return self._held_count
+        return self._held.count
 
     @property
     def counts(self) -> Mapping[Status, int]:
         """Ids in each state, as they count now."""
-        return self._counts
+        return self._ids.counts
 
     @property
     def oldest_start_ms(self) -> int | None:
         """When the oldest open transaction began, in ms since 1970; None without one."""
-        name = next(iter(self._ongoing), None)
-        current = None if name is None else self._ids[name].current
-        return None if current is None else current.start_ms
-
-    def _note(self, entry: _Id, value: TransactionValue | None) -> None:
-        """What counts of an id is another value now."""
-        before, entry.current = entry.current, value
-        if before is not None:
-            self._counts[before.status] -= 1
-        if value is not None:
-            self._counts[value.status] += 1
-        if value is None or value.status is not Status.ONGOING:
-            self._ongoing.pop(entry.name, None)
-        elif entry.name not in self._ongoing:
-            self._ongoing[entry.name] = None
+        return self._ids.oldest_start_ms
 
     def names(self) -> list[str]:
         """All ids, also those whose first record does not count yet."""
@@ -347,7 +245,7 @@ class Shard:
     def drop(self, question: Question) -> None:
         """Who asked is gone: what has not begun does not begin."""
         question.reply = None
-        self._release(question)
+        self._held.release(question)
 
     def _question(self, transactional_id: str, request: state.Request, reply: Reply) -> Question:
         return Question(transactional_id, request, reply, self._clock_ms() + HOLD_MS)
@@ -381,7 +279,7 @@ class Shard:
                 return
             new_id = self._take_id()
             if new_id is None:
-                self._hold(question, self._need_id, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+                self._held.hold(question, self._need_id, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
                 return
             outcome = self._decide(entry, request, new_id)
         if isinstance(outcome, Begin):
@@ -389,7 +287,7 @@ class Shard:
                 question.answer(Answer(ErrorCode.UNKNOWN_SERVER_ERROR))
                 return
             if entry is None:
-                entry = self._ids[question.transactional_id] = _Id(question.transactional_id, None)
+                entry = self._ids[question.transactional_id] = Id(question.transactional_id, None)
             if outcome.answer is None:
                 self.fenced_count += 1
             self._begin(entry, outcome.value).then.append((question, outcome.answer))
@@ -397,12 +295,12 @@ class Shard:
             assert entry is not None
             if entry.waiting is None:
                 entry.waiting = {}
-            self._hold(question, entry.waiting, ErrorCode.CONCURRENT_TRANSACTIONS)
+            self._held.hold(question, entry.waiting, ErrorCode.CONCURRENT_TRANSACTIONS)
         else:
             assert isinstance(outcome, Answer)
             self._tell(question, outcome)
 
-    def _decide(self, entry: _Id | None, request: state.Request, new_id: int = state.NO_ID) -> state.Outcome:
+    def _decide(self, entry: Id | None, request: state.Request, new_id: int = state.NO_ID) -> state.Outcome:
         server = Server(self._wall_ms(), self._version(), new_id)
         if entry is None:
             return state.decide(None, False, request, server)
@@ -422,7 +320,7 @@ class Shard:
         self._doubts.append((question, answer))
         self._schedule()
 
-    def _join(self, entry: _Id, question: Question, request: Add) -> bool:
+    def _join(self, entry: Id, question: Question, request: Add) -> bool:
         """Whether the partitions went into an addition that is not written yet."""
         pending = entry.pending
         if pending is None or pending.is_written or pending.value is None:
@@ -442,27 +340,7 @@ class Shard:
 
     # -- holding ---------------------------------------------------------------------------------
 
-    def _hold(self, question: Question, place: dict[Question, None], late: ErrorCode) -> None:
-        if question.until_ms <= self._clock_ms() or self._held_count >= self._settings.held_max:
-            question.answer(Answer(late))
-            return
-        question.late = late
-        question.held_in = place
-        place[question] = None
-        self._held_count += 1
-        if question.timer is None:
-            question.timer = Timer("held", (question,))
-        self._timers.set(question.timer, question.until_ms)
-
-    def _release(self, question: Question) -> None:
-        place, question.held_in = question.held_in, None
-        if place is not None:
-            place.pop(question, None)
-            self._held_count -= 1
-        if question.timer is not None:
-            question.timer.cancel()
-
-    def _wake(self, entry: _Id) -> None:
+    def _wake(self, entry: Id) -> None:
         """What an id waited for is over."""
         if not entry.waiting:
             return
@@ -477,7 +355,7 @@ class Shard:
     def _look_again(self, questions: Iterable[Question]) -> None:
         questions = list(questions)
         for question in questions:
-            self._release(question)
+            self._held.release(question)
         for question in questions:
             if not self.closed:
                 self._look_at(question)
@@ -488,12 +366,12 @@ class Shard:
 
     # -- transitions -----------------------------------------------------------------------------
 
-    def _begin(self, entry: _Id, value: TransactionValue | None) -> _Pending:
+    def _begin(self, entry: Id, value: TransactionValue | None) -> Pending:
         status = Status.DEAD if value is None else value.status
         before = Status.EMPTY if entry.current is None else entry.current.status
-        _must(entry.pending is None, entry.name, "one transition at a time", status)
-        _must(before in state.PREVIOUS[status], entry.name, "that transition is one", before, status)
-        entry.pending = pending = _Pending(value, self._clock_ms())
+        must(entry.pending is None, entry.name, "one transition at a time", status)
+        must(before in state.PREVIOUS[status], entry.name, "that transition is one", before, status)
+        entry.pending = pending = Pending(value, self._clock_ms())
         self._turn.append(entry)
         self._schedule()
         return pending
@@ -507,17 +385,17 @@ class Shard:
         if not self.closed and (transitions or doubts):
             self._append(transitions, doubts)
 
-    def _append(self, transitions: list[tuple[_Id, _Pending]], doubts: list[tuple[Question, Answer]]) -> None:
+    def _append(self, transitions: list[tuple[Id, Pending]], doubts: list[tuple[Question, Answer]]) -> None:
         if transitions:
             records = [self._record(entry.name, pending.value) for entry, pending in transitions]
         else:
             records = [self._barrier(doubts)]
-        batch = _Batch(transitions, doubts)
+        batch = Batch(transitions, doubts)
         hit("transactions.state.before_append")
         try:
             self._log.append(records, partial(self._settled, batch))
         except PenstockError as error:
-            if error.code in _TOO_LARGE and len(transitions) > 1:
+            if error.code in TOO_LARGE and len(transitions) > 1:
                 half = len(transitions) // 2
                 self._append(transitions[:half], [])
                 self._append(transitions[half:], doubts)
@@ -544,7 +422,7 @@ class Shard:
                 return self._record(entry.name, entry.newest)
         return self._record(doubts[0][0].transactional_id, None)
 
-    def _refused(self, batch: _Batch, code: ErrorCode) -> None:
+    def _refused(self, batch: Batch, code: ErrorCode) -> None:
         """The log took nothing."""
         told = Answer(write_error(code))
         for entry, pending in batch.transitions:
@@ -566,7 +444,7 @@ class Shard:
         for entry, _ in batch.transitions:
             self._wake(entry)
 
-    def _settled(self, batch: _Batch, error: ErrorCode) -> None:
+    def _settled(self, batch: Batch, error: ErrorCode) -> None:
         """The high watermark covers what was appended, or leadership is over."""
         if self.closed:
             return
@@ -591,10 +469,10 @@ class Shard:
         for entry, _ in batch.transitions:
             self._wake(entry)
 
-    def _apply(self, entry: _Id, pending: _Pending) -> None:
+    def _apply(self, entry: Id, pending: Pending) -> None:
         entry.pending = None
         before, value = entry.current, pending.value
-        self._note(entry, value)
+        self._ids.note(entry, value)
         if value is None:
             del self._ids[entry.name]
             return
@@ -604,7 +482,7 @@ class Shard:
         if value.status.is_decided:
             self._decided(entry, value)
 
-    def _decided(self, entry: _Id, value: TransactionValue) -> None:
+    def _decided(self, entry: Id, value: TransactionValue) -> None:
         """A decision counts: have it carried out."""
         if not value.partitions:
             self._begin(entry, state.completed(value, self._wall_ms()))
@@ -650,7 +528,7 @@ class Shard:
             assert entry.current is not None
             self._decided(entry, entry.current)
 
-    def _complete(self, entry: _Id) -> None:
+    def _complete(self, entry: Id) -> None:
         assert entry.current is not None
         self._begin(entry, state.completed(entry.current, self._wall_ms()))
 
@@ -664,7 +542,7 @@ class Shard:
     def _deadline_ms(began_ms: int, timeout_ms: int) -> int:
         return NEVER_MS if timeout_ms == state.NO_TIMEOUT_MS else began_ms + timeout_ms
 
-    def _arm(self, entry: _Id) -> None:
+    def _arm(self, entry: Id) -> None:
         """Have the timer of an id ring when its transaction is too old, and not otherwise."""
         if entry.current is not None and entry.current.status is Status.ONGOING:
             self._set_timer(entry, entry.deadline_ms)
@@ -672,7 +550,7 @@ class Shard:
             entry.timer.cancel()
             entry.timer = None
 
-    def _set_timer(self, entry: _Id, at_ms: int) -> None:
+    def _set_timer(self, entry: Id, at_ms: int) -> None:
         if at_ms < NEVER_MS:
             if entry.timer is None:
                 entry.timer = Timer("transaction", (entry,))
@@ -689,14 +567,14 @@ class Shard:
             rang += 1
             (owner,) = timer.owner
             if isinstance(owner, Question):
-                self._release(owner)
+                self._held.release(owner)
                 owner.answer(Answer(owner.late))
             else:
-                assert isinstance(owner, _Id)
+                assert isinstance(owner, Id)
                 self._ring(owner)
         return rang
 
-    def _ring(self, entry: _Id) -> None:
+    def _ring(self, entry: Id) -> None:
         current = entry.current
         if current is None or entry.pending is not None:
             return  # set again when that is over
@@ -708,7 +586,7 @@ class Shard:
         elif current.status is Status.ONGOING and self._clock_ms() >= entry.deadline_ms:
             self._abort_late(entry, current)
 
-    def _abort_late(self, entry: _Id, current: TransactionValue) -> None:
+    def _abort_late(self, entry: Id, current: TransactionValue) -> None:
         server = Server(self._wall_ms(), self._version())
         value = state.fenced(current, server)
         if isinstance(value, NeedId):
@@ -750,8 +628,8 @@ class Shard:
         found = None if value is None else read_value(value)
         entry = self._ids.get(name)
         if entry is None:
-            entry = self._ids[name] = _Id(name, None)
-        self._note(entry, found)
+            entry = self._ids[name] = Id(name, None)
+        self._ids.note(entry, found)
         if found is None:
             del self._ids[name]
         if found is None or found.status in state.AT_REST:
@@ -773,8 +651,7 @@ class Shard:
             return
         self._loading = False
         unfinished, self._unfinished = self._unfinished, {}
-        begun = sorted(self._ongoing, key=lambda name: self._begun_ms(name))
-        self._ongoing = dict.fromkeys(begun)
+        self._ids.sort_ongoing()
         now_ms, wall_ms = self._clock_ms(), self._wall_ms()
         for name in unfinished:
             entry = self._ids[name]
@@ -787,10 +664,6 @@ class Shard:
             left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
             entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
             self._arm(entry)
-
-    def _begun_ms(self, name: str) -> int:
-        current = self._ids[name].current
-        return 0 if current is None else current.start_ms
 
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost: whoever waits is sent away, also where it may have been done: every call may be
@@ -807,11 +680,11 @@ class Shard:
             if entry.waiting:
                 waiting += entry.waiting
         waiting += self._need_id
-        self._doubts, self._turn, self._need_id, self._ids = [], [], {}, {}
+        self._doubts, self._turn, self._need_id = [], [], {}
+        self._ids.forget_all()
         self._due, self._behind = {}, {}
-        self._counts, self._ongoing = dict.fromkeys(Status, 0), {}
         self._in_flight.clear()
-        self._held_count = 0
+        self._held.count = 0
         self._send(MarkersWithdrawn(self._state_partition, self._coordinator_epoch))
         for question in waiting:
             question.answer(Answer(error))
@@ -824,58 +697,30 @@ class Shard:
         held = len(self._need_id)
         counts = dict.fromkeys(Status, 0)
         for name, entry in self._ids.items():
-            _must(entry.name == name, name, "an id stands under its own name", entry.name)
-            _must(entry.current or entry.pending, name, "an id that is nothing is not there")
+            must(entry.name == name, name, "an id stands under its own name", entry.name)
+            must(entry.current or entry.pending, name, "an id that is nothing is not there")
             waiting = entry.waiting or {}
             held += len(waiting)
             current = entry.current
             if current is not None:
                 counts[current.status] += 1
                 is_open = current.status is Status.ONGOING
-                _must((name in self._ongoing) == is_open, name, "open transactions are known", current)
+                must((name in self._ids.ongoing) == is_open, name, "open transactions are known", current)
             decided = current is not None and current.status.is_decided
             if waiting:
-                _must(decided or entry.pending, name, "who waits has something to wait for", current)
+                must(decided or entry.pending, name, "who waits has something to wait for", current)
             if entry.pending is not None and not entry.pending.is_written:
-                _must(entry in self._turn, name, "what is decided will be written", current)
+                must(entry in self._turn, name, "what is decided will be written", current)
             if current is not None and current.status is Status.ONGOING and not self._loading:
                 rings = entry.deadline_ms == NEVER_MS or entry.pending or (entry.timer and entry.timer.is_set)
-                _must(rings, name, "a transaction has a deadline", current)
+                must(rings, name, "a transaction has a deadline", current)
             if decided and not self._loading:
                 assert current is not None
                 key = current.producer_id, current.producer_epoch
                 ends = key in self._due or entry.pending or (entry.timer and entry.timer.is_set)
-                _must(ends, name, "a decision is being carried out", current)
-        _must(counts == self._counts, "", "ids are counted by state", counts, self._counts)
-        _must(held == self._held_count, "", "those that wait are counted", held, self._held_count)
+                must(ends, name, "a decision is being carried out", current)
+        must(counts == self._ids.counts, "", "ids are counted by state", counts, self._ids.counts)
+        must(held == self._held.count, "", "those that wait are counted", held, self._held.count)
         for entry, left in self._due.values():
-            _must(left and entry.current, entry.name, "markers are due", left)
-            _must(entry.pending is None, entry.name, "nothing ends before its markers are written", left)
-
-
-_UNSURE: Final = frozenset(
-    {
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    }
-)
-_MOVED: Final = frozenset(
-    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.FENCED_LEADER_EPOCH}
-)
-_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
-
-
-def write_error(code: ErrorCode) -> ErrorCode:
-    """What clients are told when a write came to nothing (Kafka: TransactionStateManager.appendTransactionToLog)."""
-    if code in _UNSURE:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    if code in _MOVED:
-        return ErrorCode.NOT_COORDINATOR
-    return ErrorCode.UNKNOWN_SERVER_ERROR if code in _TOO_LARGE else code
-
-
-def _must(holds: object, name: str, rule: str, *details: object) -> None:
-    if not holds:
-        raise InvariantBroken(f"transactional id {name}: {rule}: {', '.join(map(repr, details))}")
+            must(left and entry.current, entry.name, "markers are due", left)
+            must(entry.pending is None, entry.name, "nothing ends before its markers are written", left)
