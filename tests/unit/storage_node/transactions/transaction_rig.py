@@ -22,6 +22,8 @@ from penstock_storage_node.transactions.records import (
 )
 from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Add, Answer, End, Verify
+from penstock_storage_node.transactions.unit_records import Unit
+from penstock_storage_node.transactions.units import AbortStage, CommitUnit, Triple
 from penstock_storage_node.transactions.writes import Done
 
 WALL_BASE_MS = 1_700_000_000_000
@@ -228,6 +230,37 @@ class Rig:
     ) -> list[Answer]:
         answers: list[Answer] = []
         self.shard.end(name, End(*pair, commit, version), answers.append)
+        self.settle()
+        return answers
+
+    def stage(
+        self, unit: Unit, name: str = "s-0-0-0", timeout_ms: int = TIMEOUT_MS, **changes: Any
+    ) -> list[Answer]:
+        """A BeginStage."""
+        answers: list[Answer] = []
+        self.shard.stage(name, unit, timeout_ms, answers.append, **changes)
+        self.settle()
+        return answers
+
+    def staged(self, unit: Unit, name: str = "s-0-0-0", *partitions: TopicPartitionName) -> Triple:
+        """A stage with rows in these partitions."""
+        (answer,) = self.stage(unit, name)
+        assert (answer.error, answer.verdict) == (NONE, None), answer
+        triple = Triple(name, answer.producer_id, answer.producer_epoch)
+        if partitions:
+            assert codes(self.add(triple[1:], *partitions, name=name)) == [NONE]
+        return triple
+
+    def commit(self, unit: Unit, *triples: Triple, **changes: Any) -> list[Answer]:
+        """A CommitUnit."""
+        answers: list[Answer] = []
+        self.shard.unit(unit.sink, CommitUnit(unit, triples, **changes), answers.append)
+        self.settle()
+        return answers
+
+    def abort_stage(self, sink: str, triple: Triple) -> list[Answer]:
+        answers: list[Answer] = []
+        self.shard.unit(sink, AbortStage(sink, triple), answers.append)
         self.settle()
         return answers
 

@@ -13,9 +13,11 @@ All but `host` and `link` decides, and consists of plain synchronous objects: cl
 `records`  The records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 `shard`    One partition of `__transaction_state`: holds requests, writes transitions, and has decisions carried out.
 `state`    One transactional id: its states, and the answer to each request in each of them.
+`unit_records`  What `__transaction_state` has of units: a sink's entry, and the mark of a stage.
+`units`    Units of sinks: what a sink has decided last, its stages, and decisions under way.
 `verifier`  What a leader asks the coordinator before it takes a transaction's first batch.
 `writes`   What a shard has of its log, and what it has appended there.
 
-Imports go one way: host > shard > writes > ids > questions > state > records > effects; link > leading > admission >
-verifier; link > shard; outbox and verifier > effects.
+Imports go one way: host > shard > writes > units > ids > questions > state > records > unit_records and
+effects; link > leading > admission > verifier; link > shard; outbox and verifier > effects.
 """

@@ -153,7 +153,7 @@ class TransactionHost(CoordinatorHost[Shard]):
         self._past.update(timed_out=hosted.shard.timed_out_count, fenced=hosted.shard.fenced_count)
 
     def _has_room(self) -> bool:
-        return sum(shard.id_count for shard in self.shards()) < self.settings.ids_max
+        return sum(shard.id_count + len(shard.units) for shard in self.shards()) < self.settings.ids_max
 
     # -- what became of what the shards wanted -------------------------------------------------------
 

@@ -42,6 +42,12 @@ class Id:
         """What its last record says, or will say."""
         return self.current if self.pending is None else self.pending.value
 
+    @property
+    def written(self) -> TransactionValue | None:
+        """What its last record says."""
+        pending = self.pending
+        return pending.value if pending is not None and pending.is_written else self.current
+
 
 class Ids(dict[str, Id]):
     """All of them by name, also those whose first record does not count yet."""

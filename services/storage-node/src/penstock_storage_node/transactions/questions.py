@@ -7,10 +7,10 @@ a place of its own, and for so long at most.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.timers import Timer, TimerQueue
-from penstock_storage_node.transactions import state
 from penstock_storage_node.transactions.state import Answer
 
 Reply = Callable[[Answer], None]
@@ -21,9 +21,7 @@ class Question:
 
     __slots__ = ("held_in", "late", "reply", "request", "timer", "transactional_id", "until_ms")
 
-    def __init__(
-        self, transactional_id: str, request: state.Request | None, reply: Reply, until_ms: int
-    ) -> None:
+    def __init__(self, transactional_id: str, request: Any, reply: Reply, until_ms: int) -> None:
         self.transactional_id = transactional_id
         self.request = request
         self.reply: Reply | None = reply

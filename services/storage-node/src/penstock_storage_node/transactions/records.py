@@ -1,7 +1,8 @@
 """Records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 
-Key: int16 0 and the transactional id. Value: int16 version, 0 or 1; version 1 is flexible and has tagged fields. One
-of them is ours: 1000, the last producer epoch, which Kafka keeps in memory alone. Kafka's readers pass over it.
+Key: int16 0 and the transactional id. Value: int16 version, 0 or 1; version 1 is flexible and has tagged fields. Two
+of them are ours: 1000, the last producer epoch, which Kafka keeps in memory alone; 1001, the unit that the id is a
+stage of (see `unit_records`, where the other kind of record is). Kafka's readers pass over them.
 No value is a tombstone: the id has expired.
 
 Source: Kafka's schemas TransactionLogKey and TransactionLogValue, TransactionLog.valueToBytes
@@ -28,6 +29,7 @@ from penstock_kafka.wire.primitives import (
     uvarint,
 )
 from penstock_storage_node.transactions.effects import TopicPartitionName
+from penstock_storage_node.transactions.unit_records import Unit, put_mark, read_mark
 
 VALUE_VERSION_MAX: Final = 1
 _FLEXIBLE_SINCE: Final = 1
@@ -38,6 +40,7 @@ _TAG_NEXT_ID: Final = 1
 _TAG_CLIENT_VERSION: Final = 2
 _TAG_NEXT_EPOCH: Final = 3
 _TAG_LAST_EPOCH: Final = 1000
+_TAG_UNIT: Final = 1001
 _TAGS: Final = {
     _TAG_PREVIOUS_ID: INT64,
     _TAG_NEXT_ID: INT64,
@@ -110,6 +113,8 @@ class TransactionValue(NamedTuple):
     """Kafka's, unused so far."""
     last_epoch: int = -1
     """Producer epoch before the last one that its own producer asked for; -1 when another fenced it."""
+    unit: Unit | None = None
+    """That it is a stage of, from its begin until it has ended."""
 
 
 def put_key(transactional_id: str) -> bytes:
@@ -165,6 +170,7 @@ def _put_tags(out: list[bytes], value: TransactionValue) -> None:
             (_TAG_CLIENT_VERSION, INT16.pack(value.client_version), value.client_version == 0),
             (_TAG_NEXT_EPOCH, INT16.pack(value.next_epoch), value.next_epoch == -1),
             (_TAG_LAST_EPOCH, INT16.pack(value.last_epoch), value.last_epoch == -1),
+            (_TAG_UNIT, b"" if value.unit is None else put_mark(value.unit), value.unit is None),
         )
         if not is_default
     ]
@@ -189,7 +195,7 @@ def read_value(data: bytes) -> TransactionValue:
     if status is Status.EMPTY:
         partitions = NO_PARTITIONS
     update_ms, start_ms = reader.unpack(_TIMES)
-    tags = _read_tags(reader) if reader.flexible else _NO_TAGS
+    tags, unit = _read_tags(reader) if reader.flexible else (_NO_TAGS, None)
     previous_id = tags.get(_TAG_PREVIOUS_ID, -1)
     return TransactionValue(
         status,
@@ -204,6 +210,7 @@ def read_value(data: bytes) -> TransactionValue:
         tags.get(_TAG_CLIENT_VERSION, 0),
         tags.get(_TAG_NEXT_EPOCH, -1),
         tags.get(_TAG_LAST_EPOCH, -1),
+        unit,
     )
 
 
@@ -219,15 +226,20 @@ def _read_partitions(reader: Reader) -> Partitions:
     return frozenset(found)
 
 
-def _read_tags(reader: Reader) -> dict[int, int]:
+def _read_tags(reader: Reader) -> tuple[dict[int, int], Unit | None]:
+    """Numbers by tag, and the unit."""
     found = {}
+    unit = None
     for _ in range(reader.uvarint()):
         tag, size = reader.uvarint(), reader.uvarint()
         start = reader.take(size)
+        if tag == _TAG_UNIT:
+            unit = read_mark(reader.view[start : start + size])
+            continue
         layout = _TAGS.get(tag)
         if layout is None:
             continue
         if size < layout.size:
             raise Malformed(f"{size} bytes in tagged field {tag} of a transaction")
         found[tag] = layout.unpack_from(reader.view, start)[0]
-    return found
+    return found, unit

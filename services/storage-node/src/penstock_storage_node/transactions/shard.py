@@ -12,7 +12,7 @@ request is answered through the `reply` that comes with it, once, at once or lat
 * **No sentence without a barrier**: what ends a client (`SENTENCES`) is said only when a write that was appended after
   the question is covered, since a coordinator that was deposed and not told knows old epochs. All questions of a turn
   share one write: the turn's transitions, or else one record that says again what is said already.
-* All transitions of a turn are one batch.
+* All transitions of a turn are one batch. What is decided of a unit is a batch of its own, whole (see `units`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,17 @@ from penstock_storage_node.transactions.state import (
     Server,
     Verify,
     Wait,
+)
+from penstock_storage_node.transactions.unit_records import Unit
+from penstock_storage_node.transactions.units import (
+    AbortStage,
+    CommitUnit,
+    Decision,
+    Desk,
+    SinkState,
+    UnitRequest,
+    Units,
+    too_large,
 )
 from penstock_storage_node.transactions.writes import TOO_LARGE, Batch, Log, write_error
 
@@ -128,6 +139,12 @@ class Shard:
         self._need_id: dict[Question, None] = {}
         self._held: Final = Held(self._timers, clock_ms, settings.held_max)
         self._expiring: list[str] = []
+        self.units: Final = Units(
+            Desk(self._server, self._pend, self._begin, self._doubt, has_room, schedule),
+            self._ids,
+            self._held,
+        )
+        """Units of sinks, whose requests come by `unit` and `stage`."""
         self._loading = True
         self.closed = False
         self.timed_out_count = 0
@@ -171,6 +188,12 @@ class Shard:
     def oldest_start_ms(self) -> int | None:
         """When the oldest open transaction began, in ms since 1970; None without one."""
         return self._ids.oldest_start_ms
+
+    def _note(self, entry: Id, value: TransactionValue | None) -> None:
+        before = entry.current
+        self._ids.note(entry, value)
+        if (before is not None and before.unit) or (value is not None and value.unit):
+            self.units.note(entry.name, before, value)
 
     def names(self) -> list[str]:
         """All ids, also those whose first record does not count yet."""
@@ -242,6 +265,41 @@ class Shard:
         self._ask(question)
         return question
 
+    def stage(
+        self, transactional_id: str, unit: Unit, timeout_ms: int, reply: Reply, *, takeover: bool = False
+    ) -> Question:
+        """BeginStage: InitProducerId for a stage of a unit, which has to be told in the answer's verdict why not."""
+        request = Init(timeout_ms, unit=unit, takeover=takeover)
+        question = Question(transactional_id, request, reply, self._clock_ms() + HOLD_INIT_MS)
+        if not 0 < timeout_ms <= self._settings.timeout_max_ms:
+            question.answer(
+                Answer(
+                    ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+                    reason=f"a stage of {timeout_ms} ms: 1 to {self._settings.timeout_max_ms}, which is "
+                    "transaction.max.timeout.ms, are possible",
+                )
+            )
+        else:
+            self._ask(question)
+        return question
+
+    def unit(self, sink: str, request: UnitRequest, reply: Reply) -> Question:
+        """CommitUnit and AbortStage."""
+        question = Question(sink, request, reply, self._clock_ms() + HOLD_INIT_MS)
+        self._ask(question)
+        return question
+
+    def describe_sink(self, sink: str, reply: Callable[[ErrorCode, SinkState | None], None]) -> None:
+        """DescribeSink."""
+        refusal = self._refusal(sink)
+        found = None if refusal else self.units.describe(sink)
+        if refusal or found is not None:
+            reply(refusal, found)
+        else:
+            # That there is nothing may be said by nobody who was deposed.
+            question = Question(sink, None, lambda answer: reply(answer.error, None), 0)
+            self._doubt(question, Answer())
+
     def drop(self, question: Question) -> None:
         """Who asked is gone: what has not begun does not begin."""
         question.reply = None
@@ -268,6 +326,12 @@ class Shard:
         """Answer a question, begin what it asks for, or hold it."""
         request = question.request
         if question.reply is None or request is None:
+            return
+        if isinstance(request, CommitUnit | AbortStage):
+            self.units.look_at(question, request)
+            return
+        unit = request.unit if isinstance(request, Init) else None
+        if unit is not None and not self.units.may_begin(question, unit, request.takeover):
             return
         entry = self._ids.get(question.transactional_id)
         if entry is not None and isinstance(request, Add) and self._join(entry, question, request):
@@ -301,10 +365,13 @@ class Shard:
             self._tell(question, outcome)
 
     def _decide(self, entry: Id | None, request: state.Request, new_id: int = state.NO_ID) -> state.Outcome:
-        server = Server(self._wall_ms(), self._version(), new_id)
+        server = self._server(new_id)
         if entry is None:
             return state.decide(None, False, request, server)
         return state.decide(entry.current, entry.pending is not None, request, server)
+
+    def _server(self, new_id: int = state.NO_ID) -> Server:
+        return Server(self._wall_ms(), self._version(), new_id)
 
     def _tell(self, question: Question, answer: Answer) -> None:
         if answer.error in SENTENCES:
@@ -367,13 +434,17 @@ class Shard:
     # -- transitions -----------------------------------------------------------------------------
 
     def _begin(self, entry: Id, value: TransactionValue | None) -> Pending:
+        pending = self._pend(entry, value)
+        self._turn.append(entry)
+        self._schedule()
+        return pending
+
+    def _pend(self, entry: Id, value: TransactionValue | None) -> Pending:
         status = Status.DEAD if value is None else value.status
         before = Status.EMPTY if entry.current is None else entry.current.status
         must(entry.pending is None, entry.name, "one transition at a time", status)
         must(before in state.PREVIOUS[status], entry.name, "that transition is one", before, status)
         entry.pending = pending = Pending(value, self._clock_ms())
-        self._turn.append(entry)
-        self._schedule()
         return pending
 
     def end_turn(self) -> None:
@@ -384,6 +455,25 @@ class Shard:
         transitions = [(entry, entry.pending) for entry in turn if entry.pending is not None]
         if not self.closed and (transitions or doubts):
             self._append(transitions, doubts)
+        for decision in self.units.take_decisions():
+            self._append_decision(decision)
+
+    def _append_decision(self, decision: Decision) -> None:
+        """All of it or nothing: so it is a batch of its own, and never split."""
+        stages = decision.stages
+        records = [decision.record, *(self._record(entry.name, pending.value) for entry, pending in stages)]
+        batch = Batch(stages, [], decision)
+        hit("transactions.unit.before_append")
+        try:
+            self._log.append(records, partial(self._settled, batch))
+        except PenstockError as error:
+            self._refused(batch, error.code)
+            return
+        decision.is_written = True
+        for _, pending in stages:
+            pending.is_written = True
+        self._in_flight.append(batch)
+        hit("transactions.unit.after_append")
 
     def _append(self, transitions: list[tuple[Id, Pending]], doubts: list[tuple[Question, Answer]]) -> None:
         if transitions:
@@ -410,8 +500,9 @@ class Shard:
     def _record(self, name: str, value: TransactionValue | None) -> StateRecord:
         if value is None:
             return StateRecord(put_key(name), None)
-        # A next producer id has no place in version 0, and must not be lost on the way down.
-        version = 1 if self._version() >= 1 or value.next_id != state.NO_ID else 0
+        # A next producer id, or a unit, has no place in version 0, and must not be lost on the way down.
+        needs_tags = value.next_id != state.NO_ID or value.unit is not None
+        version = 1 if self._version() >= 1 or needs_tags else 0
         return StateRecord(put_key(name), put_value(value, version))
 
     def _barrier(self, doubts: Sequence[tuple[Question, Answer]]) -> StateRecord:
@@ -419,7 +510,8 @@ class Shard:
         for question, _ in doubts:
             entry = self._ids.get(question.transactional_id)
             if entry is not None:
-                return self._record(entry.name, entry.newest)
+                # Never what a decision says that is not written yet: a stage would end without its unit.
+                return self._record(entry.name, entry.written)
         return self._record(doubts[0][0].transactional_id, None)
 
     def _refused(self, batch: Batch, code: ErrorCode) -> None:
@@ -429,7 +521,9 @@ class Shard:
             entry.pending = None
             if entry.current is None:
                 del self._ids[entry.name]
-            elif not pending.then and pending.value is not None:
+            elif self.units.is_loser(entry) or (
+                batch.decision is None and not pending.then and pending.value is not None
+            ):
                 self._set_timer(entry, self._clock_ms() + RETRY_MS)
             else:
                 self._arm(entry)
@@ -441,6 +535,14 @@ class Shard:
         )
         for question, _ in batch.doubts:
             question.answer(unsure)
+        if batch.decision is not None:
+            is_too_large = code in TOO_LARGE
+            most = self._log.record_bytes_max
+            self.units.refused(batch.decision)
+            self.units.answer(
+                batch.decision, too_large(len(batch.transitions), most) if is_too_large else told
+            )
+            self._look_again(self.units.over(batch.decision))
         for entry, _ in batch.transitions:
             self._wake(entry)
 
@@ -453,6 +555,9 @@ class Shard:
             return
         hit("transactions.state.covered")
         self._in_flight.remove(batch)
+        if batch.decision is not None:
+            hit("transactions.unit.covered")
+            self.units.covered(batch.decision)
         for entry, pending in batch.transitions:
             self._apply(entry, pending)
         again = []
@@ -464,6 +569,12 @@ class Shard:
                     question.answer(answer)
         for question, answer in batch.doubts:
             question.answer(answer)
+        if batch.decision is not None:
+            self.units.answer(batch.decision, None)
+            self.units.look_for_losers(batch.decision)
+            self._look_again(self.units.over(batch.decision))
+        for entry, _ in batch.transitions:
+            self.units.look_at_stage(entry)
         for question in again:
             self._look_at(question)
         for entry, _ in batch.transitions:
@@ -472,7 +583,7 @@ class Shard:
     def _apply(self, entry: Id, pending: Pending) -> None:
         entry.pending = None
         before, value = entry.current, pending.value
-        self._ids.note(entry, value)
+        self._note(entry, value)
         if value is None:
             del self._ids[entry.name]
             return
@@ -585,6 +696,9 @@ class Shard:
                 self._complete(entry)
         elif current.status is Status.ONGOING and self._clock_ms() >= entry.deadline_ms:
             self._abort_late(entry, current)
+        elif current.unit is not None:
+            self.units.look_at_stage(entry)
+            self._arm(entry)
 
     def _abort_late(self, entry: Id, current: TransactionValue) -> None:
         server = Server(self._wall_ms(), self._version())
@@ -616,7 +730,8 @@ class Shard:
             ):
                 self._begin(entry, None)
         del self._expiring[-EXPIRY_IDS_MAX:]
-        return bool(self._expiring)
+        has_more = self.units.expire(now_ms, retention_ms)
+        return has_more or bool(self._expiring)
 
     # -- the log ---------------------------------------------------------------------------------
 
@@ -624,12 +739,13 @@ class Shard:
         """Take in one record, in the order of the log. Raises Malformed for damage."""
         name = read_key(key)
         if name is None:
+            self.units.replay(key, value)
             return
         found = None if value is None else read_value(value)
         entry = self._ids.get(name)
         if entry is None:
             entry = self._ids[name] = Id(name, None)
-        self._ids.note(entry, found)
+        self._note(entry, found)
         if found is None:
             del self._ids[name]
         if found is None or found.status in state.AT_REST:
@@ -664,6 +780,7 @@ class Shard:
             left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
             entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
             self._arm(entry)
+        self.units.resume()
 
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost: whoever waits is sent away, also where it may have been done: every call may be
@@ -680,6 +797,7 @@ class Shard:
             if entry.waiting:
                 waiting += entry.waiting
         waiting += self._need_id
+        waiting += self.units.close()
         self._doubts, self._turn, self._need_id = [], [], {}
         self._ids.forget_all()
         self._due, self._behind = {}, {}
@@ -694,7 +812,7 @@ class Shard:
         turns."""
         if self.closed:
             return
-        held = len(self._need_id)
+        held = len(self._need_id) + self.units.validate()
         counts = dict.fromkeys(Status, 0)
         for name, entry in self._ids.items():
             must(entry.name == name, name, "an id stands under its own name", entry.name)
@@ -710,7 +828,12 @@ class Shard:
             if waiting:
                 must(decided or entry.pending, name, "who waits has something to wait for", current)
             if entry.pending is not None and not entry.pending.is_written:
-                must(entry in self._turn, name, "what is decided will be written", current)
+                must(
+                    entry in self._turn or self.units.is_deciding(entry),
+                    name,
+                    "what is decided will be written",
+                    current,
+                )
             if current is not None and current.status is Status.ONGOING and not self._loading:
                 rings = entry.deadline_ms == NEVER_MS or entry.pending or (entry.timer and entry.timer.is_set)
                 must(rings, name, "a transaction has a deadline", current)

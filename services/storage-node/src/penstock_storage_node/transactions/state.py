@@ -11,6 +11,7 @@ transaction there gets another producer id with epoch 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
@@ -20,6 +21,7 @@ from penstock_storage_node.transactions.records import (
     Status,
     TransactionValue,
 )
+from penstock_storage_node.transactions.unit_records import SinkEntry, Unit
 
 EPOCH_MAX: Final = 32_767
 EPOCH_EXHAUSTED: Final = EPOCH_MAX - 1
@@ -56,6 +58,10 @@ class Init:
     timeout_ms: int
     producer_id: int = NO_ID
     producer_epoch: int = NO_EPOCH
+    unit: Unit | None = None
+    """What begins is a stage of it (BeginStage)."""
+    takeover: bool = False
+    """The sink may belong to another query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,29 @@ Request = Init | Add | Verify | End
 # -- what becomes of them ------------------------------------------------------------------------
 
 
+class UnitSaid(IntEnum):
+    """What becomes of a unit, numbered as in the contract (UnitVerdict)."""
+
+    DONE = 2
+    """Decided, now or before."""
+    STALE = 3
+    """A later unit of its query is decided."""
+    FOREIGN = 4
+    """The sink belongs to another query."""
+    LOST = 5
+    """A stage is not there any more, and nothing is decided."""
+
+
+class Verdict(NamedTuple):
+    """Of BeginStage, why nothing begins; of CommitUnit, what is decided."""
+
+    said: UnitSaid
+    last: SinkEntry | None = None
+    """What the sink has decided last."""
+    lost: str | None = None
+    """Of LOST: the transactional id of the stage."""
+
+
 class Answer(NamedTuple):
     """To be told to the client: at once, or with `Begin` when the transition counts."""
 
@@ -104,6 +133,10 @@ class Answer(NamedTuple):
     missing: Partitions = NO_PARTITIONS
     """With TRANSACTION_ABORTABLE partitions that are not in the transaction, with UNKNOWN_TOPIC_OR_PARTITION those that
     do not exist; the others are as they should be (OPERATION_NOT_ATTEMPTED for the second)."""
+    verdict: Verdict | None = None
+    """Of a unit."""
+    reason: str = ""
+    """For people, where the code says too little."""
 
 
 class Begin(NamedTuple):
@@ -169,7 +202,9 @@ def _init(current: TransactionValue | None, pending: bool, request: Init, server
     if current is None:
         if server.new_id == NO_ID:
             return NEED_ID
-        fresh = TransactionValue(Status.EMPTY, server.new_id, 0, request.timeout_ms, server.now_ms)
+        fresh = TransactionValue(
+            Status.EMPTY, server.new_id, 0, request.timeout_ms, server.now_ms, unit=request.unit
+        )
         # Kafka makes the id in memory first, with this producer id, and so it is the previous one of the first record.
         return _initialized(fresh._replace(previous_id=server.new_id))
     if _is_next(current, request):
@@ -198,10 +233,13 @@ def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Out
         start_ms=-1,
         previous_id=current.producer_id,
         next_id=NO_ID,
+        unit=request.unit,
     )
     if asked in (NO_EPOCH, current.producer_epoch):
         last = NO_EPOCH if asked == NO_EPOCH else current.producer_epoch
-        if not is_exhausted(current.producer_epoch):
+        # A stage leaves an epoch for its end, so that a decision about many needs no producer ids.
+        first = current.producer_epoch if request.unit is None else current.producer_epoch + 1
+        if not is_exhausted(first):
             return _initialized(empty._replace(producer_epoch=current.producer_epoch + 1, last_epoch=last))
         if server.new_id == NO_ID:
             return NEED_ID
@@ -389,10 +427,47 @@ def completed(current: TransactionValue, now_ms: int) -> TransactionValue:
         update_ms=now_ms,
         previous_id=current.producer_id,
         next_id=NO_ID,
+        unit=None,
     )
     if current.next_id != NO_ID:
         return value._replace(producer_id=current.next_id, producer_epoch=0)
     return value
+
+
+# -- stages --------------------------------------------------------------------------------------
+
+
+def is_open_stage(current: TransactionValue | None) -> bool:
+    """It belongs to a unit, and may still become part of a decision."""
+    return (
+        current is not None
+        and current.unit is not None
+        and (current.status is Status.ONGOING or current.status is Status.EMPTY)
+    )
+
+
+def committed(current: TransactionValue, server: Server) -> TransactionValue:
+    """An open stage whose unit is decided. One without any partitions has nothing to end but its epoch."""
+    return _stage_ended(current, Status.PREPARE_COMMIT, server)
+
+
+def given_up(current: TransactionValue, server: Server) -> TransactionValue:
+    """An open stage that counts for nothing."""
+    return _stage_ended(current, Status.PREPARE_ABORT, server)
+
+
+def _stage_ended(current: TransactionValue, status: Status, server: Server) -> TransactionValue:
+    """The epoch rises, so a late batch begins nothing. Nobody is told the new one, so it may be the last."""
+    value = current._replace(
+        producer_epoch=min(current.producer_epoch + 1, EPOCH_MAX),
+        last_epoch=NO_EPOCH,
+        previous_id=current.producer_id,
+        update_ms=server.now_ms,
+        client_version=EPOCH_RISES_SINCE,
+    )
+    if current.status is Status.EMPTY:
+        return value._replace(unit=None)
+    return value._replace(status=status)
 
 
 def is_expired(current: TransactionValue, now_ms: int, retention_ms: int) -> bool:

@@ -10,6 +10,7 @@ from penstock_storage_node.transactions.ids import Id, Pending
 from penstock_storage_node.transactions.questions import Question
 from penstock_storage_node.transactions.records import StateRecord
 from penstock_storage_node.transactions.state import Answer
+from penstock_storage_node.transactions.units import Decision
 
 Done = Callable[[ErrorCode], None]
 
@@ -32,11 +33,18 @@ class Log(Protocol):
 class Batch:
     """What was appended together."""
 
-    __slots__ = ("doubts", "transitions")
+    __slots__ = ("decision", "doubts", "transitions")
 
-    def __init__(self, transitions: list[tuple[Id, Pending]], doubts: list[tuple[Question, Answer]]) -> None:
+    def __init__(
+        self,
+        transitions: list[tuple[Id, Pending]],
+        doubts: list[tuple[Question, Answer]],
+        decision: Decision | None = None,
+    ) -> None:
         self.transitions = transitions
         self.doubts = doubts
+        self.decision = decision
+        """Then the transitions are those of its stages."""
 
 
 _UNSURE: Final = frozenset(
