@@ -70,6 +70,10 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.ranges: list[data_pb2.FetchRangeRequest] = []
         self.range_script: list[list[Any]] = []
         """Responses (or an exception-like status) of the next FetchRange calls."""
+        self.unit_calls: list[Any] = []
+        """Requests about units of sinks."""
+        self.unit_script: list[Any] = []
+        """Their answers, one after the other: a response, or a status."""
 
     async def start(self) -> int:
         self._server, endpoint = await serve(
@@ -216,6 +220,15 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                     self.ranges_left += 1
             else:
                 yield item
+
+    async def _unit(self, request: Any, context: Any) -> Any:
+        self.unit_calls.append(request)
+        answer = self.unit_script.pop(0)
+        if isinstance(answer, grpc.StatusCode):
+            await context.abort(answer, "as the script says")
+        return answer
+
+    BeginStage = CommitUnit = AbortStage = DescribeSink = ListSinks = _unit
 
     async def Positions(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no gateway asks for it")

@@ -308,6 +308,7 @@ class Gateway:
             lambda: self._grpc_endpoint,
             settings.socket_request_max_bytes,
             self._grpc_door,
+            self._controllers,
         )
         admin = AdminService(
             self._relay,

@@ -74,6 +74,7 @@ from penstock_storage_node.rpc.service import add_storage_service
 from penstock_storage_node.rpc.strays import StraysService
 from penstock_storage_node.rpc.transaction_service import TransactionService
 from penstock_storage_node.rpc.transaction_streams import TransactionStreams
+from penstock_storage_node.rpc.units import UnitsService
 from penstock_storage_node.settings import StorageNodeSettings
 from penstock_storage_node.transactions.leading import LeadingSide
 from penstock_storage_node.transactions.link import TransactionLink
@@ -521,6 +522,7 @@ class StorageNode:
                 StraysService(self._manager.registry, self._background.strays),
                 SelfDescription(self._lifecycle),
                 TransactionService(self._manager, self._transaction_link),
+                UnitsService(self._transactions, self._authorizer),
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,

@@ -29,7 +29,7 @@ from penstock_frontend.sign_in.desk import SignInDesk
 from penstock_frontend.sign_in.old_news import OldNews
 from penstock_gateway.rpc.guard import RIGHTS, Guard
 from penstock_gateway.rpc.service import GatewayService
-from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc
+from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc, sinks_pb2
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_proto.v1 import metadata_pb2 as records
 from penstock_runtime.door_settings import GrpcDoorSettings
@@ -198,7 +198,16 @@ def calls(stub: Stub, metadata: Any = None) -> dict[str, Any]:
 
     queries = pb.ListOffsetsRequest(queries=[pb.OffsetQuery(topic="t", timestamp_ms=-1)])
     wanted = data_pb2.FetchRangeRequest(topic="t", to_offset=-1)
+    unit = sinks_pb2.SinkUnit(sink="t", query="q")
+    triple = sinks_pb2.StageTriple(transactional_id="t-0-0-0")
     return {
+        "BeginStage": lambda: stub.BeginStage(sinks_pb2.BeginStageRequest(unit=unit), metadata=metadata),
+        "CommitUnit": lambda: stub.CommitUnit(sinks_pb2.CommitUnitRequest(unit=unit), metadata=metadata),
+        "AbortStage": lambda: stub.AbortStage(
+            sinks_pb2.AbortStageRequest(sink="t", triple=triple), metadata=metadata
+        ),
+        "DescribeSink": lambda: stub.DescribeSink(sinks_pb2.DescribeSinkRequest(sink="t"), metadata=metadata),
+        "ListSinks": lambda: stub.ListSinks(sinks_pb2.ListSinksRequest(), metadata=metadata),
         "Describe": lambda: stub.Describe(pb.DescribeRequest(topics=["t"]), metadata=metadata),
         "ListOffsets": lambda: stub.ListOffsets(queries, metadata=metadata),
         "Produce": lambda: stub.Produce(batches(), metadata=metadata),
@@ -235,17 +244,21 @@ async def test_each_method_asks_for_its_right_with_the_users_name(
     assert {f"/penstock.v1.Gateway/{name}" for name in made} | {
         "/penstock.v1.Gateway/Authenticate"
     } == ROWS.keys()
+    # What it lists is looked through, and there is nothing (test_units has the rest).
+    await made.pop("ListSinks")()
+    assert asked.questions == []
     for name, begin in made.items():
         asked.questions.clear()
+        right = RIGHTS[f"/penstock.v1.Gateway/{name}"]
+        assert right is not None
         call = begin()
         try:
             answer = [each async for each in call] if hasattr(call, "__aiter__") else [await call]
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         else:
-            assert "code: 29" in str(answer)
-        right = RIGHTS[f"/penstock.v1.Gateway/{name}"]
-        assert right is not None
+            code = 53 if right.kind is ResourceType.TRANSACTIONAL_ID else 29
+            assert f"code: {code}" in str(answer)
         assert set(asked.questions) == {("User:alice", "127.0.0.1", right.operation, right.kind, "t")}, name
     assert rig.nodes[1].logs == {}
     assert rig.nodes[1].ranges == []

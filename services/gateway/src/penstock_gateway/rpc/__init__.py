@@ -13,4 +13,5 @@
 `query_sessions`  sessions for questions of native clients
 `strays`          what a storage node has set aside: asked of that node
 `service`         The gRPC service `penstock.v1.Gateway`
+`units`           exactly-once units, asked of the sinks' coordinators
 """

@@ -44,6 +44,12 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.Gateway/ListOffsets": Right(Operation.DESCRIBE),
     "/penstock.v1.Gateway/Produce": Right(Operation.WRITE),
     "/penstock.v1.Gateway/FetchRange": Right(Operation.READ),
+    # Of the transactional id that is the sink's name. ListSinks leaves out what may not be described.
+    "/penstock.v1.Gateway/BeginStage": Right(Operation.WRITE, ResourceType.TRANSACTIONAL_ID),
+    "/penstock.v1.Gateway/CommitUnit": Right(Operation.WRITE, ResourceType.TRANSACTIONAL_ID),
+    "/penstock.v1.Gateway/AbortStage": Right(Operation.WRITE, ResourceType.TRANSACTIONAL_ID),
+    "/penstock.v1.Gateway/DescribeSink": Right(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),
+    "/penstock.v1.Gateway/ListSinks": Right(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),
     # Plans, operations, nodes: of the cluster.
     "/penstock.v1.Admin/Plan": Right(Operation.DESCRIBE, ResourceType.CLUSTER),
     "/penstock.v1.Admin/StartOperation": Right(Operation.ALTER, ResourceType.CLUSTER),

@@ -32,6 +32,8 @@ from penstock_kafka.wire.produce import (
 )
 
 PRODUCE_VERSION: Final = 9
+TRANSACTIONAL_VERSION: Final = 12
+"""With which the leader adds the partition to the transaction (KIP-890)."""
 FETCH_VERSION: Final = 12
 """The last version that names topics."""
 
@@ -120,18 +122,26 @@ async def wait_for_records(
 
 
 def produce(
-    client: ClientRelay, topic: str, partition: int, records: bytes | bytearray, acks: int, timeout_ms: int
+    client: ClientRelay,
+    topic: str,
+    partition: int,
+    records: bytes | bytearray,
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str = "",
 ) -> asyncio.Future[Buffer]:
-    """Append a batch; the future has the raw response, with a receipt, for `produce_result`."""
+    """Append a batch, in a transaction where that is named; the future has the raw response, with a receipt, for
+    `produce_result`."""
     one = ProducePartition(topic, None, partition, memoryview(records))
-    skim = ProduceSkim(None, acks, timeout_ms, [one], want_receipt=True)
-    buffers = encode_produce_request(PRODUCE_VERSION, 0, None, skim)
-    return submit(client, Produce, b"".join(buffers))
+    skim = ProduceSkim(transactional_id or None, acks, timeout_ms, [one], want_receipt=True)
+    version = TRANSACTIONAL_VERSION if transactional_id else PRODUCE_VERSION
+    return submit(client, Produce, b"".join(encode_produce_request(version, 0, None, skim)))
 
 
-def produce_result(data: Buffer) -> ProduceResult:
+def produce_result(data: Buffer, transactional_id: str = "") -> ProduceResult:
     """The one result of a response to `produce`."""
-    results = decode_produce_response(data, PRODUCE_VERSION).results
+    version = TRANSACTIONAL_VERSION if transactional_id else PRODUCE_VERSION
+    results = decode_produce_response(data, version).results
     if len(results) != 1:
         raise PenstockError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{len(results)} results for one batch")
     return results[0]

@@ -132,7 +132,15 @@ class ProduceStream:
             return _failed(ErrorCode.INVALID_REQUIRED_ACKS, f"acks {request.acks}: give 1, or -1 for all")
         acks = request.acks or -1
         timeout_ms = min(request.timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS)
-        return produce(self._client, request.topic, request.partition, records, acks, timeout_ms)
+        return produce(
+            self._client,
+            request.topic,
+            request.partition,
+            records,
+            acks,
+            timeout_ms,
+            request.transactional_id,
+        )
 
 
 def _failed(code: ErrorCode, message: str) -> asyncio.Future[Buffer]:
@@ -146,7 +154,7 @@ async def _response(request: pb.ProduceRequest, future: asyncio.Future[Buffer]) 
         request_id=request.request_id, base_offset=-1, log_append_time_ms=-1, log_start_offset=-1
     )
     try:
-        result = produce_result(await future)
+        result = produce_result(await future, request.transactional_id)
     except PenstockError as e:
         response.error.code, response.error.message = e.code, e.message
         return response

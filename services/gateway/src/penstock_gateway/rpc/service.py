@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
@@ -36,9 +36,11 @@ from penstock_gateway.rpc.guard import identity_of
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_gateway.rpc.query_sessions import QuerySessions
+from penstock_gateway.rpc.units import UnitMethods, UnitRelay
 from penstock_kafka.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
+from penstock_runtime.controller_client import ControllerClient
 
 DIALLED_KEY: Final = "penstock-dialled"
 LISTENER: Final = "GRPC"
@@ -50,7 +52,7 @@ RETRY_MS: Final = 50
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GatewayService(gateway_pb2_grpc.GatewayServicer):
+class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
     """Answers native clients."""
 
     def __init__(
@@ -59,11 +61,14 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         own_endpoint: Callable[[], Endpoint],
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
         door: CallerDoor | None = None,
+        controllers: ControllerClient | None = None,
     ) -> None:
-        """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in."""
+        """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in;
+        `controllers` make the topic of transactions when it is first needed."""
         self._authenticator = None if door is None else Authenticator(door)
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
+        self._units = UnitRelay(relay, controllers)
         self._own_endpoint = own_endpoint
         self._sessions = QuerySessions(lambda who: relay.open(ClientInfo(who, LISTENER)))
 
@@ -88,6 +93,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             "FetchRange": grpc.unary_stream_rpc_method_handler(
                 self.FetchRange, data_pb2.FetchRangeRequest.FromString
             ),
+            **self._unit_handlers(),
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("penstock.v1.Gateway", handlers),)
@@ -275,9 +281,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                 method, context, grpc.StatusCode.UNAVAILABLE, "this gateway has no metadata yet; try again"
             )
 
-    async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> None:
+    async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> NoReturn:
         self._count(method, status.name)
         await context.abort(status, message)
+        raise AssertionError("abort raises")
 
     def _count(self, method: str, status: str) -> None:
         self._relay.metrics.native_calls[method, status] += 1

@@ -14,5 +14,6 @@
 `transaction_messages`  The messages of Transactions
 `transaction_service`   Transactions, the end that is called
 `transaction_streams`   Transactions, the end that opens the stream
+`units`               BeginStage, CommitUnit, AbortStage, DescribeSink, ListSinks
 
 """

@@ -6,10 +6,12 @@ records get and give plain bytes (see `wire`). What is on the wire is the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import grpc.aio
 
-from penstock_proto.v1 import data_pb2, operations_pb2, storage_pb2
+from penstock_proto.v1 import data_pb2, operations_pb2, sinks_pb2, storage_pb2
 from penstock_runtime.self_description import SelfDescription
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
@@ -17,6 +19,7 @@ from penstock_storage_node.rpc.log_ends import LogEndsService
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.strays import StraysService
 from penstock_storage_node.rpc.transaction_service import TransactionService
+from penstock_storage_node.rpc.units import UnitsService
 
 SERVICE = "penstock.v1.Storage"
 
@@ -30,6 +33,7 @@ def add_storage_service(
     strays: StraysService | None = None,
     itself: SelfDescription | None = None,
     transactions: TransactionService | None = None,
+    units: UnitsService | None = None,
 ) -> None:
     """Answer Storage's calls on `server`."""
     handlers = {
@@ -64,4 +68,23 @@ def add_storage_service(
             request_deserializer=operations_pb2.DescribeProcessRequest.FromString,
             response_serializer=operations_pb2.DescribeProcessResponse.SerializeToString,
         )
+    if units is not None:
+        handlers |= _unit_handlers(units)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _unit_handlers(units: UnitsService) -> dict[str, Any]:
+    return {
+        name: grpc.unary_unary_rpc_method_handler(
+            behaviour,
+            request_deserializer=getattr(sinks_pb2, f"{name}Request").FromString,
+            response_serializer=getattr(sinks_pb2, f"{name}Response").SerializeToString,
+        )
+        for name, behaviour in (
+            ("BeginStage", units.begin_stage),
+            ("CommitUnit", units.commit_unit),
+            ("AbortStage", units.abort_stage),
+            ("DescribeSink", units.describe_sink),
+            ("ListSinks", units.list_sinks),
+        )
+    }
