@@ -48,10 +48,8 @@ def home(rig: Rig, sink: str = "s") -> Any:
 
 
 async def begin(asked: UnitRelay, left_s: float | None = None, **changes: Any) -> pb.BeginStageResponse:
-    request = pb.BeginStageRequest(
-        **({"unit": UNIT, "partition": 4, "attempt": 1, "timeout_ms": 9} | changes)
-    )
-    return await asked.begin_stage(request, ALICE, left_s)
+    wanted: dict[str, Any] = {"unit": UNIT, "partition": 4, "attempt": 1, "timeout_ms": 9, **changes}
+    return await asked.begin_stage(pb.BeginStageRequest(**wanted), ALICE, left_s)
 
 
 async def test_a_stage_is_asked_of_the_sinks_coordinator_for_its_caller(rig: Rig, asked: UnitRelay) -> None:

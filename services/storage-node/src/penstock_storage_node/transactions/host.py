@@ -150,7 +150,7 @@ class TransactionHost(CoordinatorHost[Shard]):
 
     def _close(self, hosted: Hosted[Shard]) -> None:
         super()._close(hosted)
-        self._past.update(timed_out=hosted.shard.timed_out_count, fenced=hosted.shard.fenced_count)
+        self._past.update(_counts_of(hosted.shard))
 
     def _has_room(self) -> bool:
         return sum(shard.id_count + len(shard.units) for shard in self.shards()) < self.settings.ids_max
@@ -215,7 +215,7 @@ class TransactionHost(CoordinatorHost[Shard]):
         for shard in self.shards():
             held += shard.held_count
             waiting += sum(map(len, shard.markers().values()))
-            ended.update(timed_out=shard.timed_out_count, fenced=shard.fenced_count)
+            ended.update(_counts_of(shard))
             for status, count in shard.counts.items():
                 states[status.label] += count
             oldest_ms = min(oldest_ms, shard.oldest_start_ms or now_ms)
@@ -246,3 +246,35 @@ class TransactionHost(CoordinatorHost[Shard]):
         for why in ("timed_out", "fenced"):
             aborts.add_metric((why,), float(ended[why]))
         yield aborts
+        yield from self._unit_families(ended)
+
+    def _unit_families(self, counted: Counter[str]) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "penstock_node_sinks",
+            "Sinks of exactly-once writing that this node coordinates.",
+            value=sum(len(shard.units) for shard in self.shards()),
+        )
+        units = CounterMetricFamily(
+            "penstock_node_sink_units",
+            "Commits of units that this node has decided, or found lost since a stage was not there any more.",
+            labels=("outcome",),
+        )
+        for outcome in ("decided", "lost"):
+            units.add_metric((outcome,), float(counted[outcome]))
+        yield units
+        yield CounterMetricFamily(
+            "penstock_node_sink_stages_given_up",
+            "Open stages of sinks that a decision has left over, and this node has ended.",
+            value=float(counted["given_up"]),
+        )
+
+
+def _counts_of(shard: Shard) -> dict[str, int]:
+    """What it has counted so far."""
+    return {
+        "timed_out": shard.timed_out_count,
+        "fenced": shard.fenced_count,
+        "decided": shard.units.decided_count,
+        "lost": shard.units.lost_count,
+        "given_up": shard.units.given_up_count,
+    }

@@ -306,6 +306,7 @@ class Units:
                 return
             current = None if entry is None else entry.current
             if entry is None or current is None or current.unit != unit or not _is(current, triple):
+                self.lost_count += 1
                 verdict = Verdict(UnitSaid.LOST, self.last(unit.sink), triple.transactional_id)
                 self._desk.doubt(question, Answer(verdict=verdict))
                 return
