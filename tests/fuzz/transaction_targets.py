@@ -19,6 +19,7 @@ from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.transactions import TransactionHandler
 from penstock_storage_node.transactions import records as rec
+from penstock_storage_node.transactions import unit_records as unit_rec
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.shard import Shard
 from unit.storage_node.transactions.transaction_rig import Rig
@@ -43,10 +44,23 @@ def _values() -> Iterator[rec.TransactionValue]:
     for status in rec.Status:
         if status is not rec.Status.DEAD:
             partitions = _PARTITIONS if 1 <= status <= 3 else rec.NO_PARTITIONS
-            yield rec.TransactionValue(status, 5, 3, 60_000, 9, partitions, 8, 5, -1, 2, -1, 2)
+            value = rec.TransactionValue(status, 5, 3, 60_000, 9, partitions, 8, 5, -1, 2, -1, 2)
+            yield value
+            yield value._replace(unit=unit_rec.Unit("s", "query", 5))
     yield rec.TransactionValue(
         rec.Status.PREPARE_ABORT, 5, 32_767, 60_000, 9, _PARTITIONS, 8, 5, 6, 2, 0, 32_766
     )
+
+
+def _entry(data: bytes) -> None:
+    entry = unit_rec.read_entry(data)
+    expect(unit_rec.read_entry(unit_rec.put_entry(entry)) == entry, "an entry is read back")
+
+
+def _entries() -> Iterator[bytes]:
+    rows = (unit_rec.Rows("a", 0, 7), unit_rec.Rows("a", 3, 1), unit_rec.Rows("b", 1, 2))
+    yield unit_rec.put_entry(unit_rec.SinkEntry("query", 5, 9, True, rows))
+    yield unit_rec.put_entry(unit_rec.SinkEntry("q", 0, 9))
 
 
 def _value_seeds() -> Iterator[bytes]:
@@ -86,6 +100,11 @@ def _replay_seeds() -> Iterator[bytes]:
         yield put("t", value, number % 2)
     yield b"".join(put(f"t{number}", value) for number, value in enumerate(values))
     yield put("t", values[1]) + put("t", values[2]) + put("t", None) + put("t", values[0])
+    key = unit_rec.put_sink_key("s")
+    for entry in _entries():
+        sink = bytes((len(key), len(entry))) + key + entry
+        yield sink
+        yield b"".join(put(f"s-{number}-0-0", value) for number, value in enumerate(values)) + sink
 
 
 # -- whole requests ------------------------------------------------------------------------------
@@ -187,6 +206,9 @@ TARGETS: Final = [
         input_bytes_max=128,
     ),
     Target("transactions.record_value", _value, REFUSED, _value_seeds, share=20, input_bytes_max=512),
+    Target(
+        "transactions.sink_entry", _entry, REFUSED, lambda: list(_entries()), share=5, input_bytes_max=256
+    ),
     Target("transactions.replay", _replay, REFUSED, _replay_seeds, share=15, input_bytes_max=2048),
     Target("transactions.requests", _requests, REFUSED, _requests_seeds, share=15, input_bytes_max=2048),
 ]

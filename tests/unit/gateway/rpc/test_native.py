@@ -19,6 +19,7 @@ from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_gateway.rpc.describe import peer_host
 from penstock_gateway.rpc.service import DIALLED_KEY, GatewayService
+from penstock_kafka.wire.produce import skim_produce
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_runtime.grpc_tools import serve
@@ -100,6 +101,26 @@ async def test_produce_is_acknowledged_in_order(rig: Rig, stub: Stub) -> None:
     receipt = pb.ProduceReceipt(leader_epoch=3, held_by=[1, 2], flushed_by=[2])
     assert [r.receipt for r in got[:6]] == [receipt] * 6
     assert not any(r.HasField("receipt") for r in got[6:])
+
+
+async def test_a_batch_of_a_stage_goes_with_its_transactional_id(rig: Rig, stub: Stub) -> None:
+    async def requests() -> AsyncIterator[pb.ProduceRequest]:
+        yield pb.ProduceRequest(
+            request_id=1, topic="t", partition=1, records=b"x", transactional_id="s-0-0-0"
+        )
+        yield pb.ProduceRequest(request_id=2, topic="t", partition=1, records=b"y")
+
+    got = await read(stub.Produce(requests()))
+    assert [(r.request_id, r.error.code, r.base_offset) for r in got] == [(1, 0, 0), (2, 0, 1)]
+    assert (
+        got[0].receipt == got[1].receipt == pb.ProduceReceipt(leader_epoch=3, held_by=[1, 2], flushed_by=[2])
+    )
+    [first, second] = [
+        (header.api_version, skim_produce(data, header).transactional_id)
+        for header, data in rig.nodes[2].frames
+    ]
+    assert first == (12, "s-0-0-0")  # so its leader adds the partition to the transaction
+    assert second == (9, None)
 
 
 async def test_a_large_batch_is_produced_in_several_messages(rig: Rig, stub: Stub) -> None:
