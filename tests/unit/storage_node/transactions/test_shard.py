@@ -10,8 +10,9 @@ from penstock_core.errors import ErrorCode
 from penstock_kafka.wire.primitives import Malformed
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.records import NO_PARTITIONS, Status, TransactionValue, put_key
-from penstock_storage_node.transactions.shard import HOLD_INIT_MS, HOLD_MS, LOADED_LEFT_MS, RETRY_MS
+from penstock_storage_node.transactions.shard import HOLD_INIT_MS, HOLD_MS
 from penstock_storage_node.transactions.state import NO_TIMEOUT_MS, Add, Answer, End
+from penstock_storage_node.transactions.transitions import LOADED_LEFT_MS, RETRY_MS
 from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
 
 BUSY = ErrorCode.CONCURRENT_TRANSACTIONS

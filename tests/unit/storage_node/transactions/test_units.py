@@ -6,8 +6,9 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.transactions.records import Status, read_key
-from penstock_storage_node.transactions.shard import HOLD_INIT_MS, RETRY_MS
+from penstock_storage_node.transactions.shard import HOLD_INIT_MS
 from penstock_storage_node.transactions.state import Add, Answer, UnitSaid
+from penstock_storage_node.transactions.transitions import RETRY_MS
 from penstock_storage_node.transactions.unit_records import Rows, Unit, read_sink_key
 from penstock_storage_node.transactions.units import CommitUnit, Triple
 from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
