@@ -97,7 +97,9 @@ async def test_a_unit_of_a_sink_from_its_begin_to_its_end(nodes: dict[int, Coord
     assert (again.verdict, again.last) == (DONE, UNIT)
     later = pb.SinkUnit(sink="s", query="q", epoch=5)
     assert (await asked.begin(unit=later)).last == UNIT
-    assert [each.sink for each in (await asked.list()).sinks] == ["s"]
+    [listed] = (await asked.list()).sinks
+    assert (listed.sink, listed.last, list(listed.rows)) == ("s", UNIT, [])
+    assert [stage.unit for stage in listed.open] == [later]
 
 
 async def test_each_call_asks_for_the_callers_right(nodes: dict[int, Coordinator]) -> None:

@@ -144,7 +144,8 @@ class UnitsService:
         return pb.DescribeSinkResponse(sink=None if state is None else _state(state))
 
     async def list_sinks(self, request: pb.ListSinksRequest, context: object) -> pb.ListSinksResponse:
-        """All that this node coordinates and the caller may describe."""
+        """All that this node coordinates and the caller may describe; their rows are DescribeSink's to tell, since those
+        of many sinks together have no bound."""
         del context
         response = pb.ListSinksResponse()
         if self._host.loading_count:
@@ -156,7 +157,7 @@ class UnitsService:
             for number, name in enumerate(shard.units.names()):
                 state = shard.units.describe(name)
                 if state is not None and allows(who, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
-                    response.sinks.append(_state(state))
+                    response.sinks.append(_state(state, with_rows=False))
                 if number % SINKS_AT_ONCE == SINKS_AT_ONCE - 1:
                     await asyncio.sleep(0)
         return response
@@ -248,17 +249,15 @@ def _last(sink: str, entry: SinkEntry | None) -> pb.SinkUnit | None:
     return None if entry is None else pb.SinkUnit(sink=sink, query=entry.query, epoch=entry.epoch)
 
 
-def _state(state: SinkState) -> pb.SinkState:
+def _state(state: SinkState, *, with_rows: bool = True) -> pb.SinkState:
     entry = state.entry
+    rows = entry.rows if entry is not None and with_rows else ()
     return pb.SinkState(
         sink=state.sink,
         last=_last(state.sink, entry),
         decided_at_ms=0 if entry is None else entry.decided_ms,
         ending_stages=state.ending,
-        rows=[
-            pb.UnitRows(topic=row.topic, partition=row.partition, rows=row.rows)
-            for row in (() if entry is None else entry.rows)
-        ],
+        rows=[pb.UnitRows(topic=row.topic, partition=row.partition, rows=row.rows) for row in rows],
         open=[
             pb.OpenStage(
                 triple=_put_triple(stage.triple),
