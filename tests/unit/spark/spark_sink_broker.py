@@ -1,7 +1,8 @@
 """A plain model of the broker's side of exactly-once writing, as decision 0073 describes it.
 
-Every call is a generator of steps. What it writes to `ids` and `ledger` is durable at once; a step's end is where its
-process may die, and what it had in its variables is gone then.
+Every call is a generator of steps. What it writes to `ids` and `sinks` is durable at once, and a turn of the
+coordinator lies between two yields; a step's end is where its process may die, and what it had in its variables is gone
+then.
 """
 
 from __future__ import annotations
@@ -11,32 +12,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark_penstock.sink import protocol as p
-from pyspark_penstock.sink.protocol import Entry, Outcome, Triple, Unit, Verdict
+from pyspark_penstock.sink.protocol import Begun, Entry, Outcome, Triple, Unit, Verdict
 
 Steps = Generator[None, None, Any]
+
+BUGS = (
+    "check-and-decision-apart",
+    "stages-after-the-decision",
+    "begin-does-not-ask",
+    "begin-keeps-what-is-open",
+    "losers-stay-open",
+    "epoch-stays-at-decision",
+    "epoch-stays-at-begin",
+    "commit-does-not-look-at-stages",
+    "commit-does-not-ask",
+)
+"""Rules that may be left out, each of which some run shows to be needed."""
 
 
 @dataclass
 class Transaction:
-    """What an id's coordinator has."""
+    """What the coordinator has of a stage's id."""
 
     producer_id: int
     epoch: int = -1
     state: str = "empty"
-    """empty, ongoing, prepared, committed, aborted"""
+    """empty, ongoing, committing (decided, markers missing), committed, aborted"""
     unit: Unit | None = None
     rows: list[object] = field(default_factory=list)
-
-
-@dataclass
-class Record:
-    """Of a sink, in the ledger's topic."""
-
-    entry: Entry | None = None
-    named: tuple[Triple, ...] = ()
-    """Of the decision, until all are ended."""
-    vetoed: dict[str, Triple] = field(default_factory=dict)
-    """By transactional id: no decision may name these any more."""
 
 
 class Fenced(Exception):
@@ -47,153 +50,151 @@ class Broker:
     """`bug` leaves out one rule: the tests must see that."""
 
     def __init__(self, bug: str = "") -> None:
+        assert bug in ("", *BUGS)
         self.bug = bug
         self.ids: dict[str, Transaction] = {}
-        self.ledger: dict[str, Record] = {}
+        self.sinks: dict[str, Entry] = {}
         self.visible: list[object] = []
         """Rows that readers of committed records see."""
         self.decided: list[Unit] = []
-
-    def record(self, sink: str) -> Record:
-        return self.ledger.setdefault(sink, Record())
+        self.unfinished: dict[str, Entry] = {}
+        """Decisions whose losers are not given up yet."""
+        self.sent: list[p.Append] = []
+        """What has been appended; a copy of it may come late."""
 
     def handle(self, call: p.Call) -> Steps:
         handler = {
-            p.LookUp: self._look_up, p.Begin: self._begin, p.Append: self._append,
-            p.CommitUnit: self._commit, p.ListStages: self._list, p.AbortStage: self._abort,
+            p.BeginStage: self._begin, p.Append: self._append, p.Flush: self._flush,
+            p.CommitUnit: self._commit, p.AbortStage: self._abort,
         }[type(call)]  # fmt: skip
         return handler(call)  # type: ignore[operator, no-any-return]
 
-    # -- coordinators -----------------------------------------------------------------------
+    def has_ended(self) -> bool:
+        return all(found.state not in ("ongoing", "committing") for found in self.ids.values())
 
-    def find(self, triple: Triple) -> Transaction:
-        found = self.ids[triple.transactional_id]
-        if (found.producer_id, found.epoch) != (triple.producer_id, triple.producer_epoch):
-            raise Fenced(triple.transactional_id)
-        return found
+    # -- stages -----------------------------------------------------------------------------
 
-    def _begin(self, call: p.Begin) -> Steps:
-        found = self.ids.setdefault(call.transactional_id, Transaction(len(self.ids) + 1))
+    def _judge(self, unit: Unit, takeover: bool) -> Verdict:
+        return p.judge(unit, self.sinks.get(unit.sink), takeover)
+
+    def _begin(self, call: p.BeginStage) -> Steps:
+        unit, name = call.unit, f"{call.unit.sink}-{call.partition}-{call.attempt}"
         yield
-        # It waits for its turn at the id: what is said of a transaction is said of the one that is there then.
-        while found.state in ("ongoing", "prepared"):
-            yield from self._settle(self._triple(call.transactional_id))
-        found.epoch += 1
-        found.state, found.unit, found.rows = "ongoing", call.unit, []
-        return self._triple(call.transactional_id)
+        # It waits for its turn at the id, and all that follows is one turn.
+        while name in self.ids and self.ids[name].state == "committing":
+            self._mark(name)
+            yield
+        verdict = self._judge(unit, call.takeover)
+        if verdict is not Verdict.WRITE and self.bug != "begin-does-not-ask":
+            return Begun(verdict, None, self.sinks.get(unit.sink))
+        found = self.ids.setdefault(name, Transaction(len(self.ids) + 1))
+        kept = found.rows if self.bug == "begin-keeps-what-is-open" and found.state == "ongoing" else []
+        if self.bug != "epoch-stays-at-begin" or found.epoch < 0:
+            found.epoch += 1
+        found.state, found.unit, found.rows = "ongoing", unit, list(kept)
+        return Begun(Verdict.WRITE, self._triple(name), self.sinks.get(unit.sink))
 
     def _triple(self, name: str) -> Triple:
         return Triple(name, self.ids[name].producer_id, self.ids[name].epoch)
 
+    def _open(self, triple: Triple) -> Transaction | None:
+        found = self.ids.get(triple.transactional_id)
+        if found is None or self._triple(triple.transactional_id) != triple or found.state != "ongoing":
+            return None
+        return found
+
     def _append(self, call: p.Append) -> Steps:
         yield
-        found = self.find(call.triple)
-        if found.state != "ongoing":
+        found = self.ids[call.triple.transactional_id]
+        if self._triple(call.triple.transactional_id) != call.triple:
             raise Fenced(call.triple.transactional_id)
-        found.rows += call.rows
+        if found.state in ("ongoing", "committing"):
+            if not set(call.rows) <= set(found.rows):  # else it is a repeated sequence
+                found.rows += call.rows
+                self.sent.append(call)
+        elif found.state == "committed":
+            self.visible += call.rows  # behind the marker, with nothing that would hold it back
+        else:
+            raise Fenced(call.triple.transactional_id)
 
-    def _settle(self, triple: Triple) -> Steps:
-        """End a transaction that nobody ends by a decision: at once, or as the ledger says when it is prepared."""
-        found = self.find(triple)
-        commits = False
-        if found.state == "prepared" and self.bug != "prepared-is-ongoing":
-            yield
-            commits = yield from self._ask(found.unit, triple)
-            yield
-        self.end(triple, commits)
+    def _flush(self, call: p.Flush) -> Steps:
+        yield
+        found = self._open(call.triple)
+        if found is None:
+            raise Fenced(call.triple.transactional_id)
+        return {("t", 0): len(found.rows)}
 
-    def end(self, triple: Triple, commits: bool) -> None:
-        """Idempotent: a transaction that is ended, or followed by another one, stays as it is."""
-        found = self.ids[triple.transactional_id]
-        if (found.producer_id, found.epoch) != (triple.producer_id, triple.producer_epoch):
-            return
-        if found.state in ("ongoing", "prepared"):
-            found.state = "committed" if commits else "aborted"
-            if commits:
-                self.visible += found.rows
+    def _mark(self, name: str) -> None:
+        """Write the markers of a decided stage. Idempotent."""
+        found = self.ids[name]
+        if found.state == "committing":
+            found.state = "committed"
+            self.visible += found.rows
+
+    def _give_up(self, triple: Triple) -> None:
+        found = self._open(triple)
+        if found is not None:
+            found.state = "aborted"
+            found.epoch += 1
 
     def _abort(self, call: p.AbortStage) -> Steps:
         yield
-        try:
-            yield from self._settle(call.triple)
-        except Fenced:
-            return
-
-    def _list(self, call: p.ListStages) -> Steps:
-        yield
-        return tuple(
-            p.OpenStage(found.unit, self._triple(name), found.state == "prepared")
-            for name, found in self.ids.items()
-            if found.unit is not None
-            and found.unit.sink == call.sink
-            and found.state in ("ongoing", "prepared")
-        )
+        self._give_up(call.triple)
 
     def time_out(self) -> Steps:
-        """Every transaction's timeout has passed, prepared ones' too."""
+        """Every open transaction's timeout has passed."""
         for name in list(self.ids):
-            if self.ids[name].state in ("ongoing", "prepared"):
-                yield from self._settle(self._triple(name))
+            self._give_up(self._triple(name))
+            yield
 
-    # -- the ledger's owner -----------------------------------------------------------------
-
-    def _look_up(self, call: p.LookUp) -> Steps:
-        yield
-        return self.record(call.sink).entry
-
-    def _ask(self, unit: Unit | None, triple: Triple) -> Steps:
-        """Does a decision name it? If none does, from now on none will."""
-        assert unit is not None
-        record = self.record(unit.sink)
-        if triple in record.named:
-            return True
-        if self.bug != "no-veto":
-            record.vetoed[triple.transactional_id] = triple
-        yield
-        return False
+    # -- units ------------------------------------------------------------------------------
 
     def _commit(self, call: p.CommitUnit) -> Steps:
-        unit, record = call.unit, self.record(call.unit.sink)
-        verdict = p.judge(unit, record.entry, call.takeover)
-        if verdict is not Verdict.WRITE:
-            return Outcome(verdict, record.entry)
-        for triple in call.triples:
-            yield
-            if not self._prepare(unit, triple):
-                return Outcome(Verdict.LOST, record.entry, f"{triple.transactional_id} has ended")
+        unit = call.unit
         yield
-        if self.bug != "decides-over-it":
-            yield from self.finish(unit.sink)  # at most one decision of a sink is under way
-        # One turn of the owner from here on: another call may have decided meanwhile.
-        verdict = p.judge(unit, record.entry, call.takeover)
-        if verdict is not Verdict.WRITE and self.bug != "decide-twice":
-            return Outcome(verdict, record.entry)
-        lost = [triple for triple in call.triples if record.vetoed.get(triple.transactional_id) == triple]
-        if lost:
-            return Outcome(Verdict.LOST, record.entry, f"{lost[0].transactional_id} was given up")
-        record.entry, record.named, record.vetoed = Entry(unit.query, unit.epoch), call.triples, {}
+        if (refused := self._refused(call)) is not None:
+            return refused
+        if self.bug == "check-and-decision-apart":
+            yield
+        # What is checked above and decided here is one turn, and one batch.
+        self.sinks[unit.sink] = self.unfinished[unit.sink] = Entry(unit.query, unit.epoch)
         self.decided.append(unit)
-        yield
-        yield from self.finish(unit.sink)
-        return Outcome(Verdict.DONE, record.entry)
-
-    def _prepare(self, unit: Unit, triple: Triple) -> bool:
-        try:
-            found = self.find(triple)
-        except (Fenced, KeyError):
-            return False
-        if found.unit != unit or found.state not in ("ongoing", "prepared"):
-            return False
-        if self.bug != "no-prepare":
-            found.state = "prepared"
-        return True
-
-    def finish(self, sink: str) -> Steps:
-        """End what is decided: by who has decided, or by the next owner of the ledger."""
-        record = self.record(sink)
-        named = record.named
-        for triple in named:
-            self.end(triple, commits=True)
+        if self.bug == "stages-after-the-decision":
             yield
-        if record.named == named:
-            record.named = ()
+        for triple in call.triples:
+            found = self.ids[triple.transactional_id]
+            if found.state == "ongoing":
+                found.state = "committing"
+                if self.bug != "epoch-stays-at-decision":
+                    found.epoch += 1
+        yield
+        yield from self.finish()
+        return Outcome(Verdict.DONE, self.sinks[unit.sink])
+
+    def _refused(self, call: p.CommitUnit) -> Outcome | None:
+        last = self.sinks.get(call.unit.sink)
+        verdict = self._judge(call.unit, call.takeover)
+        if verdict is not Verdict.WRITE and self.bug != "commit-does-not-ask":
+            return Outcome(verdict, last)
+        if self.bug == "commit-does-not-look-at-stages":
+            return None
+        lost = [triple for triple in call.triples if self._open(triple) is None]
+        return Outcome(Verdict.LOST, last, lost[0]) if lost else None
+
+    def finish(self) -> Steps:
+        """What follows a decision, by the coordinator that has made it, or by the next one."""
+        while self.unfinished:
+            self._lose(*self.unfinished.popitem())
+            yield
+        for name in list(self.ids):
+            self._mark(name)
+            yield
+
+    def _lose(self, sink: str, last: Entry) -> None:
+        """Give up what no decision has named, but for later units of the same query."""
+        for name, found in self.ids.items():
+            unit = found.unit
+            if unit is None or unit.sink != sink or self.bug == "losers-stay-open":
+                continue
+            if unit.query != last.query or unit.epoch <= last.epoch:
+                self._give_up(self._triple(name))

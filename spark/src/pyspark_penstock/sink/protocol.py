@@ -1,4 +1,4 @@
-"""Exactly-once writing: what its driver and its tasks decide. No option gives it yet; see docs/decisions/0073.
+"""Exactly-once writing: what its driver and its tasks decide; see docs/decisions/0073.
 
 Tasks and driver are generators: they yield calls to the broker and are sent the answers, so that a test may stop one
 of them, or answer late, at any point. What the broker has to do for each call stands at the call.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from pyspark_penstock.errors import OptionError, PenstockError
 
@@ -28,11 +29,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Triple:
-    """One transaction: its coordinator ends it by these alone."""
+    """A stage, i.e. one transaction: its coordinator ends it by these alone."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
+
+
+Rows = dict[tuple[str, int], int]
+"""How many, by topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +45,17 @@ class Staged:
     """A task's message: its rows are in the log, in a transaction that is open."""
 
     unit: Unit
-    triple: Triple
-    rows: int
+    triple: Triple | None
+    """None: the task had no rows, and has begun nothing."""
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A task's message: the ledger has the unit already, and nothing was written."""
+    """A task's message: the unit is decided already, and nothing was written."""
 
     unit: Unit
+    last: Entry
 
 
 Message = Staged | Skipped
@@ -56,79 +63,14 @@ Message = Staged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the ledger says of a sink: the last unit that was decided."""
+    """The last unit that a sink has decided."""
 
     query: str
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStage:
-    """A transaction of a sink that is not ended, and the unit that it was begun for."""
-
-    unit: Unit
-    triple: Triple
-    is_prepared: bool
-
-
-# -- calls --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """The ledger's entry of a sink, None when there is none: never an older one than has been told to anybody."""
-
-    sink: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A transaction under an id: its triple. What the id's last holder left is ended first, as the ledger says."""
-
-    transactional_id: str
-    unit: Unit
-    timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Rows into an open transaction; answered when all in-sync replicas have them."""
-
-    triple: Triple
-    rows: Sequence[object]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitUnit:
-    """Prepare every stage, write one decision, end them all. Answered once the decision is durable.
-
-    The same call again has the same answer. The broker ends what is decided whether anybody asks again or not.
-    """
-
-    unit: Unit
-    triples: tuple[Triple, ...]
-    takeover: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ListStages:
-    """The transactions of a sink that are not ended, as a tuple of OpenStage."""
-
-    sink: str
-
-
-@dataclass(frozen=True, slots=True)
-class AbortStage:
-    """Abort a transaction unless a decision names it. One that is ended already is none of an error."""
-
-    triple: Triple
-
-
-Call = LookUp | Begin | Append | CommitUnit | ListStages | AbortStage
-
-
 class Verdict(Enum):
-    """Of the ledger about a unit."""
+    """Of a sink's coordinator about a unit."""
 
     WRITE = "write"
     """It is not there yet."""
@@ -142,107 +84,193 @@ class Verdict(Enum):
     """Of a commit: a stage is not there any more."""
 
 
+# -- calls --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BeginStage:
+    """Ask the sink's entry, and begin a transaction for one attempt at a task, all in one turn.
+
+    What is open under the same id is aborted.
+    """
+
+    unit: Unit
+    partition: int
+    attempt: int
+    timeout_ms: int
+    takeover: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The answer: WRITE and a triple, or why nothing was begun."""
+
+    verdict: Verdict
+    triple: Triple | None = None
+    last: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Rows into an open transaction. They may still be on their way when it is answered."""
+
+    triple: Triple
+    rows: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Answered, with how many rows went where, when all in-sync replicas have all that was appended."""
+
+    triple: Triple
+
+
+@dataclass(frozen=True, slots=True)
+class CommitUnit:
+    """Decide the unit and all stages, or nothing. Answered once the decision is durable.
+
+    The same call again has the same answer. The broker ends what is decided whether anybody asks again or not.
+    """
+
+    unit: Unit
+    triples: tuple[Triple, ...]
+    takeover: bool = False
+    rows: tuple[tuple[str, int, int], ...] = ()
+    """(topic, partition, number)"""
+    once: bool = False
+    """Nobody can repeat the unit, nor go on behind it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The answer to CommitUnit: DONE, or why nothing was decided."""
 
     verdict: Verdict
-    entry: Entry | None = None
-    reason: str = ""
+    last: Entry | None = None
+    lost: Triple | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStage:
+    """Abort a stage unless it is decided. One that is ended already is none of an error."""
+
+    sink: str
+    triple: Triple
+
+
+Call = BeginStage | Append | Flush | CommitUnit | AbortStage
 
 
 class RefusedUnitError(PenstockError):
-    """The ledger doesn't take what was to be written."""
+    """The sink doesn't take what was to be written."""
 
 
-def judge(unit: Unit, entry: Entry | None, takeover: bool) -> Verdict:
-    """May this unit still be written? The one rule, for tasks and for the ledger's owner alike."""
-    if entry is None:
+def judge(unit: Unit, last: Entry | None, takeover: bool) -> Verdict:
+    """May this unit still be written? The coordinator's rule, at begin and at commit alike."""
+    if last is None:
         return Verdict.WRITE
-    if entry.query != unit.query:
+    if last.query != unit.query:
         return Verdict.WRITE if takeover else Verdict.FOREIGN
-    if unit.epoch == entry.epoch:
+    if unit.epoch == last.epoch:
         return Verdict.DONE
-    return Verdict.WRITE if unit.epoch > entry.epoch else Verdict.STALE
+    return Verdict.WRITE if unit.epoch > last.epoch else Verdict.STALE
 
 
-def refusal(unit: Unit, verdict: Verdict, entry: Entry | None, reason: str = "") -> RefusedUnitError:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the units of one write are meant."""
+
+    takeover: bool = False
+    timeout_ms: int = STAGING_TIMEOUT_MS
+    versioned: bool = False
+    """By txnAppId and txnVersion: a version that is lower than the last is done, as well as the last one itself."""
+    once: bool = False
+    """A single write that nobody can repeat."""
+
+    def is_done(self, verdict: Verdict) -> bool:
+        return verdict is Verdict.DONE or (self.versioned and verdict is Verdict.STALE)
+
+
+def refusal(
+    unit: Unit, verdict: Verdict, last: Entry | None, lost: Triple | None = None, once: bool = False
+) -> RefusedUnitError:
     """In one sentence."""
-    if verdict is Verdict.FOREIGN and entry is not None:
+    if verdict is Verdict.FOREIGN and last is not None:
         return RefusedUnitError(
-            f"sink {unit.sink} belongs to query {entry.query}, and this is {unit.query}; choose another sinkId, or set "
+            f"sink {unit.sink} belongs to query {last.query}, and this is {unit.query}; choose another sinkId, or set "
             'option("sinkTakeover", "true") if that query is never to go on'
         )
-    if verdict is Verdict.STALE and entry is not None:
+    if verdict is Verdict.STALE and last is not None:
         return RefusedUnitError(
-            f"sink {unit.sink} has micro-batch {entry.epoch} of this query, and this is {unit.epoch}: the checkpoint "
+            f"sink {unit.sink} has micro-batch {last.epoch} of this query, and this is {unit.epoch}: the checkpoint "
             "was put back, or an older driver still runs; go on with the newest checkpoint, or choose another sinkId"
         )
-    return RefusedUnitError(
-        f"micro-batch {unit.epoch} of sink {unit.sink} was not committed: {reason}; it is repeated when the query "
-        "starts again"
+    name = "a stage" if lost is None else f"stage {lost.transactional_id}"
+    what = "this write" if once else f"micro-batch {unit.epoch} of sink {unit.sink}"
+    mend = (
+        "nothing of it counts, so write it again"
+        if once
+        else "nothing of it counts, and it is repeated when the query starts again"
     )
-
-
-def stage_id(sink: str, partition: int, attempt: int) -> str:
-    """Few ids for many micro-batches. No attempt touches what another one of its micro-batch has finished."""
-    return f"{sink}-{partition}-{attempt}"
+    return RefusedUnitError(
+        f"{what} was not committed, for {name} had ended: it was open for longer than stagingTimeoutMs, or another "
+        f"driver has repeated it; {mend}"
+    )
 
 
 # -- who calls ----------------------------------------------------------------------------------
 
 
 def stage(
-    unit: Unit,
-    partition: int,
-    attempt: int,
-    rows: Iterable[Sequence[object]],
-    *,
-    takeover: bool = False,
-    timeout_ms: int = STAGING_TIMEOUT_MS,
-) -> Generator[Call, object, Message]:
-    """A task. Its transaction is left open. Raises RefusedUnitError."""
-    entry = yield LookUp(unit.sink)
-    assert entry is None or isinstance(entry, Entry)
-    verdict = judge(unit, entry, takeover)
-    if verdict is Verdict.DONE:
-        return Skipped(unit)
-    if verdict is not Verdict.WRITE:
-        raise refusal(unit, verdict, entry)
-    triple = yield Begin(stage_id(unit.sink, partition, attempt), unit, timeout_ms)
-    assert isinstance(triple, Triple)
-    count = 0
-    for chunk in rows:
+    unit: Unit, partition: int, attempt: int, chunks: Iterable[Any], terms: Terms
+) -> Generator[Call, Any, Message]:
+    """A task. Its transaction is left open. It begins with the first rows. Raises RefusedUnitError."""
+    triple: Triple | None = None
+    for chunk in chunks:
+        if triple is None:
+            begun = yield BeginStage(unit, partition, attempt, terms.timeout_ms, terms.takeover)
+            assert isinstance(begun, Begun)
+            if terms.is_done(begun.verdict) and begun.last is not None:
+                return Skipped(unit, begun.last)
+            if begun.verdict is not Verdict.WRITE:
+                raise refusal(unit, begun.verdict, begun.last)
+            triple = begun.triple
+            assert triple is not None
         yield Append(triple, chunk)
-        count += len(chunk)
-    return Staged(unit, triple, count)
+    rows: Rows = {} if triple is None else (yield Flush(triple))
+    return Staged(unit, triple, rows)
 
 
-def commit(messages: Sequence[Message | None], *, takeover: bool = False) -> Generator[Call, object, None]:
-    """The driver, once Spark has chosen the attempts that count. Raises RefusedUnitError."""
+def commit(messages: Sequence[Message | None], terms: Terms) -> Generator[Call, Any, Entry | None]:
+    """The driver, once Spark has chosen the attempts that count. Raises RefusedUnitError.
+
+    Returns what the sink had decided before, where that is why nothing was written now.
+    """
     unit = unit_of(messages)
     if unit is None:
-        return
-    triples = tuple(message.triple for message in messages if isinstance(message, Staged))
-    if triples:
-        outcome = yield CommitUnit(unit, triples, takeover)
-        assert isinstance(outcome, Outcome)
-        if outcome.verdict is not Verdict.DONE:
-            raise refusal(unit, outcome.verdict, outcome.entry, outcome.reason)
-    # Losers of this micro-batch, and what drivers before have left. What a decision names is ended already,
-    # or will be by its owner; what is staged for a later micro-batch is somebody's who is ahead of us.
-    stages = yield ListStages(unit.sink)
-    assert isinstance(stages, tuple)
-    for found in stages:
-        if found.unit.query != unit.query or found.unit.epoch <= unit.epoch:
-            yield AbortStage(found.triple)
+        return None
+    skipped = [message.last for message in messages if isinstance(message, Skipped)]
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if skipped and not any(message.triple for message in staged):
+        return skipped[0]
+    rows: Rows = {}
+    for message in staged:
+        for place, count in message.rows.items():
+            rows[place] = rows.get(place, 0) + count
+    triples = tuple(message.triple for message in staged if message.triple is not None)
+    named = tuple((topic, partition, count) for (topic, partition), count in sorted(rows.items()))
+    outcome = yield CommitUnit(unit, triples, terms.takeover, named, terms.once)
+    assert isinstance(outcome, Outcome)
+    if not terms.is_done(outcome.verdict):
+        raise refusal(unit, outcome.verdict, outcome.last, outcome.lost, terms.once)
+    return None if outcome.verdict is Verdict.DONE and not skipped else outcome.last
 
 
-def abort(messages: Sequence[Message | None]) -> Generator[Call, object, None]:
-    """The driver, when Spark gives a micro-batch up. What failed tasks left nobody tells; their timeout ends it."""
+def abort(messages: Sequence[Message | None]) -> Generator[Call, Any, None]:
+    """The driver, when Spark gives a write up. What failed tasks left nobody tells; their timeout ends it."""
     for message in messages:
-        if isinstance(message, Staged):
-            yield AbortStage(message.triple)
+        if isinstance(message, Staged) and message.triple is not None:
+            yield AbortStage(message.unit.sink, message.triple)
 
 
 def unit_of(messages: Sequence[Message | None]) -> Unit | None:
