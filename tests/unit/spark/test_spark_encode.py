@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.check import accept_produced
-from pyspark_penstock.encode import CODECS, Placing, Rows, encode_batches, header_tails, murmur2, split
+from pyspark_penstock.encode import (
+    CODECS,
+    Placing,
+    Rows,
+    Sequences,
+    encode_batches,
+    header_tails,
+    murmur2,
+    split,
+)
 from pyspark_penstock.errors import RowError
-from unit.spark.spark_batches import Rec, decode_plainly, encode_batch
+from unit.spark.spark_batches import HEADER, Rec, decode_plainly, encode_batch
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 FAR = 1 << 62
@@ -36,6 +45,12 @@ binaries = st.one_of(
 headers = st.one_of(st.none(), st.lists(st.tuples(st.text(max_size=5), binaries), max_size=5))
 times = st.integers(-(1 << 50), 1 << 50) | st.integers(1_700_000_000_000, 1_700_000_100_000)
 records = st.lists(st.tuples(binaries, binaries, times, headers, st.integers(0, 4)), min_size=1, max_size=60)
+
+
+def producer_of(batch: bytes) -> tuple[int, ...]:
+    """Attributes, producer id, epoch, first sequence, records."""
+    header = HEADER.unpack_from(batch)
+    return header[5], *header[9:13]
 
 
 def plain_murmur2(data: bytes) -> int:
@@ -186,3 +201,29 @@ def test_where_rows_go() -> None:
     assert placed == [by_key[0], 3, by_key[1], 9, 7, 3]
     # They begin behind 120, 180, 240, 300 and 360 bytes: each 100 the next partition, and around.
     assert placing.place(None, np.full(5, 60, np.int64)).tolist() == [4, 4, 0, 1, 1]
+
+
+def test_batches_of_a_stage_say_whose_they_are() -> None:
+    """Sequences go on over calls, by partition, and through the parts of a batch that was too large."""
+    rows = rows_of([(b"k", b"v", 5, None, 0)] * 10)
+    sequences = Sequences(77, 3)
+    partitions = np.array([0, 1] * 5)
+    found = []
+    for _ in range(2):
+        found += list(encode_batches(rows, partitions, codec="zstd", sequences=sequences))
+    assert [(item.partition, producer_of(item.records)) for item in found] == [
+        (0, (0x14, 77, 3, 0, 5)), (1, (0x14, 77, 3, 0, 5)), (0, (0x14, 77, 3, 5, 5)), (1, (0x14, 77, 3, 5, 5)),
+    ]  # fmt: skip
+    config = TopicConfig()
+    for item in found:
+        accept_produced(item.records, config, 5, allow_transactional=True)
+    parts = split(found[2].records, 0, "none")
+    assert [producer_of(item.records) for item in parts] == [(0x10, 77, 3, 5, 2), (0x10, 77, 3, 7, 3)]
+    [plain] = encode_batches(rows, partitions * 0)
+    assert [producer_of(item.records) for item in split(plain.records, 0, "none")] == [(0, -1, -1, -1, 5)] * 2
+
+
+def test_a_sequence_behind_the_largest_is_0() -> None:
+    sequences = Sequences(77, 0)
+    top = (1 << 31) - 1
+    assert [sequences.take(0, count).base_sequence for count in (top - 1, 3, 2)] == [0, top - 1, 1]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pyspark_penstock.encode import Sealed
-from pyspark_penstock.sink.window import IN_FLIGHT_MAX, Outgoing, Window
+from pyspark_penstock.sink.window import IN_FLIGHT_MAX, IN_LINE_MAX, Outgoing, Window
 
 
 def batch(partition: int, text: bytes) -> Outgoing:
@@ -98,3 +98,98 @@ def test_every_batch_arrives_in_order_whatever_breaks(seed: int) -> None:
         # Repeats stand next to each other: nothing of before comes behind a later batch.
         once = [text for at, text in enumerate(log) if at == 0 or log[at - 1] != text]
         assert once == wanted[partition]
+
+
+def test_a_line_with_sequences_begins_with_one_batch_and_goes_on_with_several() -> None:
+    window = Window(1000, IN_LINE_MAX)
+    for at in range(10):
+        window.offer(batch(0, b"%d" % at))
+    [(first, _)] = window.take()
+    window.acknowledged(first)
+    texts = [(number, item.batch.records) for number, item in window.take()]
+    assert [text for _, text in texts] == [b"1", b"2", b"3", b"4", b"5"]
+    numbers = [number for number, _ in texts]
+    assert [window.is_first(number) for number in numbers] == [True, False, False, False, False]
+    # The second is refused: nothing goes out before all are answered, and then in order from there.
+    window.again(numbers[1])
+    window.acknowledged(numbers[0])
+    for number in numbers[2:]:
+        assert list(window.take()) == []
+        window.again(number)
+    # What may be written already goes alone; then there are several again.
+    for text in (b"2", b"3", b"4", b"5"):
+        [(number, item)] = window.take()
+        assert item.batch.records == text
+        window.acknowledged(number)
+    assert [item.batch.records for _, item in window.take()] == [b"6", b"7", b"8", b"9"]
+
+
+class Leader:
+    """Takes sequences in their turn, knows the last five again, and any of a producer that it has nothing of."""
+
+    def __init__(self) -> None:
+        self.log: list[int] = []
+
+    def takes(self, sequence: int) -> bool:
+        if sequence in self.log[-5:]:
+            return True
+        if self.log and sequence != self.log[-1] + 1:
+            return False
+        self.log.append(sequence)
+        return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_sequences_every_batch_is_there_once_whatever_breaks(seed: int) -> None:
+    rnd = random.Random(seed)
+    window = Window(200, IN_LINE_MAX)
+    leaders = [Leader() for _ in range(3)]
+    places = [(partition, sequence) for sequence in range(30) for partition in range(3)]
+    left = [batch(partition, b"%d" % sequence) for partition, sequence in places]
+    on_the_way: list[tuple[int, Outgoing]] = []
+
+    def reaches(item: Outgoing) -> bool:
+        return leaders[item.batch.partition].takes(int(item.batch.records))
+
+    while left or not window.is_empty:
+        while left and not window.is_full and rnd.random() < 0.7:
+            window.offer(left.pop(0))
+        on_the_way += window.take()
+        if not on_the_way:
+            continue
+        what = rnd.random()
+        number, item = on_the_way.pop(0)
+        if what < 0.1:
+            # The stream breaks, some of it written without an answer.
+            for _, lost in [(number, item), *on_the_way][: rnd.randrange(len(on_the_way) + 2)]:
+                reaches(lost)
+            on_the_way = []
+            window.broken()
+        elif what < 0.3:
+            window.again(number)  # refused, or written and the answer says that nobody knows
+            if what < 0.2:
+                reaches(item)
+        elif reaches(item):
+            window.acknowledged(number)
+        else:
+            assert not window.is_first(number)
+            window.again(number)
+    assert [leader.log for leader in leaders] == [list(range(30))] * 3
+
+
+def test_parts_of_a_batch_stand_before_what_was_on_its_way_behind_it() -> None:
+    window = Window(1000, IN_LINE_MAX)
+    for text in (b"0", b"12", b"3"):
+        window.offer(batch(0, text))
+    [(first, _)] = window.take()
+    window.acknowledged(first)
+    (large, _), (behind, _) = window.take()
+    window.in_parts(large, [Sealed(0, b"1", 1), Sealed(0, b"2", 1)])
+    assert list(window.take()) == []
+    window.again(behind)
+    seen = []
+    while not window.is_empty:
+        for number, item in list(window.take()):
+            seen.append(item.batch.records)
+            window.acknowledged(number)
+    assert seen == [b"1", b"2", b"3"]

@@ -1,6 +1,7 @@
 """Records of one partition to batches: where to cut, compression, the header with its CRC-32C.
 
-Source of the layout: Kafka's DefaultRecordBatch. A batch has no producer id; its base offset is the broker's to say.
+Source of the layout: Kafka's DefaultRecordBatch. A batch has a producer's id only where it belongs to a stage of
+exactly-once writing; its base offset is the broker's to say.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cramjam
 import google_crc32c
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.decode.batches import HEADER
@@ -29,6 +31,9 @@ BATCH_BYTES = 1_000_000
 _RUN_BYTES_MAX = 1 << 30
 """Encoded at once: Arrow's offsets have 32 bits."""
 
+_IS_TRANSACTIONAL = 0x10
+_SEQUENCE_MASK = (1 << 31) - 1
+"""A sequence behind the largest is 0 again."""
 _TAIL = struct.Struct(">hiqqqhii")
 _HEAD = struct.Struct(">qiibI")
 _HEADER_BYTES = HEADER.size
@@ -56,12 +61,46 @@ class Sealed:
     """Records in it."""
 
 
+class Sequences:
+    """Of one topic in a stage: what its next batches say of their producer."""
+
+    def __init__(self, producer_id: int, producer_epoch: int) -> None:
+        self._id = producer_id
+        self._epoch = producer_epoch
+        self._next: dict[int, int] = {}
+        """By partition."""
+
+    def take(self, partition: int, count: int) -> _Origin:
+        """For a batch of so many records, which goes out behind those of before."""
+        first = self._next.get(partition, 0)
+        self._next[partition] = (first + count) & _SEQUENCE_MASK
+        return _Origin(self._id, self._epoch, first, _IS_TRANSACTIONAL)
+
+
+class _Origin(NamedTuple):
+    """Of a batch."""
+
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    attributes: int = 0
+
+
+_NOBODY = _Origin()
+
+
 def encode_batches(
-    rows: Rows, partitions: Ints, *, codec: str = "none", batch_bytes: int = BATCH_BYTES
+    rows: Rows,
+    partitions: Ints,
+    *,
+    codec: str = "none",
+    batch_bytes: int = BATCH_BYTES,
+    sequences: Sequences | None = None,
 ) -> Iterator[Sealed]:
     """Batches of at most `batch_bytes` (before compression), or of one record that is larger.
 
-    Rows of one partition stay in their order. Raises RowError for a record that no batch can hold.
+    Rows of one partition stay in their order. With `sequences` each is a transactional batch, which is to be sent
+    behind those before it. Raises RowError for a record that no batch can hold.
     """
     if not len(rows.value):
         return
@@ -73,22 +112,35 @@ def encode_batches(
         raise RowError(f"a row has {int(sizes.max())} bytes; no record can be so large, so write it in parts")
     for first, end in _runs(sizes):
         part = _slice(rows, first, end)
-        yield from _encode_run(part, partitions[first:end], sizes[first:end], codec, batch_bytes)
+        where = partitions[first:end]
+        for partition, data, offsets, times in _encode_run(part, where, sizes[first:end], batch_bytes):
+            origin = sequences.take(partition, len(times)) if sequences else _NOBODY
+            yield _seal(partition, data, offsets, times, codec, origin)
 
 
 def split(batch: bytes, partition: int, codec: str) -> list[Sealed]:
-    """The same records in two batches. Raises RowError when there is one alone."""
+    """The same records in two batches, of the same sequences. Raises RowError when there is one alone."""
     decoded = pa.Table.from_batches(Decoder("", partition, _SPLIT_SCHEMA).decode(batch, 0, 1 << 62))
     count = decoded.num_rows
     if count < 2:
         raise RowError(f"a row makes a batch of {len(batch)} bytes")
     key, value, times, headers = (column.combine_chunks() for column in decoded.columns)
     rows = Rows(key, value, times.cast(pa.int64()).to_numpy() // 1000, header_tails(headers))
-    halves = ((0, count // 2), (count // 2, count))
-    return [
-        _seal(partition, *encode_records(part, np.zeros(1, np.int64)), part.timestamps_ms, codec)
-        for part in (_slice(rows, first, end) for first, end in halves)
-    ]
+    halves = []
+    for first, end in ((0, count // 2), (count // 2, count)):
+        part = _slice(rows, first, end)
+        data, offsets = encode_records(part, np.zeros(1, np.int64))
+        halves.append(_seal(partition, data, offsets, part.timestamps_ms, codec, _origin(batch, first)))
+    return halves
+
+
+def _origin(batch: bytes, ahead: int) -> _Origin:
+    """That of the records from the `ahead`th of a batch on."""
+    header = HEADER.unpack_from(batch)
+    attributes, (producer_id, epoch, sequence) = header[5], header[9:12]
+    if producer_id < 0:
+        return _NOBODY
+    return _Origin(producer_id, epoch, (sequence + ahead) & _SEQUENCE_MASK, attributes & _IS_TRANSACTIONAL)
 
 
 def _slice(rows: Rows, first: int, end: int) -> Rows:
@@ -129,22 +181,27 @@ def cuts(partitions: Ints, sizes: Ints, batch_bytes: int) -> Ints:
     return np.array(found, np.int64)
 
 
-def _encode_run(rows: Rows, partitions: Ints, sizes: Ints, codec: str, batch_bytes: int) -> Iterator[Sealed]:
+def _encode_run(
+    rows: Rows, partitions: Ints, sizes: Ints, batch_bytes: int
+) -> Iterator[tuple[int, Bytes, NDArray[np.int32], Ints]]:
+    """Of each batch: its partition, and records, offsets and times for `_seal`."""
     firsts = cuts(partitions, sizes, batch_bytes)
     data, offsets = encode_records(rows, firsts)
     ends = [*firsts[1:].tolist(), len(partitions)]
     for first, end in zip(firsts.tolist(), ends, strict=True):
-        part = offsets[first : end + 1]
-        yield _seal(int(partitions[first]), data, part, rows.timestamps_ms[first:end], codec)
+        yield int(partitions[first]), data, offsets[first : end + 1], rows.timestamps_ms[first:end]
 
 
-def _seal(partition: int, data: Bytes, offsets: Any, timestamps_ms: Ints, codec: str) -> Sealed:
+def _seal(
+    partition: int, data: Bytes, offsets: Any, timestamps_ms: Ints, codec: str, origin: _Origin
+) -> Sealed:
     """A batch of the records between the first and last of `offsets`."""
     count = len(offsets) - 1
     payload = data[int(offsets[0]) : int(offsets[-1])]
     body: Any = payload if codec == "none" else np.frombuffer(_COMPRESS[codec](payload), np.uint8)
     base, top = int(timestamps_ms[0]), int(timestamps_ms.max())
-    tail = _TAIL.pack(CODECS[codec], count - 1, base, top, -1, -1, -1, count)
+    *producer, bits = origin
+    tail = _TAIL.pack(CODECS[codec] | bits, count - 1, base, top, *producer, count)
     crc = google_crc32c.extend(google_crc32c.value(tail), body)
     head = _HEAD.pack(0, _HEADER_BYTES - _LENGTH_END + len(body), -1, 2, crc)
     return Sealed(partition, b"".join((head, tail, memoryview(body))), count)
