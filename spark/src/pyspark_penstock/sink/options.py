@@ -5,6 +5,7 @@ An unknown option is refused, as in the source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +13,10 @@ from difflib import get_close_matches
 from pyspark_penstock.client_settings import MEANINGLESS, PLAIN_SIGN_IN, SIGN_IN
 from pyspark_penstock.errors import NotBuiltYetError, OptionError
 from pyspark_penstock.options import USE_FILE, OptionReader, claims, credentials_file, gateways
+from pyspark_penstock.sink.protocol import STAGING_TIMEOUT_MS
+
+EXACTLY_ONCE_IS_BUILT = False
+"""Until the broker's side is there."""
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """Those of `encode`, which this module does not import: options come to executors before it is known what is there."""
@@ -40,6 +45,9 @@ _REFUSED = {
     "kafka.interceptor.classes": "interceptors can change the payload",
     "kafka.partitioner.class": "rows go where Kafka's murmur2 puts their key, or where the column partition says",
 }
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+"""Of a sink: transactional ids begin with it."""
+_NAMES = "1 to 200 letters, digits, and characters of . _ -"
 _DELIVERY = (
     "option delivery must be at-least-once, the one that is built: each row is written, and those of a task or a "
     "micro-batch that Spark repeats are written again; exactly-once is not built yet"
@@ -60,28 +68,91 @@ class SinkOptions:
     """Kafka's settings beside the client file, which must say what it says."""
     remarks: tuple[str, ...] = ()
     """For the driver's log."""
+    exactly_once: bool = False
+    sink: str = ""
+    """What sinkId says; "" for a name that is made from the query's id, from txnAppId, or for one write."""
+    takeover: bool = False
+    version: tuple[str, int] | None = None
+    """txnAppId and txnVersion."""
+    staging_timeout_ms: int = STAGING_TIMEOUT_MS
+    single: str = ""
+    """Name that was made for this batch write; "" in a stream."""
 
 
-def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Validates what was given to `.option(...)`. Raises OptionError or NotBuiltYetError."""
+def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptions:
+    """Validates what was given to `.option(...)`. `single`: a new name for a batch write; "" for a stream.
+
+    Raises OptionError or NotBuiltYetError.
+    """
     given = {name.lower(): value for name, value in raw.items() if name.lower() not in _SPARKS}
     _refuse(given)
     reader = OptionReader(given)
-    if reader.word("delivery", "") != "at-least-once":
-        kind = NotBuiltYetError if reader.word("delivery", "") == "exactly-once" else OptionError
-        raise kind(_DELIVERY)
+    exactly_once = _is_exactly_once(reader, given)
     # As with the connector, headers are written wherever their column is there.
     reader.boolean("includeHeaders", True)
     topic = given.get("topic", "").strip()
     if "topic" in given and not topic:
         raise OptionError("option topic is empty; name a topic, or leave it out and have a column topic")
-    file = credentials_file(given)
-    return SinkOptions(gateways(given), topic, _codec(reader), file, claims(given), _remarks(given))
+    return SinkOptions(
+        gateways(given),
+        topic,
+        _codec(reader),
+        credentials_file(given),
+        claims(given),
+        _remarks(given),
+        exactly_once,
+        _name("sinkId", given),
+        reader.boolean("sinkTakeover", False),
+        _version(reader, given, is_stream=not single),
+        # The cluster bounds it, too (transaction.max.timeout.ms).
+        reader.number("stagingTimeoutMs", STAGING_TIMEOUT_MS, least=1_000, most=(1 << 31) - 1),
+        single if exactly_once else "",
+    )
+
+
+def _is_exactly_once(reader: OptionReader, given: Mapping[str, str]) -> bool:
+    delivery = reader.word("delivery", "exactly-once" if EXACTLY_ONCE_IS_BUILT else "")
+    if not EXACTLY_ONCE_IS_BUILT and delivery != "at-least-once":
+        raise (NotBuiltYetError if delivery == "exactly-once" else OptionError)(_DELIVERY)
+    if delivery not in ("exactly-once", "at-least-once"):
+        raise OptionError(f"option delivery must be exactly-once or at-least-once, not {delivery!r}")
+    if delivery == "at-least-once":
+        for name in _EXACTLY_ONCE:
+            if name in given:
+                raise OptionError(
+                    f"option {_EXACTLY_ONCE[name]} belongs to delivery=exactly-once; leave one of them out"
+                )
+    return delivery == "exactly-once"
+
+
+def _name(option: str, given: Mapping[str, str]) -> str:
+    """ "" when it is not given."""
+    name = given.get(option.lower())
+    if name is None:
+        return ""
+    if not _NAME.fullmatch(name):
+        raise OptionError(f"option {option} must be {_NAMES}, not {name!r}")
+    return name
+
+
+def _version(reader: OptionReader, given: Mapping[str, str], *, is_stream: bool) -> tuple[str, int] | None:
+    names = [name for name in ("txnappid", "txnversion") if name in given]
+    if not names:
+        return None
+    if is_stream:
+        raise OptionError(
+            f"option {_EXACTLY_ONCE[names[0]]} is for batch writes: a stream has its query's id and the number of the "
+            "micro-batch; leave it out"
+        )
+    if len(names) == 1:
+        other = "txnVersion" if names[0] == "txnappid" else "txnAppId"
+        raise OptionError(f"option {_EXACTLY_ONCE[names[0]]} is given without {other}; give both, or neither")
+    return _name("txnAppId", given), reader.number("txnVersion", 0, least=0)
 
 
 def _refuse(given: Mapping[str, str]) -> None:
     for name in given:
-        if name in _KNOWN:
+        if name in _KNOWN or (EXACTLY_ONCE_IS_BUILT and name in _EXACTLY_ONCE):
             continue
         if name in _EXACTLY_ONCE:
             raise NotBuiltYetError(
@@ -107,11 +178,12 @@ def _may_stand(setting: str, given: Mapping[str, str]) -> bool:
 
 def _nearest(name: str) -> str:
     """Words for the accepted name that is most like this one."""
-    names = _KNOWN | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
+    known = _KNOWN | _EXACTLY_ONCE if EXACTLY_ONCE_IS_BUILT else _KNOWN
+    names = known | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
     found = get_close_matches(name, names, n=1, cutoff=0.7)
     if found:
         return f"; did you mean {names[found[0]]}?"
-    return f"; this sink knows: {', '.join(_KNOWN.values())}"
+    return f"; this sink knows: {', '.join(known.values())}"
 
 
 def _remarks(given: Mapping[str, str]) -> tuple[str, ...]:

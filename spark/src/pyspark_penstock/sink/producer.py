@@ -1,7 +1,8 @@
 """Batches to gateways by the Produce stream, whatever happens on the way.
 
 A stream that breaks is opened again at the next gateway, and what had no answer is sent again: then a leader may have
-it twice. The effort is bounded by the time in which no batch is acknowledged.
+it twice, unless it belongs to a stage, whose leaders know a sequence again. The effort is bounded by the time in which
+no batch is acknowledged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Protocol
 import grpc
 
 from penstock_proto.v1 import gateway_pb2
-from pyspark_penstock.encode import Sealed, split
+from pyspark_penstock.encode import Sealed, Sequences, split
 from pyspark_penstock.errors import GatewayError, OptionError, RowError
 from pyspark_penstock.gateway import (
     RETRIABLE_CODES,
@@ -26,7 +27,8 @@ from pyspark_penstock.gateway import (
     GatewayClient,
     unreachable,
 )
-from pyspark_penstock.sink.window import Outgoing, Window
+from pyspark_penstock.sink.protocol import Triple
+from pyspark_penstock.sink.window import IN_LINE_MAX, Outgoing, Window
 
 HELD_BYTES_MAX = 8 * 1024 * 1024
 """Encoded batches without an acknowledgement in one task; one more may come on top."""
@@ -46,6 +48,28 @@ TOPIC_AUTHORIZATION_FAILED = 29
 # Kafka's error codes (org.apache.kafka.common.protocol.Errors) which pass: beside those of a reader
 # NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, THROTTLING_QUOTA_EXCEEDED.
 _PASSING = RETRIABLE_CODES | {19, 20, 89}
+# COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS: the partition has
+# yet to come into the stage's transaction.
+_PASSING_OF_STAGE = _PASSING | {14, 15, 16, 51}
+OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+DUPLICATE_SEQUENCE_NUMBER = 46
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, UNKNOWN_PRODUCER_ID, PRODUCER_FENCED,
+# TRANSACTIONAL_ID_NOT_FOUND, TRANSACTION_ABORTABLE.
+_STAGE_ENDED = frozenset({47, 48, 49, 59, 90, 105, 120})
+
+
+class StageEndedError(GatewayError):
+    """The task's stage takes no more rows."""
+
+
+def user_of(credentials_file: str) -> str:
+    """Words for who has come to a gateway."""
+    return (
+        f"the user of credentialsFile {credentials_file}"
+        if credentials_file
+        else "who comes without credentialsFile"
+    )
 
 
 class _Call(Protocol):
@@ -65,6 +89,7 @@ class Producer:
         *,
         credentials_file: str = "",
         codec: str = "none",
+        stage: Triple | None = None,
         delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
         answer_timeout_ms: int = ANSWER_TIMEOUT_MS,
         missing_grace_ms: int = MISSING_GRACE_MS,
@@ -77,14 +102,17 @@ class Producer:
         self._access = Access(credentials_file)
         self._client = GatewayClient(gateways, credentials_file=credentials_file)
         self._codec = codec
+        self._stage = stage
+        self._sequences: dict[str, Sequences] = {}
         self._timeout_ms = delivery_timeout_ms
         self._answer_timeout_ms = answer_timeout_ms
         self._grace_ms = missing_grace_ms
         self._clock = clock
         self._progress_s = clock()
         self._missing_since_s: float | None = None
+        """Since when there is no such topic, or no such place for a sequence."""
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
-        self._window = Window(held_bytes_max)
+        self._window = Window(held_bytes_max, 1 if stage is None else IN_LINE_MAX)
         self._stream: _Stream | None = None
 
     def partitions(self, topic: str) -> int:
@@ -99,6 +127,14 @@ class Producer:
             if self._clock() >= deadline_s:
                 raise OptionError(f"no such topic: {topic}; create it first, or correct the topic's name")
             backoff.wait()
+
+    def sequences(self, topic: str) -> Sequences | None:
+        """What the next batches to a topic say of their producer, in a stage."""
+        if self._stage is None:
+            return None
+        if topic not in self._sequences:
+            self._sequences[topic] = Sequences(self._stage.producer_id, self._stage.producer_epoch)
+        return self._sequences[topic]
 
     def send(self, topic: str, batches: Iterator[Sealed]) -> None:
         """Takes batches as there is room for them. Raises PenstockError."""
@@ -143,7 +179,8 @@ class Producer:
         try:
             if self._stream is None:
                 gateway, metadata = self._access.open(self._address)
-                self._stream = _Stream(lambda requests: gateway.Produce(requests, metadata=metadata))
+                name = "" if self._stage is None else self._stage.transactional_id
+                self._stream = _Stream(lambda requests: gateway.Produce(requests, metadata=metadata), name)
             for number, item in self._window.take():
                 self._stream.send(number, item)
         except grpc.RpcError as error:
@@ -167,19 +204,29 @@ class Producer:
                 f"{self._address}: the gateway's answer is broken: request {answer.request_id}"
             )
         code = answer.error.code
-        if not code:
+        if not code or (code == DUPLICATE_SEQUENCE_NUMBER and self._stage is not None):
             self._window.acknowledged(answer.request_id)
             self._progress_s = self._clock()
             self._missing_since_s = None
             self._backoff.reset()
         elif code in (MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE):
             self._window.in_parts(answer.request_id, self._parts(item, answer.error.message))
-        elif code in _PASSING or (code == UNKNOWN_TOPIC_OR_PARTITION and not self._missing_for_long()):
+        elif self._passes(code, answer.request_id):
             self._window.again(answer.request_id)
             self._check_time(f"{self._address}: {answer.error.message or code}")
             self._backoff.wait()
         else:
             self._refused(item, code, answer.error.message)
+
+    def _passes(self, code: int, number: int) -> bool:
+        if code == UNKNOWN_TOPIC_OR_PARTITION:
+            return not self._missing_for_long()
+        if self._stage is None:
+            return code in _PASSING
+        if code == OUT_OF_ORDER_SEQUENCE_NUMBER:
+            # What stood before it was refused, or its leader is behind for a moment.
+            return not self._window.is_first(number) or not self._missing_for_long()
+        return code in _PASSING_OF_STAGE
 
     def _parts(self, item: Outgoing, message: str) -> list[Sealed]:
         try:
@@ -195,16 +242,26 @@ class Producer:
         if code == UNKNOWN_TOPIC_OR_PARTITION:
             raise OptionError(f"no such topic or partition: {where}; create it first, or correct the name")
         text = message or f"Kafka error {code}"
+        if self._stage is not None:
+            self._refused_stage(self._stage, code, text)
         if code == TOPIC_AUTHORIZATION_FAILED:
-            user = (
-                f"the user of credentialsFile {self._file}"
-                if self._file
-                else "who comes without credentialsFile"
-            )
             raise GatewayError(
-                f"not allowed to write to topic {item.topic} ({text}); {user} needs the right Write"
+                f"not allowed to write to topic {item.topic} ({text}); {user_of(self._file)} needs the right Write"
             )
         raise GatewayError(text if item.topic in text else f"{where}: {text}")
+
+    def _refused_stage(self, stage: Triple, code: int, text: str) -> None:
+        name = stage.transactional_id
+        if code in _STAGE_ENDED or code == OUT_OF_ORDER_SEQUENCE_NUMBER:
+            raise StageEndedError(
+                f"stage {name} has ended ({text}): it was open for longer than stagingTimeoutMs, or another attempt at "
+                "the task has begun; Spark repeats the task, and raise stagingTimeoutMs if tasks take so long"
+            )
+        if code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise GatewayError(
+                f"not allowed to write under transactional id {name} ({text}); {user_of(self._file)} needs the right "
+                "Write on the transactional ids that begin with the sink's name"
+            )
 
     def _missing_for_long(self) -> bool:
         now_s = self._clock()
@@ -242,7 +299,10 @@ class Producer:
 class _Stream:
     """One call: gRPC reads requests from a queue in a thread of its own, and another thread takes in the answers."""
 
-    def __init__(self, call: Callable[[Iterator[gateway_pb2.ProduceRequest]], _Call]) -> None:
+    def __init__(
+        self, call: Callable[[Iterator[gateway_pb2.ProduceRequest]], _Call], transactional_id: str
+    ) -> None:
+        self._transactional_id = transactional_id
         self._requests: queue.SimpleQueue[gateway_pb2.ProduceRequest | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[gateway_pb2.ProduceResponse | grpc.RpcError | None] = (
             queue.SimpleQueue()
@@ -262,7 +322,11 @@ class _Stream:
     def send(self, number: int, item: Outgoing) -> None:
         records = item.batch.records
         first = gateway_pb2.ProduceRequest(
-            request_id=number, topic=item.topic, partition=item.batch.partition, acks=-1
+            request_id=number,
+            topic=item.topic,
+            partition=item.batch.partition,
+            acks=-1,
+            transactional_id=self._transactional_id,
         )
         for start in range(0, len(records), _PIECE_BYTES):
             request = first if start == 0 else gateway_pb2.ProduceRequest(request_id=number)

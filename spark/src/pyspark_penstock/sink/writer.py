@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-import time
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pyspark_penstock.encode import Placing, encode_batches
-from pyspark_penstock.errors import OptionError, RowError
+from pyspark_penstock.errors import OptionError
 from pyspark_penstock.gateway import check_claims
 from pyspark_penstock.parts import restore
-from pyspark_penstock.sink.columns import Share, check_schema, shares
+from pyspark_penstock.sink.appending import Appending
+from pyspark_penstock.sink.columns import check_schema
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
-from pyspark_penstock.sink.producer import Producer
+from pyspark_penstock.sink.staging import abort_messages, commit_messages, stage_rows
+from pyspark_penstock.sink.units import current_task, unit_of
 
 _log = logging.getLogger("pyspark_penstock")
 _told: set[str] = set()
@@ -37,7 +36,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     """Raises OptionError."""
     if overwrite:
         raise OptionError(_NO_OVERWRITE)
-    return AtLeastOnceWriter(_checked(options, schema))
+    return BatchWriter(_checked(parse_sink_options(options, single=uuid.uuid4().hex), schema))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
@@ -45,11 +44,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
     Raises OptionError.
     """
-    return AtLeastOnceStreamWriter(_checked(options, schema))
+    return StreamWriter(_checked(parse_sink_options(options), schema))
 
 
-def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
-    parsed = parse_sink_options(options)
+def _checked(parsed: SinkOptions, schema: StructType) -> SinkOptions:
     check_claims(parsed)
     for remark in parsed.remarks:
         if remark not in _told:  # Spark makes a writer anew for each micro-batch, in the same process
@@ -59,53 +57,62 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     return parsed
 
 
-class AtLeastOnceWriter(DataSourceArrowWriter):
-    """Of a batch: rows are there as soon as their leaders have them, whatever becomes of the job."""
+class BatchWriter(DataSourceArrowWriter):
+    """Of a batch. With delivery=at-least-once rows are there as soon as their leaders have them, whatever becomes of
+    the job."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore, ("sink.writer", "AtLeastOnceWriter", self._options)
+        return restore, ("sink.writer", "BatchWriter", self._options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return write_rows(self._options, iterator)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        commit_messages(self._options, messages)
 
-class AtLeastOnceStreamWriter(DataSourceStreamArrowWriter):
-    """Of a stream: likewise; a micro-batch that is repeated is written again."""
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        abort_messages(self._options, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of a stream: likewise; a micro-batch that is repeated is written again, at least once."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore, ("sink.writer", "AtLeastOnceStreamWriter", self._options)
+        return restore, ("sink.writer", "StreamWriter", self._options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return write_rows(self._options, iterator)
+        return write_rows(self._options, iterator, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing to do: the rows are there."""
+        commit_messages(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing can be taken back."""
+        abort_messages(self._options, messages)
 
 
-def write_rows(options: SinkOptions, iterator: Iterator[Any]) -> WriterCommitMessage:
+def write_rows(
+    options: SinkOptions, iterator: Iterator[Any], *, streaming: bool = False
+) -> WriterCommitMessage:
     """One task. Returns when all in-sync replicas have every row. Raises PenstockError."""
-    task = TaskContext.get()
-    turn = (0 if task is None else task.partitionId()) % len(options.gateways)
+    task = current_task()
+    turn = task.partition % len(options.gateways)
     gateways = options.gateways[turn:] + options.gateways[:turn]
-    producer = Producer(gateways, credentials_file=options.credentials_file, codec=options.codec)
+    if options.exactly_once:
+        unit = unit_of(options, task, streaming=streaming)
+        return stage_rows(options, gateways, unit, task, gathered(iterator))
+    rows = Appending(options, gateways)
     try:
-        places = _Places(producer)
         for table in gathered(iterator):
-            for share in shares(table, options.topic, time.time_ns() // 1_000_000):
-                partitions = places.of(share)
-                producer.send(share.topic, encode_batches(share.rows, partitions, codec=options.codec))
-        producer.flush()
+            rows.append(table)
+        rows.flush()
     finally:
-        producer.close()
+        rows.close()
     return WriterCommitMessage()
 
 
@@ -123,31 +130,3 @@ def gathered(iterator: Iterator[Any]) -> Iterator[Any]:
             held, held_bytes = [], 0
     if held:
         yield pa.Table.from_batches(held)
-
-
-class _Places:
-    """The partitions of rows, for each topic that a task meets."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self._counts: dict[str, int] = {}
-        self._placing: dict[str, Placing] = {}
-
-    def of(self, share: Share) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Raises RowError for a partition that the topic doesn't have."""
-        topic = share.topic
-        if topic not in self._counts:
-            self._counts[topic] = self._producer.partitions(topic)
-            self._placing[topic] = Placing(self._counts[topic])
-        placed = self._placing[topic].place(share.rows.key, share.rows.size_bounds(), share.named)
-        low, high = int(placed.min()), int(placed.max())
-        if high >= self._counts[topic]:
-            self._counts[topic] = self._producer.partitions(topic)  # it may have more by now
-        count = self._counts[topic]
-        if low < 0 or high >= count:
-            wrong = low if low < 0 else high
-            raise RowError(
-                f"column partition has {wrong}, and topic {topic} has the partitions 0 to {count - 1}; correct "
-                "it, or leave it null to have the key decide"
-            )
-        return placed
