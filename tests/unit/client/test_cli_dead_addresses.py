@@ -80,6 +80,7 @@ WORDS = {
     "operation resume": ["1"],
     "operation cancel": ["1"],
     "operation throttle": ["1", "auto"],
+    "spark sink describe": ["x"],
     "spark run archive": ["--topic", "x", "--to", "x"],
     "spark run audit": ["--topic", "x"],
     "spark run report": ["--topic", "x", "--out", "x.html"],

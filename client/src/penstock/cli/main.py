@@ -55,7 +55,10 @@ COMMANDS = {
         "penstock.cli.debug",
         "For those who look for a fault: what a cluster tells of itself, in one file.",
     ),
-    "spark": ("penstock.cli.spark", "Spark: jobs on topics, and the offsets that checkpoints hold."),
+    "spark": (
+        "penstock.cli.spark",
+        "Spark: jobs on topics, the offsets that checkpoints hold, and exactly-once sinks.",
+    ),
     "cert": ("penstock.cli.cert", "Certificates: the cluster's CA, and one for each process."),
 }
 

@@ -1,4 +1,4 @@
-"""`penstock spark`: jobs on Spark, and what checkpoints hold.
+"""`penstock spark`: jobs on Spark, what checkpoints hold, and what sinks have written.
 
 The jobs are functions of the package penstock-spark (`pyspark_penstock.jobs`), which is imported by name when one runs:
 the client needs neither it nor PySpark.
@@ -19,6 +19,7 @@ from penstock.cli.local_gateways import directory_option
 from penstock.cli.output import note, print_json
 from penstock.cli.spark_checkpoint import read_checkpoint
 from penstock.cli.spark_run import Cluster, run_job
+from penstock.cli.spark_sinks import sink
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,7 +29,10 @@ COMPACTED = {"auto": None, "yes": True, "no": False}
 
 @click.group("spark")
 def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
-    """Spark: jobs on topics, and the offsets that checkpoints hold."""
+    """Spark: jobs on topics, the offsets that checkpoints hold, and exactly-once sinks."""
+
+
+COMMAND.add_command(sink)
 
 
 @COMMAND.group("run")
