@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from pyspark_penstock import DefaultSource
 from pyspark_penstock.encode import CODECS, Rows, encode_batches
-from pyspark_penstock.errors import GatewayError, NotBuiltYetError, OptionError, RowError
+from pyspark_penstock.errors import GatewayError, OptionError, RowError
 from pyspark_penstock.sink.columns import check_schema, shares
 from pyspark_penstock.sink.options import CODEC_NAMES, SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer
@@ -82,8 +82,7 @@ def values(count: int, first: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (GATEWAY, "option delivery must be at-least-once, the one that is built"),
-        (GATEWAY | {"delivery": "sometimes"}, "option delivery must be at-least-once"),
+        (GATEWAY | {"delivery": "sometimes"}, "option delivery must be exactly-once or at-least-once, not"),
         ({"delivery": "at-least-once"}, "option gateway must be given"),
         (GIVEN | {"topci": "t"}, "unknown option topci; did you mean topic?"),
         (GIVEN | {"wherever": "t"}, "unknown option wherever; this sink knows: gateway, .*topic"),
@@ -106,12 +105,6 @@ def test_refused_options(given: dict[str, str], says: str) -> None:
 
 def test_options_name_the_codecs_that_there_are() -> None:
     assert tuple(CODECS) == CODEC_NAMES
-
-
-def test_exactly_once_is_not_built_and_nothing_says_otherwise() -> None:
-    for given in (GATEWAY | {"delivery": "exactly-once"}, GIVEN | {"sinkId": "s"}, GIVEN | {"txnappid": "a"}):
-        with pytest.raises(NotBuiltYetError, match=r"exactly-once.*(not built yet|leave it out)"):
-            parse_sink_options(given)
 
 
 def test_settings_of_kafkas_clients_are_taken_and_told() -> None:

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pyspark_penstock.client_settings import MEANINGLESS, PLAIN_SIGN_IN, SIGN_IN
-from pyspark_penstock.errors import NotBuiltYetError, OptionError
+from pyspark_penstock.errors import OptionError
 from pyspark_penstock.options import USE_FILE, OptionReader, claims, credentials_file, gateways
 from pyspark_penstock.sink.protocol import STAGING_TIMEOUT_MS
-
-EXACTLY_ONCE_IS_BUILT = False
-"""Until the broker's side is there."""
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """Those of `encode`, which this module does not import: options come to executors before it is known what is there."""
@@ -34,24 +31,22 @@ _KNOWN = {
         "kafka.compression.type",
     )
 }
-_SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
-"""What Spark adds by itself."""
 _EXACTLY_ONCE = {
     name.lower(): name for name in ("sinkId", "sinkTakeover", "txnAppId", "txnVersion", "stagingTimeoutMs")
 }
+_KNOWN |= _EXACTLY_ONCE
+_SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
+"""What Spark adds by itself."""
 _REFUSED = {
     "kafka.key.serializer": "keys are bytes or strings; encode them with DataFrame operations",
     "kafka.value.serializer": "values are bytes or strings; encode them with DataFrame operations",
     "kafka.interceptor.classes": "interceptors can change the payload",
     "kafka.partitioner.class": "rows go where Kafka's murmur2 puts their key, or where the column partition says",
 }
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_NAME = re.compile(r"[A-Za-z0-9._:/@+-]+")
 """Of a sink: transactional ids begin with it."""
-_NAMES = "1 to 200 letters, digits, and characters of . _ -"
-_DELIVERY = (
-    "option delivery must be at-least-once, the one that is built: each row is written, and those of a task or a "
-    "micro-batch that Spark repeats are written again; exactly-once is not built yet"
-)
+_SINK_BYTES_MAX, _APPLICATION_BYTES_MAX = 200, 190
+"""Of the first by the gateway, of the second because a sink's name is made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,7 @@ class SinkOptions:
 def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptions:
     """Validates what was given to `.option(...)`. `single`: a new name for a batch write; "" for a stream.
 
-    Raises OptionError or NotBuiltYetError.
+    Raises OptionError.
     """
     given = {name.lower(): value for name, value in raw.items() if name.lower() not in _SPARKS}
     _refuse(given)
@@ -101,7 +96,7 @@ def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptio
         claims(given),
         _remarks(given),
         exactly_once,
-        _name("sinkId", given),
+        _name("sinkId", given, _SINK_BYTES_MAX),
         reader.boolean("sinkTakeover", False),
         _version(reader, given, is_stream=not single),
         # The cluster bounds it, too (transaction.max.timeout.ms).
@@ -111,9 +106,7 @@ def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptio
 
 
 def _is_exactly_once(reader: OptionReader, given: Mapping[str, str]) -> bool:
-    delivery = reader.word("delivery", "exactly-once" if EXACTLY_ONCE_IS_BUILT else "")
-    if not EXACTLY_ONCE_IS_BUILT and delivery != "at-least-once":
-        raise (NotBuiltYetError if delivery == "exactly-once" else OptionError)(_DELIVERY)
+    delivery = reader.word("delivery", "exactly-once")
     if delivery not in ("exactly-once", "at-least-once"):
         raise OptionError(f"option delivery must be exactly-once or at-least-once, not {delivery!r}")
     if delivery == "at-least-once":
@@ -125,13 +118,14 @@ def _is_exactly_once(reader: OptionReader, given: Mapping[str, str]) -> bool:
     return delivery == "exactly-once"
 
 
-def _name(option: str, given: Mapping[str, str]) -> str:
+def _name(option: str, given: Mapping[str, str], most: int) -> str:
     """ "" when it is not given."""
     name = given.get(option.lower())
     if name is None:
         return ""
-    if not _NAME.fullmatch(name):
-        raise OptionError(f"option {option} must be {_NAMES}, not {name!r}")
+    if not _NAME.fullmatch(name) or len(name) > most:
+        kinds = "letters, digits, and characters of . _ : / @ + -"
+        raise OptionError(f"option {option} must be 1 to {most} {kinds}, not {name!r}")
     return name
 
 
@@ -147,17 +141,13 @@ def _version(reader: OptionReader, given: Mapping[str, str], *, is_stream: bool)
     if len(names) == 1:
         other = "txnVersion" if names[0] == "txnappid" else "txnAppId"
         raise OptionError(f"option {_EXACTLY_ONCE[names[0]]} is given without {other}; give both, or neither")
-    return _name("txnAppId", given), reader.number("txnVersion", 0, least=0)
+    return _name("txnAppId", given, _APPLICATION_BYTES_MAX), reader.number("txnVersion", 0, least=0)
 
 
 def _refuse(given: Mapping[str, str]) -> None:
     for name in given:
-        if name in _KNOWN or (EXACTLY_ONCE_IS_BUILT and name in _EXACTLY_ONCE):
+        if name in _KNOWN:
             continue
-        if name in _EXACTLY_ONCE:
-            raise NotBuiltYetError(
-                f"option {_EXACTLY_ONCE[name]} is not built yet: it belongs to exactly-once writing; leave it out"
-            )
         if name in _REFUSED:
             raise OptionError(f"option {name} is not supported: {_REFUSED[name]}")
         setting = name.removeprefix("kafka.")
@@ -178,12 +168,11 @@ def _may_stand(setting: str, given: Mapping[str, str]) -> bool:
 
 def _nearest(name: str) -> str:
     """Words for the accepted name that is most like this one."""
-    known = _KNOWN | _EXACTLY_ONCE if EXACTLY_ONCE_IS_BUILT else _KNOWN
-    names = known | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
+    names = _KNOWN | {f"kafka.{setting}": f"kafka.{setting}" for setting in MEANINGLESS}
     found = get_close_matches(name, names, n=1, cutoff=0.7)
     if found:
         return f"; did you mean {names[found[0]]}?"
-    return f"; this sink knows: {', '.join(known.values())}"
+    return f"; this sink knows: {', '.join(_KNOWN.values())}"
 
 
 def _remarks(given: Mapping[str, str]) -> tuple[str, ...]:
