@@ -15,10 +15,12 @@ from confluent_kafka.admin import AclOperation
 
 from conformance.wire import leaders_known
 from penstock.local.cluster import LocalCluster
+from penstock_kafka.wire.groups import transaction_partition
 from penstock_proto.v1 import gateway_pb2
 from pyspark_penstock.errors import GatewayError
 from pyspark_penstock.sink.options import SinkOptions
-from pyspark_penstock.sink.writer import write_rows
+from pyspark_penstock.sink.units import Task
+from pyspark_penstock.sink.writer import StreamWriter, write_rows
 from support.cluster import running_cluster
 from support.doors import PASSWORD, Doors, client_file_text, doors_cluster
 from support.kafka import create_topic, describe, read_all, wait_for_full_isr
@@ -59,6 +61,35 @@ def test_a_leader_and_a_gateway_die_and_every_row_is_there_in_order(tmp_path: Pa
     firsts = {partition: list(dict.fromkeys(numbers)) for partition, numbers in by_partition.items()}
     assert Counter(number for numbers in firsts.values() for number in numbers) == Counter(range(12 * ROWS))
     assert all(numbers == sorted(numbers) for numbers in firsts.values())
+
+
+def test_a_stage_outlives_leader_gateway_and_coordinator_and_each_row_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task, whose attempt is the only one: nothing that dies costs it."""
+    monkeypatch.setattr("pyspark_penstock.sink.writer.current_task", lambda: Task(query="q"))
+    with running_cluster(tmp_path, gateways=2) as cluster:
+        create_topic(cluster.bootstrap, "copies", 3, 3)
+        for address in cluster.bootstrap.split(","):
+            known = partial(leaders_known, address, "copies")
+            wait_for(lambda: known() == 3, f"copies known at {address}", WAIT_S)  # noqa: B023
+        gateways = tuple(cluster.gateway.split(","))
+        writer = StreamWriter(SinkOptions(gateways, "copies", "lz4", exactly_once=True, sink="copy"))
+        message = writer.write(troubled(cluster))
+        places = describe(cluster.bootstrap, "__transaction_state")
+        coordinator = f"node-{places[transaction_partition('copy', len(places))].leader}"
+        cluster.kill(coordinator)
+        writer.commit([message], 0)
+        cluster.start(coordinator)
+        wait_for_full_isr(cluster.bootstrap, "copies", WAIT_S)
+        found = read_all(cluster.bootstrap, "copies", WAIT_S, **{"isolation.level": "read_committed"})
+    by_partition: dict[int, list[int]] = {}
+    for record in sorted(found, key=lambda record: record.offset):
+        by_partition.setdefault(record.partition, []).append(int(record.value[:9]))
+    assert Counter(number for numbers in by_partition.values() for number in numbers) == Counter(
+        range(12 * ROWS)
+    )
+    assert all(numbers == sorted(numbers) for numbers in by_partition.values())
 
 
 def troubled(cluster: LocalCluster) -> Iterator[Any]:
