@@ -151,6 +151,10 @@ transactions-test: setup ## transactions of every client by both ways in while n
 spark-jobs-test: setup ## an archive that is killed ten times at random ends equal to its topic (java)
 	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs_killed.py -s
 
+.PHONY: spark-sink-test
+spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n (java)
+	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_killed.py -s
+
 .PHONY: large
 large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
 	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,4 +153,17 @@ def test_who_may_not_write_is_told_which_right_is_missing(doors: Doors, tmp_path
         match=r"not allowed to write to topic open \(.*\); the user of .*reader.* needs the right Write",
     ) as caught:
         write_rows(options(doors, tmp_path, "reader"), iter([rows_of(0)]))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_who_may_not_write_under_a_sinks_name_is_told_so(
+    doors: Doors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_penstock.sink.writer.current_task", lambda: Task(query="q"))
+    chosen = replace(options(doors, tmp_path, "nobody"), exactly_once=True, sink="copy")
+    with pytest.raises(
+        GatewayError,
+        match=r"^not allowed to write as sink copy \(.*\); the user of .*nobody.* needs the right Write on the trans",
+    ) as caught:
+        StreamWriter(chosen).write(iter([rows_of(0)]))
     assert len(str(caught.value).splitlines()) == 1
