@@ -41,6 +41,8 @@ def list_sinks(gateway: str | None, bootstrap: str, as_json: bool) -> None:
       penstock spark sink list --json
     """
     found = [_document(each) for each in _ask(gateway, bootstrap, "ListSinks").sinks]
+    for each in found:
+        del each["rows"]  # a listing doesn't tell them
     if as_json:
         print_json({"sinks": found})
         return
