@@ -146,13 +146,18 @@ class Bad(Exception):
 
 
 class Job:
-    """In the place of penstock-spark: one job, and what it is called with."""
+    """In the place of penstock-spark: every job, and what it is called with."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
+        self.name = ""
         self.wanted: dict[str, Any] = {}
 
-    def audit(self, _spark: Any, *, progress: Any, **wanted: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        self.name = name
+        return self._run
+
+    def _run(self, _spark: Any, *, progress: Any, **wanted: Any) -> Any:
         self.wanted = wanted
         progress("t: 12 offsets to explain")
         if isinstance(self.answer, BaseException):
@@ -174,11 +179,16 @@ def no_session(_job: str, _cluster: Any) -> Iterator[None]:
 
 
 def run_fake(monkeypatch: pytest.MonkeyPatch, answer: Any, *words: str) -> tuple[int, Job]:
+    job = fake(monkeypatch, answer)
+    return run(["spark", "run", "audit", "--topic", "t", *words]), job
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Job:
     job = Job(answer)
     monkeypatch.setattr(spark_run, "find_gateway", lambda *_: "127.0.0.1:9094")
     monkeypatch.setattr(spark_run, "_jobs", lambda: (job, job))
     monkeypatch.setattr(spark_run, "_session", no_session)
-    return run(["spark", "run", "audit", "--topic", "t", *words]), job
+    return job
 
 
 def test_what_a_job_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +209,72 @@ def test_what_a_job_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     _, job = run_fake(monkeypatch, RESULT, "--gateway", "a:1,b:2")
     assert (job.wanted["gateway"], job.wanted["compacted"]) == ("a:1,b:2", None)
+
+
+COMMON = {"gateway": "127.0.0.1:9094", "credentials_file": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            ["repartition", "--topic", "a", "--to", "b", "--partitions", "6", "--key", "k", "--checkpoint", "/c"],
+            {"topic": "a", "to": "b", "partitions": 6, "key": "k", "checkpoint": "/c"},
+        ),
+        (
+            ["repartition", "--topic", "a", "--to", "b"],
+            {"topic": "a", "to": "b", "partitions": 0, "key": "", "checkpoint": ""},
+        ),
+        (
+            ["replay", "--archive", "/a", "--to", "b", "--since", "5", "--rate", "5000", "--keep-partitions"],
+            {
+                "topic": "", "archive": "/a", "to": "b", "since": "5", "until": "", "rate": 5000.0, "speed": 0.0,
+                "keep_partitions": True,
+            },
+        ),
+        (
+            [
+                "windowed", "--topic", "a", "--to", "b", "--window", "10m", "--watermark", "5m", "--group-by", "f",
+                "--schema", "f STRING", "--available-now",
+            ],
+            {
+                "topic": "a", "to": "b", "window": "10m", "watermark": "5m", "group_by": "f", "schema": "f STRING",
+                "available_now": True, "checkpoint": "",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_jobs_that_write(words: list[str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = fake(monkeypatch, RESULT)
+    assert run(["spark", "run", *words]) == 0
+    assert (job.name, job.wanted) == (words[0], wanted | COMMON)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["replay", "--to", "b"], "give --topic or --archive, one of them"),
+        (
+            ["replay", "--to", "b", "--topic", "a", "--archive", "/a"],
+            "give --topic or --archive, one of them",
+        ),
+        (
+            ["replay", "--to", "b", "--topic", "a", "--rate", "1", "--speed", "2"],
+            "--rate and --speed exclude each other",
+        ),
+        (["replay", "--to", "b", "--topic", "a", "--rate", "0"], "'--rate': 0.0 is not in the range x>0"),
+        (
+            ["repartition", "--topic", "a", "--to", "b", "--partitions", "0"],
+            "'--partitions': 0 is not in the ra",
+        ),
+        (["windowed", "--topic", "a", "--to", "b", "--window", "1h"], "Missing option '--watermark'"),
+    ],
+)
+def test_bad_options_of_jobs_that_write(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["spark", "run", *words]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

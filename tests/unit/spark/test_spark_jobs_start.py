@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_penstock.jobs.archive import _STARTS_MAX, _to_its_end
+from pyspark_penstock.jobs.streams import STARTS_MAX, to_its_end
 
 
 class Query:
@@ -16,9 +16,11 @@ class Query:
         self.error = error
         self.stops = 0
 
-    def awaitTermination(self) -> None:  # noqa: N802 (Spark's name)
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 (Spark's name)
+        assert timeout > 0
         if self.error:
             raise RuntimeError(self.error)
+        return True
 
     def stop(self) -> None:
         self.stops += 1
@@ -41,16 +43,16 @@ LATE = "[STREAM_FAILED] ... Python worker failed to connect back. SQLSTATE: XXKS
 
 def test_a_late_worker_is_waited_for() -> None:
     writer = Writer(LATE, LATE, "")
-    _to_its_end(writer)  # type: ignore[arg-type]
+    to_its_end(writer)  # type: ignore[arg-type]
     assert [query.stops for query in writer.queries] == [1, 1, 1]
 
 
 def test_other_errors_and_late_ones_without_end() -> None:
     writer = Writer("disk full", "")
     with pytest.raises(RuntimeError, match="disk full"):
-        _to_its_end(writer)  # type: ignore[arg-type]
+        to_its_end(writer)  # type: ignore[arg-type]
     assert writer.starts == 1
-    writer = Writer(*[LATE] * _STARTS_MAX)
+    writer = Writer(*[LATE] * STARTS_MAX)
     with pytest.raises(RuntimeError, match="connect back"):
-        _to_its_end(writer)  # type: ignore[arg-type]
-    assert writer.starts == _STARTS_MAX
+        to_its_end(writer)  # type: ignore[arg-type]
+    assert writer.starts == STARTS_MAX

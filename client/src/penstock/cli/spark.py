@@ -6,24 +6,21 @@ the client needs neither it nor PySpark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from penstock.cli.group import lags_of
 from penstock.cli.kafka import bootstrap_option, check_reachable, json_option
-from penstock.cli.local_gateways import directory_option
 from penstock.cli.output import note, print_json
 from penstock.cli.spark_checkpoint import read_checkpoint
+from penstock.cli.spark_options import common_options, isolation_option, job_options
 from penstock.cli.spark_run import Cluster, run_job
 from penstock.cli.spark_sinks import sink
+from penstock.cli.spark_writing import repartition, replay, windowed
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-ISOLATIONS = ("read_uncommitted", "read_committed")
 COMPACTED = {"auto": None, "yes": True, "no": False}
 
 
@@ -37,61 +34,12 @@ COMMAND.add_command(sink)
 
 @COMMAND.group("run")
 def run() -> None:
-    """Run a job on Spark: archive a topic, audit it, or report on it.
+    """Run a job on Spark: archive a topic, audit it, report on it, or write another one from it.
 
     \b
     Exit codes: 0 done, and nothing found; 1 it failed, and the line on stderr says why; 2 a bad option;
     3 no gateway could be reached; 4 there are findings; 130 interrupted.
     """
-
-
-def job_options(command: Command) -> Command:
-    """What every job takes."""
-    return directory_option(common_options(command))
-
-
-def common_options(command: Command) -> Command:
-    """The same without `--dir`, for a job that has it from elsewhere."""
-    for option in reversed(
-        (
-            click.option(
-                "--gateway",
-                envvar="PENSTOCK_GATEWAY",
-                metavar="HOST:PORT[,...]",
-                help="gRPC address of one or more gateways. Also PENSTOCK_GATEWAY. By default those of the local "
-                "cluster in --dir, else 127.0.0.1:9094.",
-            ),
-            click.option(
-                "--master", default="local[*]", show_default=True, help="Where Spark runs: its master."
-            ),
-            click.option(
-                "--conf", "confs", multiple=True, metavar="K=V", help="A setting of Spark. Repeatable."
-            ),
-            click.option(
-                "--credentials-file",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="A client's properties, mode 0600: how driver and executors come in.",
-            ),
-            click.option(
-                "--spark-log",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="Keep what Spark itself says in this file.",
-            ),
-            json_option,
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def isolation_option(command: Command) -> Command:
-    return click.option(
-        "--isolation",
-        type=click.Choice(ISOLATIONS),
-        default=ISOLATIONS[0],
-        show_default=True,
-        help="read_committed leaves out what transactions have aborted, and stops at the first undecided one.",
-    )(command)
 
 
 @run.command("archive")
@@ -242,3 +190,7 @@ def offsets(checkpoint: Path, as_json: bool) -> None:
             note(f"source {source.index} is none of Kafka's or Penstock's; left out")
         else:
             click.echo(json.dumps(source.starting_offsets))
+
+
+for job in (repartition, replay, windowed):
+    run.add_command(job)

@@ -175,6 +175,9 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         ("seconds", result["seconds"]),
         ("rows per second", result["rows_per_s"]),
     ]
+    for name in ("windows", "late", "checkpoint", "sink"):
+        if name in result:
+            facts.append((name, result[name]))
     if "files_added" in result:
         facts.append(("files added", result["files_added"]))
     if "out" in result:

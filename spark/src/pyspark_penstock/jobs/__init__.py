@@ -16,16 +16,27 @@ whose text is one line.
 `charts`           charts as inline SVG
 `compare`          whether two sets of rows are the same
 `frame`            what every job has: offsets fixed beforehand, findings, the result
+`pacing`           lets rows through when they are due
 `policy`           whether a topic is compacted
 `read_archive`     rows of an archive, as its manifests say
+`repartition`      a topic's records into another one, with other partitions or keys
+`replay`           records once more, at a rate or at a multiple of their time
 `report`           what a topic is like, as one HTML file
 `report_page`      the page itself
+`slices`           how a replay is cut
 `stored`           what stored batches say: each offset's account
+`streams`          a streaming query, run to its end
+`times`            times and durations as people write them
+`windowed`         counts per window of time and field, into another topic
+`writing`          what jobs share that write topics
 """
 
 from pyspark_penstock.jobs.archive import archive
 from pyspark_penstock.jobs.audit import audit
 from pyspark_penstock.jobs.read_archive import read_archive
+from pyspark_penstock.jobs.repartition import repartition
+from pyspark_penstock.jobs.replay import replay
 from pyspark_penstock.jobs.report import report
+from pyspark_penstock.jobs.windowed import windowed
 
-__all__ = ["archive", "audit", "read_archive", "report"]
+__all__ = ["archive", "audit", "read_archive", "repartition", "replay", "report", "windowed"]

@@ -34,15 +34,13 @@ from pyspark_penstock.jobs.frame import (
     span_of,
 )
 from pyspark_penstock.jobs.read_archive import SCHEMA
+from pyspark_penstock.jobs.streams import to_its_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 RECORDS_PER_BATCH: Final = 1_000_000
 """Of one micro-batch: what a killed run does again at most."""
-_STARTS_MAX: Final = 10
-_LATE_WORKER: Final = "Python worker failed to connect back"
 _UTC = "to_utc_timestamp(timestamp, current_timezone())"
 _PARTS: Final = {
     "date": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')"},
@@ -131,7 +129,7 @@ def _query(
     try:
         for name, value in _WRITE.items():
             spark.conf.set(name, value)
-        _to_its_end(
+        to_its_end(
             rows.writeStream.foreachBatch(write)
             .option("checkpointLocation", str(files.checkpoint))
             .trigger(availableNow=True)
@@ -142,20 +140,6 @@ def _query(
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, before)
-
-
-def _to_its_end(writer: DataStreamWriter) -> None:
-    """Runs the query; again where Spark gave up the source's Python process, to which it gives 10 s to come up."""
-    for left in reversed(range(_STARTS_MAX)):
-        query = writer.start()
-        try:
-            query.awaitTermination()
-            return
-        except Exception as error:
-            if not left or _LATE_WORKER not in str(error):
-                raise
-        finally:
-            query.stop()
 
 
 def _start(span: Span, files: ArchiveFiles) -> str:

@@ -1,0 +1,295 @@
+"""Jobs that write topics, where no Spark is needed: times, slices, pace, checkpoints and sums."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_penstock.errors import OptionError
+from pyspark_penstock.jobs import writing
+from pyspark_penstock.jobs.frame import Cluster, JobError, Span
+from pyspark_penstock.jobs.pacing import GRAIN_S, Pace, paced
+from pyspark_penstock.jobs.replay import Wanted
+from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, covered
+from pyspark_penstock.jobs.streams import Tally
+from pyspark_penstock.jobs.times import duration_ms, time_ms
+from pyspark_penstock.jobs.writing import Checkpoint, Target, sink_name, written_by_one
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("0", 0),
+        ("1700000000123", 1_700_000_000_123),
+        ("1970-01-01", 0),
+        ("1970-01-01T00:00:01.5Z", 1_500),
+        ("1970-01-01T02:00:00+02:00", 0),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+    ],
+)
+def test_times(text: str, ms: int) -> None:
+    assert time_ms("since", text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-1", "1969-12-31T23:59:59Z", "9" * 18, "٣", "9" * 30])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(
+        OptionError, match="since must be a time like 2026-11-26T14:00:00Z, or ms since 1970, not"
+    ):
+        time_ms("since", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("30s", 30_000), ("10 Minutes", 600_000), ("1 hour", 3_600_000), ("2d", 172_800_000), ("5 ms", 5)],
+)
+def test_durations(text: str, ms: int) -> None:
+    assert duration_ms("window", text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "10", "0s", "ten minutes", "1.5h", "1 hour 5 minutes", "9" * 15 + "d"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(OptionError, match="window must be a duration like 30s, 10m, 1h or 1d, not"):
+        duration_ms("window", text)
+
+
+# -- slices --------------------------------------------------------------------------------------
+
+
+def joined(slices: list[Ranges]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for ranges in slices:
+        for part, (low, high) in ranges.items():
+            assert low < high
+            found.setdefault(part, []).extend(range(low, high))
+    return found
+
+
+def test_slices_by_count_have_each_offset_once_in_order() -> None:
+    first, end = {0: 5, 1: 0, 2: 7}, {0: 105, 1: 31, 2: 7}
+    slices = list(by_count(first, end, 40))
+    assert joined(slices) == {0: list(range(5, 105)), 1: list(range(31))}
+    assert len(slices) == 4
+    assert all(sum(high - low for low, high in ranges.values()) <= 41 for ranges in slices)
+    assert list(by_count({0: 3}, {0: 3}, 10)) == []
+
+
+def test_slices_by_time_keep_the_order_of_offsets() -> None:
+    """However records' times lie: a partition's slices are its offsets in order, each in the step it first gets to."""
+    dice = random.Random(3)
+    for _ in range(200):
+        steps = {part: [dice.randrange(6) for _ in range(dice.randrange(12))] for part in range(3)}
+        stretches = [
+            Stretch(
+                part,
+                step,
+                min(at for at, one in enumerate(items) if one == step),
+                max(at for at, one in enumerate(items) if one == step) + 1,
+                items.count(step),
+                step,
+            )
+            for part, items in steps.items()
+            for step in set(items)
+        ]
+        slices = by_time(stretches)
+        assert [step for step, _ in slices] == sorted({step for step, _ in slices})
+        assert joined([ranges for _, ranges in slices]) == {
+            part: list(range(len(items))) for part, items in steps.items() if items
+        }
+        for step, ranges in slices:
+            for part, (low, high) in ranges.items():
+                for at in range(low, high):
+                    assert max(steps[part][: at + 1]) == step
+        first, end = covered(stretches)
+        assert end == {part: len(items) for part, items in steps.items() if items}
+        assert set(first.values()) <= {0}
+
+
+# -- pace ----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+def batch(times_ms: list[int], partition: int = 0) -> Any:
+    return pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array([partition] * len(times_ms), pa.int32()),
+            "timestamp": pa.array([time * 1000 for time in times_ms], pa.timestamp("us", tz="UTC")),
+            "offset": pa.array(range(len(times_ms)), pa.int64()),
+        }
+    )
+
+
+def let_through(pace: Pace, batches: list[Any], late_s: float = 0.0) -> list[tuple[float, int]]:
+    """When how many rows came, in s since the task began."""
+    clock = Clock()
+    return [
+        (clock() - 100.0, item.num_rows)
+        for item in paced(pace, batches, late_s=late_s, clock=clock, sleep=clock.sleep)
+    ]
+
+
+def test_a_rate_is_kept_over_batches() -> None:
+    pace = pickle.loads(pickle.dumps(Pace(0.0, 5.0, {7: 100.0})))
+    told = let_through(pace, [batch([0] * 150, 7), batch([], 7), batch([0] * 100, 7)])
+    assert sum(count for _, count in told) == 250
+    sent = 0
+    for at_s, count in told:
+        sent += count
+        assert sent <= (at_s + GRAIN_S) * 100 + 1.01
+    assert told[-1][0] == pytest.approx(2.4, abs=0.11)
+
+
+def test_what_is_late_catches_up() -> None:
+    told = let_through(Pace(0.0, 5.0, {0: 100.0}), [batch([0] * 300)], late_s=2.0)
+    assert told[0] == (0.0, 211)
+    assert told[-1][0] == pytest.approx(0.9, abs=0.11)
+
+
+def test_the_clock_of_an_executor_may_differ() -> None:
+    pace = Pace(1000.0, 5.0)
+    assert [pace.late_s(now) for now in (0.0, 1000.0, 1001.5, 9e9)] == [0.0, 0.0, 1.5, 5.0]
+
+
+def test_by_time_and_out_of_order() -> None:
+    times = [1000, 3000, 2000, 5000]
+    told = let_through(Pace(0.0, 5.0, speed=2.0, from_ms=1000), [batch(times[:2]), batch(times[2:])])
+    assert [(round(at_s, 6), count) for at_s, count in told] == [(0.0, 1), (1.0, 1), (1.0, 1), (2.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("", "", 5.0, 2.0), "a replay has a rate or a speed, not both"),
+        (("", "", -1.0, 0.0), "rate must be a number above 0, not -1.0"),
+        (("", "", 0.0, float("nan")), "speed must be a number above 0, not nan"),
+        (("soon", "", 0.0, 0.0), "since must be a time like"),
+        (("5", "5", 0.0, 0.0), r"since \(5\) must lie before until \(5\)"),
+    ],
+)
+def test_what_a_replay_is_not(given: tuple[str, str, float, float], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        Wanted.of(*given)
+
+
+def test_what_of_the_records() -> None:
+    assert Wanted.of("", "", 0.0, 0.0).filter() == ""
+    assert (
+        Wanted.of("5", "1970-01-01T00:00:01Z", 0.0, 0.0).filter()
+        == "unix_millis(timestamp) >= 5 AND unix_millis(timestamp) < 1000"
+    )
+
+
+# -- sinks and checkpoints -----------------------------------------------------------------------
+
+CLUSTER = Cluster("h:1", "/f", "read_committed")
+SOURCE = Span(CLUSTER, "flights", b"a" * 16, {0: 0}, {0: 9}, {0: 9})
+TARGET = Target(CLUSTER, "copy", b"b" * 16, 3)
+
+
+def test_the_delivery_is_exactly_once() -> None:
+    assert TARGET.options(sinkId="s") == {
+        "gateway": "h:1", "credentialsFile": "/f", "topic": "copy", "delivery": "exactly-once", "sinkId": "s",
+    }  # fmt: skip
+
+
+def test_a_sink_is_named_by_its_topics() -> None:
+    name = sink_name("repartition", SOURCE, TARGET)
+    assert name == sink_name("repartition", SOURCE, TARGET)
+    assert name.startswith("repartition-flights-copy-")
+    anew = Target(CLUSTER, "copy", b"c" * 16, 3)
+    others = {sink_name("repartition", SOURCE, anew), sink_name("windowed", SOURCE, TARGET), name}
+    assert len(others | {sink_name("repartition", SOURCE, TARGET, "more")}) == 4
+    long = Target(CLUSTER, "x" * 249, b"b" * 16, 3)
+    assert len(sink_name("repartition", SOURCE, long)) < 200
+
+
+def test_a_checkpoint_is_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = Checkpoint.at("", "sink", {"job": "repartition", "key": ""})
+    assert place.directory == tmp_path / "state" / "penstock" / "spark" / "sink"
+    assert Checkpoint.at("", "sink", {"job": "repartition", "key": ""}) == place
+    with pytest.raises(
+        JobError, match=r"is the checkpoint of another job \(key ''\); name another with --chec"
+    ):
+        Checkpoint.at("", "sink", {"job": "repartition", "key": "upper(key)"})
+    with pytest.raises(OptionError, match="the checkpoint must be a directory of this machine, not s3://b/c"):
+        Checkpoint.at("s3://b/c", "sink", {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match=r"the checkpoint .*file/c can't be used \(.*\); name another"):
+        Checkpoint.at(str(tmp_path / "file" / "c"), "sink", {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metadata").write_text("{}")
+    with pytest.raises(JobError, match="is the checkpoint of another query; name another"):
+        Checkpoint.at(str(tmp_path / "other"), "sink", {})
+
+
+def test_where_a_checkpoint_stands(tmp_path: Path) -> None:
+    place = Checkpoint.at(str(tmp_path), "sink", {})
+    assert place.upto("flights") == {}
+    for name in ("commits", "offsets"):
+        (tmp_path / name).mkdir()
+    for number, end in ((9, 5), (10, 7), (11, 9)):
+        line = json.dumps({"v": 1, "from": {}, "to": {"flights": {"0": end}}})
+        (tmp_path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{line}")
+        if number < 11:
+            (tmp_path / "commits" / str(number)).write_text("v1\n{}")
+    assert place.upto("flights") == {0: 7}
+
+
+def test_a_sink_of_another_query(tmp_path: Path) -> None:
+    place = Checkpoint.at(str(tmp_path), "sink", {})
+    with (
+        pytest.raises(
+            JobError, match=r"copy has been written from flights by a run whose checkpoint is not .*: name"
+        ),
+        written_by_one(SOURCE, TARGET, place),
+    ):
+        raise RuntimeError('set option("sinkTakeover", "true") if that query is never to go on')
+    with pytest.raises(RuntimeError, match="disk full"), written_by_one(SOURCE, TARGET, place):
+        raise RuntimeError("disk full")
+
+
+@pytest.mark.parametrize(("kind", "sql"), [("binary", "k"), ("string", "k"), ("int", "CAST(k AS STRING)")])
+def test_keys(kind: str, sql: str) -> None:
+    assert writing.to_key(SimpleNamespace(simpleString=lambda: kind), "k") == sql
+
+
+# -- sums ----------------------------------------------------------------------------------------
+
+
+def row(**numbers: int) -> Any:
+    return SimpleNamespace(asDict=lambda: numbers)
+
+
+def test_reports_of_micro_batches_are_added_once() -> None:
+    told: list[str] = []
+    tally = Tally("flights", told.append)
+    late = [SimpleNamespace(numRowsDroppedByWatermark=2)]
+    tally.take(1, {})  # it waits
+    tally.take(0, {"written": row(rows=5, bytes=50)})
+    tally.take(0, {"written": row(rows=5, bytes=50)})
+    tally.take(1, {"read": row(rows=3, bytes=9), "closed": row(windows=1)}, late)
+    assert [tally.total(name) for name in ("rows", "bytes", "windows", "late")] == [8, 59, 1, 2]
+    assert told == ["flights: batch 0, 5 rows", "flights: batch 1, 3 rows, 1 windows, 2 late"]
