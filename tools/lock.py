@@ -35,9 +35,9 @@ DERIVED = {
     "services/gateway/requirements.txt": ("penstock-gateway", ""),
     "client/requirements.txt": ("penstock", "cert,native"),
     "client/requirements-pytest.txt": ("penstock", "pytest"),
-    "spark/requirements.txt": ("penstock-spark", ""),
+    "spark/requirements.txt": ("penstock-spark + penstock", ""),
 }
-"""Files, and the package and extras that each is for."""
+"""Files, and the packages and extras that each is for."""
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
 
 
@@ -76,10 +76,10 @@ def pinned_blocks() -> dict[str, str]:
     return blocks
 
 
-def closure(package: str, extra: str) -> set[str]:
-    """The package and all that it needs with that extra, by the metadata of the installed packages."""
+def closure(packages: str, extra: str) -> set[str]:
+    """The packages and all that they need with that extra, by the metadata of the installed ones."""
     seen: set[str] = set()
-    waiting = [(package, ""), *((package, each) for each in extra.split(","))]
+    waiting = [(package, each) for package in packages.split(" + ") for each in ("", *extra.split(","))]
     while waiting:
         name, extra = waiting.pop()
         key = canonicalize_name(name)

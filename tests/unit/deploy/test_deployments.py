@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,34 @@ def test_profiles_are_left_out_unless_named() -> None:
     assert by_profile[""] == {"secrets", *COMPOSE_ROLES, "edge"}
     assert by_profile["observability"] == {"prometheus", "grafana"}
     assert by_profile["demo"] == {"demo-producer", "demo-group"}
-    assert by_profile["spark"] == {"spark"}
+    assert by_profile["spark"] == {"spark", "spark-secret", "spark-master", "spark-worker"}
+
+
+def test_spark_is_reached_by_nobody_without_its_secret() -> None:
+    services = {name: one for name, one in compose()["services"].items() if name.startswith("spark")}
+    for name, service in services.items():
+        assert not {"ports", "expose"} & service.keys(), name
+        where = "/conf" if name == "spark-secret" else "/etc/spark:ro"
+        assert f"spark-conf:{where}" in service["volumes"], name
+        if name != "spark-secret":
+            assert service["environment"]["SPARK_CONF_DIR"] == "/etc/spark", name
+            assert service["depends_on"]["spark-secret"]["condition"] == "service_completed_successfully", (
+                name
+            )
+    (script,) = services["spark-secret"]["command"]
+    assert services["spark-secret"]["network_mode"] == "none"
+    for line in ("spark.authenticate true", "spark.authenticate.secret {secrets.token_hex(32)}"):
+        assert line in script
+
+
+def test_the_secret_of_spark_is_made_once(tmp_path: Path) -> None:
+    (script,) = compose()["services"]["spark-secret"]["command"]
+    told = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script.replace("/conf/", f"{tmp_path}/")], check=True)
+        told.append((tmp_path / "spark-defaults.conf").read_text())
+    assert told[0] == told[1]
+    assert (tmp_path / "spark-defaults.conf").stat().st_mode & 0o777 == 0o600
 
 
 def test_ports_are_published_on_loopback_unless_it_is_said_otherwise() -> None:
