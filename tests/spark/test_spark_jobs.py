@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,18 +232,18 @@ def test_an_archive_grows_by_what_is_new(spark: SparkSession, cluster: MemoryGat
     cluster.append("flights", 0, values[:500], timestamp_ms=1_700_000_000_000)
     cluster.append("flights", 1, values[:30], timestamp_ms=1_700_000_000_000 + 3_600_000)
     where: dict[str, Any] = {"topic": "flights", "to": str(tmp_path / "a"), "gateway": cluster.addresses[0]}
-    first = archive(spark, by="hour", records_per_batch=200, **where)
+    first = archive(spark, by="hour", records_per_batch=300, **where)
     assert (first["rows"], first["ok"], first["archive"]["rows"]) == (530, True, 530)
     assert first["files_added"] == first["archive"]["files"] >= 4
-    before = snapshot(tmp_path / "a")
-    second = archive(spark, by="hour", **where)
-    assert (second["rows"], second["files_added"], second["archive"]) == (0, 0, first["archive"])
-    assert snapshot(tmp_path / "a") == before
     cluster.append("flights", 0, values[500:600], timestamp_ms=1_700_000_000_000)
+    second = archive(spark, by="hour", compact=True, **where)
+    assert (second["rows"], second["archive"]["rows"]) == (100, 630)
+    assert second["archive"]["files"] == 2
+    assert second["from"]["flights"] == {"0": 500, "1": 30}
+    before = snapshot(tmp_path / "a")
     third = archive(spark, by="hour", compact=True, **where)
-    assert (third["rows"], third["archive"]["rows"]) == (100, 630)
-    assert third["archive"]["files"] == 2
-    assert third["from"]["flights"] == {"0": 500, "1": 30}
+    assert (third["rows"], third["files_added"], third["archive"]) == (0, 0, second["archive"])
+    assert snapshot(tmp_path / "a") == before
     assert by_manifests(tmp_path / "a") == in_topic(cluster, (600, 30))
     names = {
         str(path.parent.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("date=*/**/*.parquet")
@@ -261,7 +261,6 @@ def test_an_archive_grows_by_what_is_new(spark: SparkSession, cluster: MemoryGat
         "headers",
     ]
     assert rows.count() == 630
-    assert archive(spark, by="hour", compact=True, **where)["files_added"] == 0
     assert run(spark, cluster, archive=where["to"])["ok"]
     cluster.create("orders")
     with pytest.raises(JobError, match="is the archive of topic 'flights'"):
@@ -272,47 +271,64 @@ class Killed(Exception):
     """Stands for a kill between two steps."""
 
 
+KINDS = ["after a manifest", "among files", "before a manifest"]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(KINDS[:2], id="one after another"),
+        pytest.param(
+            KINDS * 3,
+            id="many",
+            marks=pytest.mark.skipif(
+                "PENSTOCK_SPARK_JOBS" not in os.environ, reason="of the long form: make spark-jobs-test"
+            ),
+        ),
+    ],
+)
 def test_killed_anywhere_it_ends_equal(
-    spark: SparkSession, cluster: MemoryGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: list[str],
+    spark: SparkSession,
+    cluster: MemoryGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each run gets to the micro-batch behind the last one's, or is killed in it."""
+    counts = (100 * len(kinds), 40 * len(kinds))
     cluster.create("flights", 2)
-    cluster.append("flights", 0, [b"value %d" % i for i in range(400)])
-    cluster.append("flights", 1, [b"value %d" % i for i in range(200)])
+    for part, count in enumerate(counts):
+        cluster.append("flights", part, [b"value %d" % i for i in range(count)])
     where: dict[str, Any] = {"topic": "flights", "to": str(tmp_path / "a"), "gateway": cluster.addresses[0]}
-    dice = random.Random(5)
-    kinds = ["before a manifest", "after a manifest", "among files"]
     add, put = ArchiveFiles.add, archive_files.described
     for kind in kinds:
-        left = dice.randrange(2)
 
         def adds(self: ArchiveFiles, manifest: Any, kind: str = kind) -> None:
-            nonlocal left
-            left -= 1
-            if kind == "before a manifest" and left < 0:
+            if kind == "before a manifest":
                 raise Killed
             add(self, manifest)
-            if kind == "after a manifest" and left < 0:
+            if kind == "after a manifest":
                 raise Killed
 
-        def describes(path: Path, kind: str = kind) -> dict[str, int]:
-            nonlocal left
-            left -= 1
-            if kind == "among files" and left < 0:
+        first: list[Path] = []
+
+        def describes(path: Path, kind: str = kind, first: list[Path] = first) -> dict[str, int]:
+            if kind == "among files" and first:
                 raise Killed
+            first.append(path)
             return put(path)
 
         monkeypatch.setattr(ArchiveFiles, "add", adds)
         monkeypatch.setattr(archive_files, "described", describes)
         with pytest.raises(Exception, match="Killed"):
-            archive(spark, records_per_batch=150, **where)
+            archive(spark, records_per_batch=140, **where)
         monkeypatch.undo()
-    result = archive(spark, records_per_batch=150, **where)
-    assert result["archive"]["rows"] == 600
-    assert by_manifests(tmp_path / "a") == in_topic(cluster, (400, 200))
+    result = archive(spark, records_per_batch=140, **where)
+    assert result["archive"]["rows"] == sum(counts)
+    assert by_manifests(tmp_path / "a") == in_topic(cluster, counts)
     named = {item.path for item in ArchiveFiles.at(where["to"]).files()}
     there = {str(path.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("date=*/**/*.parquet")}
     assert named == there
-    assert run(spark, cluster, archive=where["to"])["ok"]
 
 
 def test_a_changed_archive_is_found(spark: SparkSession, cluster: MemoryGateway, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ def test_a_topic_of_transactions(spark: SparkSession, audited: Audited) -> None:
 def test_a_record_twice_in_a_copy_by_the_command(audited: Audited) -> None:
     command = [
         sys.executable, "-m", "penstock.cli.main", "spark", "run", "audit", "--topic", "whole", "--against", "copy",
-        "--gateway", audited.cluster.gateway, "--master", "local[2]", "--conf", "spark.driver.memory=512m", "--json",
+        "--gateway", audited.cluster.gateway, "--master", "local[2]", "--conf", "spark.driver.memory=512m",
+        "--conf", "spark.sql.shuffle.partitions=2", "--json",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ.copy(), timeout=900, check=False
