@@ -148,8 +148,8 @@ transactions-test: setup ## transactions of every client by both ways in while n
 	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py tests/cluster/test_bank_transfer.py -s
 
 .PHONY: spark-jobs-test
-spark-jobs-test: setup ## an archive that is killed ten times at random ends equal to its topic (java)
-	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs_killed.py -s
+spark-jobs-test: setup ## jobs that are killed at random end equal to their topic; a replay's rate; a standalone Spark (java)
+	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs.py tests/spark/test_spark_jobs_killed.py tests/spark/test_spark_jobs_long.py -s
 
 .PHONY: spark-sink-test
 spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n (java)
