@@ -320,3 +320,26 @@ def test_a_job_that_fails(
     assert captured.out == ""
     lines = [line for line in captured.err.splitlines() if line]  # click ends the line in which ^C stands
     assert lines == ["t: 12 offsets to explain", f"penstock: error: {text}"]
+
+
+def test_the_environment_says_where_jobs_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in compose, where nobody wants to say it each time; what is empty says nothing."""
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=PLAINTEXT\n")
+    file.chmod(0o600)
+    told: list[Any] = []
+
+    @contextmanager
+    def session(_job: str, cluster: Any) -> Iterator[None]:
+        told.append(cluster)
+        yield None
+
+    job = fake(monkeypatch, RESULT)
+    monkeypatch.setattr(spark_run, "_session", session)
+    for config in (str(file), ""):
+        monkeypatch.setenv("PENSTOCK_SPARK_MASTER", "spark://m:7077")
+        monkeypatch.setenv("PENSTOCK_GATEWAY", "g:9094")
+        monkeypatch.setenv("PENSTOCK_CLIENT_CONFIG", config)
+        assert run(["spark", "run", "audit", "--topic", "t"]) == 0
+        assert told[-1].master == "spark://m:7077"
+        assert (job.wanted["gateway"], job.wanted["credentials_file"]) == ("g:9094", config)
