@@ -16,7 +16,7 @@ from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs import writing
 from pyspark_penstock.jobs.frame import Cluster, JobError, Span
 from pyspark_penstock.jobs.pacing import GRAIN_S, Pace, paced
-from pyspark_penstock.jobs.replay import Wanted
+from pyspark_penstock.jobs.replay import SLICE_S, Origin, Wanted, _cut, _share
 from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, covered
 from pyspark_penstock.jobs.streams import Tally
 from pyspark_penstock.jobs.times import duration_ms, time_ms
@@ -199,6 +199,22 @@ def test_what_of_the_records() -> None:
         Wanted.of("5", "1970-01-01T00:00:01Z", 0.0, 0.0).filter()
         == "unix_millis(timestamp) >= 5 AND unix_millis(timestamp) < 1000"
     )
+
+
+def test_a_replay_at_a_rate_needs_no_look_at_the_times() -> None:
+    def rows(_ranges: Ranges) -> Any:
+        raise AssertionError
+
+    origin = Origin("flights", {0: 0, 1: 10}, {0: 60_000, 1: 40_010}, rows)
+    same, slices = _cut(origin, Wanted.of("", "", 5_000.0, 0.0), 1_000_000)
+    ranges = [item.ranges for item in slices]
+    assert same == origin
+    assert joined(ranges) == {0: list(range(60_000)), 1: list(range(10, 40_010))}
+    assert len(ranges) == 100_000 / 5_000 / SLICE_S
+    pace = _share(ranges[0], 5_000.0, 7.0)
+    assert (pace.begun_s, pace.length_s, pace.per_s) == (7.0, SLICE_S, {0: 3_000.0, 1: 2_000.0})
+    _, whole = _cut(origin, Wanted.of("", "", 0.0, 0.0), 1_000_000)
+    assert [item.ranges for item in whole] == [{0: (0, 60_000), 1: (10, 40_010)}]
 
 
 # -- sinks and checkpoints -----------------------------------------------------------------------
