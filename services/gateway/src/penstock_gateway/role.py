@@ -240,6 +240,7 @@ class Gateway:
             for addresses in (self._addresses, apart)
         )
         handler = GatewayHandler(self._relay, cluster, cluster_apart)
+        self._have_offsets_topic = cluster.have_offsets_topic
         limits = settings.listener_limits()
         self._doors.connect(self._metadata, cluster.api_versions, by_acl)
         self._grpc_door, http_door = self._doors.grpc_door(), self._doors.http_door()
@@ -309,6 +310,7 @@ class Gateway:
             settings.socket_request_max_bytes,
             self._grpc_door,
             self._controllers,
+            self._have_offsets_topic,
         )
         admin = AdminService(
             self._relay,

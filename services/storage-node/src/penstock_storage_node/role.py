@@ -71,6 +71,7 @@ from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_OPTIONS
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
 from penstock_storage_node.rpc.service import add_storage_service
+from penstock_storage_node.rpc.size_ranges import SizeRangesService
 from penstock_storage_node.rpc.strays import StraysService
 from penstock_storage_node.rpc.transaction_service import TransactionService
 from penstock_storage_node.rpc.transaction_streams import TransactionStreams
@@ -523,6 +524,7 @@ class StorageNode:
                 SelfDescription(self._lifecycle),
                 TransactionService(self._manager, self._transaction_link),
                 UnitsService(self._transactions, self._authorizer),
+                SizeRangesService(self._manager.registry),
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,

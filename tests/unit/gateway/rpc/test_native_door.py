@@ -20,7 +20,7 @@ from penstock_core.security.client_file import ClientFile
 from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
 from penstock_core.security.sasl import SaslFailure
 from penstock_core.security.scram import ScramMechanism
-from penstock_frontend.authorizer import AllowAll, Identity, Operation, ResourceType
+from penstock_frontend.authorizer import CLUSTER_NAME, AllowAll, Identity, Operation, ResourceType
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_frontend.sign_in.certified import Holders
@@ -210,6 +210,16 @@ def calls(stub: Stub, metadata: Any = None) -> dict[str, Any]:
         "ListSinks": lambda: stub.ListSinks(sinks_pb2.ListSinksRequest(), metadata=metadata),
         "Describe": lambda: stub.Describe(pb.DescribeRequest(topics=["t"]), metadata=metadata),
         "ListOffsets": lambda: stub.ListOffsets(queries, metadata=metadata),
+        "SizeRanges": lambda: stub.SizeRanges(
+            pb.SizeRangesRequest(ranges=[pb.OffsetRange(topic="t", end=1)]), metadata=metadata
+        ),
+        "EpochEnds": lambda: stub.EpochEnds(
+            pb.EpochEndsRequest(queries=[pb.EpochQuery(topic="t")]), metadata=metadata
+        ),
+        "GroupOffsets": lambda: stub.GroupOffsets(pb.GroupOffsetsRequest(group="t"), metadata=metadata),
+        "CommitGroup": lambda: stub.CommitGroup(
+            pb.CommitGroupRequest(group="t", offsets=[pb.GroupOffset(topic="t")]), metadata=metadata
+        ),
         "Produce": lambda: stub.Produce(batches(), metadata=metadata),
         "FetchRange": lambda: stub.FetchRange(wanted, metadata=metadata),
     }
@@ -257,9 +267,14 @@ async def test_each_method_asks_for_its_right_with_the_users_name(
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         else:
-            code = 53 if right.kind is ResourceType.TRANSACTIONAL_ID else 29
-            assert f"code: {code}" in str(answer)
-        assert set(asked.questions) == {("User:alice", "127.0.0.1", right.operation, right.kind, "t")}, name
+            codes = {ResourceType.TRANSACTIONAL_ID: 53, ResourceType.GROUP: 30}
+            assert f"code: {codes.get(right.kind, 29)}" in str(answer)
+        expected = {("User:alice", "127.0.0.1", right.operation, right.kind, "t")}
+        if name == "EpochEnds":  # who may act for the cluster may ask that of any topic (KIP-320)
+            expected.add(
+                ("User:alice", "127.0.0.1", Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+            )
+        assert set(asked.questions) == expected, name
     assert rig.nodes[1].logs == {}
     assert rig.nodes[1].ranges == []
 

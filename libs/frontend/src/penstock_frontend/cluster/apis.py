@@ -18,6 +18,7 @@ from typing import Any
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage
+from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Authorizer, Operation, ResourceType, require_cluster
 from penstock_frontend.cluster import describe as cluster_describe
 from penstock_frontend.cluster import topics as cluster_topics
@@ -167,6 +168,10 @@ class ClusterApis:
             ApiKey.FIND_COORDINATOR: self._coordinators.find,
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
         }
+
+    async def have_offsets_topic(self, principal: str) -> str:
+        """Has the topic that groups are kept in made; why it is not there then, "" when it is."""
+        return await self._coordinators.have_topic(OFFSETS_TOPIC, principal)
 
     def handles(self, api_key: int) -> bool:
         """Whether `answer` and `handle` know the API."""

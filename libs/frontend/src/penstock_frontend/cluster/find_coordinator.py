@@ -163,13 +163,17 @@ class Coordinators:
         refused: dict[str, _Found],
     ) -> bytes:
         """Have the topic made; many may ask for it at once."""
+        problem = await self.have_topic(topic, str(connection.principal))
+        return self._answer(connection, header, key_type, keys, refused, problem)
+
+    async def have_topic(self, topic: str, principal: str) -> str:
+        """Has the topic made for who may use it; why it is not there then, "" when it is."""
         creation = self._creations.get(topic)
         if creation is None or creation.done():
             creation = self._creations[topic] = asyncio.create_task(
-                self._create(topic, str(connection.principal)), name=f"create {topic}"
+                self._create(topic, principal), name=f"create {topic}"
             )
-        problem = await asyncio.shield(creation)
-        return self._answer(connection, header, key_type, keys, refused, problem)
+        return await asyncio.shield(creation)
 
     async def _create(self, name: str, principal: str) -> str:
         """Why the topic is not there now; "" when it is."""

@@ -244,6 +244,18 @@ NATIVE_VERSION: Final = 7
 """ListOffsets version that the native API speaks to nodes: the first with -3 (KIP-734)."""
 
 
+EPOCH_VERSION: Final = 4
+"""OffsetForLeaderEpoch version that the native API speaks to nodes."""
+
+
+def encode_leader_epochs(items: Sequence[tuple[str, int, int]]) -> bytes:
+    """An OffsetForLeaderEpoch frame for (topic, partition, leader epoch)s, of version EPOCH_VERSION."""
+    layout = LeaderEpochQuery.layout_of(EPOCH_VERSION)
+    values = [Question(topic, (partition, -1, epoch)) for topic, partition, epoch in items]
+    head = request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, EPOCH_VERSION, 0, None)
+    return head + struct.pack(">i", -1) + _put_topics(values, layout.question, True) + b"\x00"
+
+
 def encode_list_offsets(
     items: Sequence[tuple[str, int, int]], isolation_level: int = READ_UNCOMMITTED
 ) -> bytes:

@@ -42,6 +42,11 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     # Metadata: what may not be described is left out, or looks as if it were not there.
     "/penstock.v1.Gateway/Describe": Right(Operation.DESCRIBE),
     "/penstock.v1.Gateway/ListOffsets": Right(Operation.DESCRIBE),
+    "/penstock.v1.Gateway/SizeRanges": Right(Operation.DESCRIBE),
+    "/penstock.v1.Gateway/EpochEnds": Right(Operation.DESCRIBE),
+    # And of its topics, Describe for the first and Read for the second: the coordinator asks that.
+    "/penstock.v1.Gateway/GroupOffsets": Right(Operation.DESCRIBE, ResourceType.GROUP),
+    "/penstock.v1.Gateway/CommitGroup": Right(Operation.READ, ResourceType.GROUP),
     "/penstock.v1.Gateway/Produce": Right(Operation.WRITE),
     "/penstock.v1.Gateway/FetchRange": Right(Operation.READ),
     # Of the transactional id that is the sink's name. ListSinks leaves out what may not be described.

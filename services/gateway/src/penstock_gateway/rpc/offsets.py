@@ -68,6 +68,19 @@ def submit(client: ClientRelay, kind: type[Relayed[Any]], frame: Buffer) -> asyn
     return future
 
 
+def rounds_of(queries: Sequence[tuple[str, int, int]]) -> list[dict[tuple[str, int], int]]:
+    """Places of queries by (topic, partition), parted so that each part asks a partition once."""
+    rounds: list[dict[tuple[str, int], int]] = []
+    for index, (topic, partition, _) in enumerate(queries):
+        for one in rounds:
+            if (topic, partition) not in one:
+                one[topic, partition] = index
+                break
+        else:
+            rounds.append({(topic, partition): index})
+    return rounds
+
+
 async def list_offsets(
     client: ClientRelay, queries: Sequence[tuple[str, int, int]], isolation_level: int = READ_UNCOMMITTED
 ) -> list[OffsetAnswer]:
@@ -77,14 +90,7 @@ async def list_offsets(
     request asks a partition once, so queries that do so again travel in another one.
     """
     answers: list[OffsetAnswer | None] = [None] * len(queries)
-    rounds: list[dict[tuple[str, int], int]] = []
-    for index, (topic, partition, _) in enumerate(queries):
-        for one in rounds:
-            if (topic, partition) not in one:
-                one[topic, partition] = index
-                break
-        else:
-            rounds.append({(topic, partition): index})
+    rounds = rounds_of(queries)
     layout = ListOffsetsQuery.layout_of(NATIVE_VERSION)
     futures = [
         submit(
@@ -153,6 +159,7 @@ __all__ = [
     "list_offsets",
     "produce",
     "produce_result",
+    "rounds_of",
     "submit",
     "wait_for_records",
 ]

@@ -12,7 +12,7 @@ known to work from where the client is. `Describe` then names it first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, NoReturn
 
@@ -25,17 +25,21 @@ from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.limits import KAFKA_FRAME_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_core.security.quota_entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from penstock_core.topics import OFFSETS_TOPIC
 from penstock_frontend.authorizer import Identity, Operation, ResourceType
 from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.authenticate import Authenticator
 from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
+from penstock_gateway.rpc.epoch_ends import epoch_ends
 from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
+from penstock_gateway.rpc.groups import OFFSETS_MAX, commit_group, group_offsets, with_topic
 from penstock_gateway.rpc.guard import identity_of
 from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wait_for_records
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_gateway.rpc.query_sessions import QuerySessions
+from penstock_gateway.rpc.size_ranges import size_ranges
 from penstock_gateway.rpc.units import UnitMethods, UnitRelay
 from penstock_kafka.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
@@ -62,9 +66,14 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         batch_bytes_max: int = KAFKA_FRAME_BYTES_MAX,
         door: CallerDoor | None = None,
         controllers: ControllerClient | None = None,
+        have_offsets_topic: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in;
-        `controllers` make the topic of transactions when it is first needed."""
+        """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in.
+
+        `controllers` make the topic of transactions when it is first needed; `have_offsets_topic` makes the topic that
+        groups are kept in for a principal, and says why it is not there.
+        """
+        self._have_offsets_topic = have_offsets_topic
         self._authenticator = None if door is None else Authenticator(door)
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
@@ -85,6 +94,20 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
             ),
             "ListOffsets": grpc.unary_unary_rpc_method_handler(
                 self.ListOffsets, pb.ListOffsetsRequest.FromString, pb.ListOffsetsResponse.SerializeToString
+            ),
+            "SizeRanges": grpc.unary_unary_rpc_method_handler(
+                self.SizeRanges, pb.SizeRangesRequest.FromString, pb.SizeRangesResponse.SerializeToString
+            ),
+            "EpochEnds": grpc.unary_unary_rpc_method_handler(
+                self.EpochEnds, pb.EpochEndsRequest.FromString, pb.EpochEndsResponse.SerializeToString
+            ),
+            "GroupOffsets": grpc.unary_unary_rpc_method_handler(
+                self.GroupOffsets,
+                pb.GroupOffsetsRequest.FromString,
+                pb.GroupOffsetsResponse.SerializeToString,
+            ),
+            "CommitGroup": grpc.unary_unary_rpc_method_handler(
+                self.CommitGroup, pb.CommitGroupRequest.FromString, pb.CommitGroupResponse.SerializeToString
             ),
             "Produce": grpc.stream_stream_rpc_method_handler(
                 self.Produce, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
@@ -139,13 +162,7 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
     ) -> pb.ListOffsetsResponse:
         """Offsets by partition; waits for news when asked to."""
         await self._check_ready("ListOffsets", context)
-        if len(request.queries) > QUERIES_MAX:
-            await self._abort(
-                "ListOffsets",
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{len(request.queries)} queries, the most is {QUERIES_MAX}; ask in several calls",
-            )
+        await self._check_count("ListOffsets", context, len(request.queries), QUERIES_MAX)
         try:
             answers = await self._list_offsets(context, request)
         except PenstockError as e:
@@ -153,6 +170,75 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         self._count("ListOffsets", "OK")
         results = zip(request.queries, answers, strict=True)
         return pb.ListOffsetsResponse(results=[self._result(q, a) for q, a in results])
+
+    async def SizeRanges(  # noqa: N802
+        self, request: pb.SizeRangesRequest, context: Context
+    ) -> pb.SizeRangesResponse:
+        """Bytes of ranges of offsets, and where to cut them."""
+        await self._check_ready("SizeRanges", context)
+        await self._check_count("SizeRanges", context, len(request.ranges), QUERIES_MAX)
+        self._count("SizeRanges", "OK")
+        return await size_ranges(self._relay, identity_of(context), request)
+
+    async def EpochEnds(  # noqa: N802
+        self, request: pb.EpochEndsRequest, context: Context
+    ) -> pb.EpochEndsResponse:
+        """Where leader epochs end, by partition."""
+        await self._check_ready("EpochEnds", context)
+        await self._check_count("EpochEnds", context, len(request.queries), QUERIES_MAX)
+        queries = [(q.topic, q.partition, q.leader_epoch) for q in request.queries]
+        try:
+            with self._sessions.of(identity_of(context)) as session:
+                answers = await epoch_ends(session, queries)
+        except PenstockError as e:
+            await self._abort("EpochEnds", context, grpc.StatusCode.UNAVAILABLE, e.message)
+        self._count("EpochEnds", "OK")
+        response = pb.EpochEndsResponse()
+        for (topic, partition, _), (code, epoch, end_offset) in zip(queries, answers, strict=True):
+            end = response.ends.add(leader_epoch=epoch, end_offset=end_offset)
+            if code:
+                end.error.code, end.error.message = code, _explain(code, topic, partition)
+        return response
+
+    async def GroupOffsets(  # noqa: N802
+        self, request: pb.GroupOffsetsRequest, context: Context
+    ) -> pb.GroupOffsetsResponse:
+        """What a group has committed. A cluster that has no group yet has no offsets of this one."""
+        await self._check_ready("GroupOffsets", context)
+        self._count("GroupOffsets", "OK")
+        who = identity_of(context)
+        may = self._relay.authorizer.authorize(who, Operation.DESCRIBE, ResourceType.GROUP, request.group)
+        if may and self._relay.metadata.image.topic(OFFSETS_TOPIC) is None:
+            return pb.GroupOffsetsResponse()
+        try:
+            with self._sessions.of(who) as session:
+                return await group_offsets(session, request)
+        except PenstockError as e:
+            await self._abort("GroupOffsets", context, grpc.StatusCode.UNAVAILABLE, e.message)
+            raise
+
+    async def CommitGroup(  # noqa: N802
+        self, request: pb.CommitGroupRequest, context: Context
+    ) -> pb.CommitGroupResponse:
+        """Commits offsets for a group without members."""
+        await self._check_ready("CommitGroup", context)
+        await self._check_count("CommitGroup", context, len(request.offsets), OFFSETS_MAX)
+        self._count("CommitGroup", "OK")
+        who = identity_of(context)
+
+        async def make() -> str:
+            may = self._relay.authorizer.authorize(who, Operation.READ, ResourceType.GROUP, request.group)
+            has = self._relay.metadata.image.topic(OFFSETS_TOPIC) is not None
+            if has or not may or self._have_offsets_topic is None:
+                return ""
+            return await self._have_offsets_topic(str(who.principal))
+
+        try:
+            with self._sessions.of(who) as session:
+                return await with_topic(make, lambda: commit_group(session, request), request.group)
+        except PenstockError as e:
+            await self._abort("CommitGroup", context, grpc.StatusCode.UNAVAILABLE, e.message)
+            raise
 
     async def Produce(  # noqa: N802
         self, requests: AsyncIterator[pb.ProduceRequest], context: Context
@@ -279,6 +365,15 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         if not self._relay.metadata.image.version:
             await self._abort(
                 method, context, grpc.StatusCode.UNAVAILABLE, "this gateway has no metadata yet; try again"
+            )
+
+    async def _check_count(self, method: str, context: Context, count: int, most: int) -> None:
+        if count > most:
+            await self._abort(
+                method,
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{count} queries, the most is {most}; ask in several calls",
             )
 
     async def _abort(self, method: str, context: Context, status: grpc.StatusCode, message: str) -> NoReturn:

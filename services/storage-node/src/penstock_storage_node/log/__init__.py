@@ -18,6 +18,7 @@
 `retention`        which old segments go
 `segment`          one log file with its indexes
 `set_aside_ends`   what a log that was set aside holds, told without opening it
+`sizes`            how many bytes offsets take, by the indexes
 `slots`            data directories that several processes share: live, retired, new
 `state`            what is known of a log, and steps that only change that: no system call
 `strays`           logs that were set aside
@@ -35,6 +36,7 @@ from penstock_storage_node.log.log import PartitionLog
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
 from penstock_storage_node.log.producer_state import Origin, ProducerEntry
 from penstock_storage_node.log.reader import AbortedJob
+from penstock_storage_node.log.sizes import SizedRange
 from penstock_storage_node.log.state import Appended, Duplicate, LogIdentity, LogState
 
 __all__ = [
@@ -56,5 +58,6 @@ __all__ = [
     "ReadData",
     "ReadJob",
     "Rows",
+    "SizedRange",
     "WriteJob",
 ]

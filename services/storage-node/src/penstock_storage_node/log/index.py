@@ -164,6 +164,19 @@ class OffsetIndex:
             IndexEntry(self.base_offset + offsets[index], positions[index]) if index >= 0 else SEGMENT_START
         )
 
+    def entries(self, head: Head | None = None) -> Head | None:
+        """All entries; None: some are on disk only. `head` as in `floor_offset`."""
+        offsets, positions = self.tail
+        count = len(offsets)
+        if self.head_count == 0:
+            return Head(offsets[:count], positions[:count])
+        head = head or self._heads.get(self.path)
+        if head is None:
+            return None
+        # The file may have some of those that memory has.
+        own = bisect_left(head.offsets, offsets[0]) if count else len(head.offsets)
+        return Head(head.offsets[:own] + offsets[:count], head.positions[:own] + positions[:count])
+
     def below(self, position_max: int, offset_end: int) -> IndexEntry:
         """Last entry in memory at most at `position_max` whose batch ends before `offset_end`.
 

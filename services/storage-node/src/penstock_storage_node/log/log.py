@@ -31,6 +31,7 @@ from penstock_storage_node.log.ports import Checkpointed, LogPorts
 from penstock_storage_node.log.producer_state import PRODUCER_IDLE_MAX_MS, Origin, ProducerEntry
 from penstock_storage_node.log.reader import AbortedJob, LogReader
 from penstock_storage_node.log.segment import Segment, forget_indexes
+from penstock_storage_node.log.sizes import SizedRange
 from penstock_storage_node.log.state import Appended, Duplicate, LogData, LogIdentity, LogState, Recovered
 from penstock_storage_node.log.truncation import LogTruncation
 from penstock_storage_node.log.writer import LogWriter
@@ -397,6 +398,10 @@ class PartitionLog:
         when an index is not at hand.
         """
         return self._reader.aborted_between(offset, end_offset)
+
+    def size_range(self, start: int, end: int, cut_bytes: int, cuts_max: int) -> SizedRange:
+        """Bytes of the offsets from `start` on below `end`, and cuts of that range; see `sizes.size_range` (pool)."""
+        return self._reader.size_range(start, end, cut_bytes, cuts_max)
 
     def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with that timestamp or later, below `upper_offset` (pool)."""

@@ -7,6 +7,7 @@ segments as one tuple, and whatever retention takes away meanwhile shows as a fi
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,6 +19,7 @@ from penstock_storage_node.log.jobs import ReadData, ReadJob
 from penstock_storage_node.log.producer_replay import aborted_in
 from penstock_storage_node.log.reading import BlockingFiles, CachedFiles, Files, Found, Need, Stuck, Wanted
 from penstock_storage_node.log.segment import Segment, load_aborted, load_head
+from penstock_storage_node.log.sizes import SegmentSizes, SizedRange, size_range
 from penstock_storage_node.log.state import Appended, LogData, LogState
 from penstock_storage_node.log.transactions import AbortedTransaction
 
@@ -230,6 +232,25 @@ class LogReader:
         if stuck.need is Need.MENDED_INDEX:
             self.index_fault_count += 1
             timestamps.mend_head(self._fs, segment, self._data.settings.index_interval_bytes)
+
+    # ------------------------------------------------------------------ sizes (pool)
+
+    def size_range(self, start: int, end: int, cut_bytes: int, cuts_max: int) -> SizedRange:
+        """See `PartitionLog.size_range`."""
+        data, fs, nothing = self._data, self._fs, array("I")
+        known = []
+        for segment in data.segments:
+            base, behind = segment.base_offset, data.end_of(segment)
+            wanted = base < end and behind > start
+            # One that lies inside as a whole is its size, if nobody wants cuts.
+            if not wanted or (not cut_bytes and start <= base and behind <= end):
+                known.append(SegmentSizes(base, behind, segment.size, nothing, nothing))
+                continue
+            index = segment.offset_index
+            entries = index.entries() or index.entries(load_head(fs, segment))
+            assert entries is not None
+            known.append(SegmentSizes(base, behind, segment.size, *entries))
+        return size_range(known, start, end, cut_bytes, cuts_max)
 
     # ------------------------------------------------------------------ by timestamp (pool)
 

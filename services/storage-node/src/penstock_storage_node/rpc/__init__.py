@@ -10,6 +10,7 @@
 `replicate_leader`    Replicate, the leader's end
 `replication_lanes`   The two streams of a pair of nodes
 `service`             The Storage service of the contract, registered with serializers of its own
+`size_ranges`         SizeRanges
 `strays`              DescribeStrays and DeleteStray
 `transaction_messages`  The messages of Transactions
 `transaction_service`   Transactions, the end that is called

@@ -17,6 +17,7 @@ from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEndsService
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
+from penstock_storage_node.rpc.size_ranges import SizeRangesService
 from penstock_storage_node.rpc.strays import StraysService
 from penstock_storage_node.rpc.transaction_service import TransactionService
 from penstock_storage_node.rpc.units import UnitsService
@@ -34,6 +35,7 @@ def add_storage_service(
     itself: SelfDescription | None = None,
     transactions: TransactionService | None = None,
     units: UnitsService | None = None,
+    sizes: SizeRangesService | None = None,
 ) -> None:
     """Answer Storage's calls on `server`."""
     handlers = {
@@ -50,6 +52,12 @@ def add_storage_service(
             positions.positions,
             request_deserializer=storage_pb2.PositionsRequest.FromString,
             response_serializer=storage_pb2.PositionsResponse.SerializeToString,
+        )
+    if sizes is not None:
+        handlers["SizeRanges"] = grpc.unary_unary_rpc_method_handler(
+            sizes.size_ranges,
+            request_deserializer=storage_pb2.NodeSizeRangesRequest.FromString,
+            response_serializer=storage_pb2.NodeSizeRangesResponse.SerializeToString,
         )
     if strays is not None:
         handlers["DescribeStrays"] = grpc.unary_unary_rpc_method_handler(
