@@ -4,9 +4,8 @@ A position in a checkpoint says under which leader epoch it was told: everything
 an earlier one. When the partition has a later one, and a batch below the position was written in it, then the log was
 cut where the first such batch begins: what stood from there to the position is gone, and what stands there now is new.
 
-Epochs never fall along a log, so that place is found by halving. The native API lacks the one question that would
-tell it: `EpochEnds(queries: {topic, partition, leader_epoch}) -> {error, topic_id, leader_epoch, end_offset}` in turn,
-Kafka's OffsetsForLeaderEpoch, which storage nodes answer already.
+A gateway tells that place (`questions.epoch_ends`). One of an older build does not: epochs never fall along a log, so
+it is found by halving, as here.
 """
 
 from __future__ import annotations

@@ -263,6 +263,10 @@ class Query:
     known_offset: int = 0
 
 
+class UnknownCallError(GatewayError):
+    """The gateway is of a build that does not know the call."""
+
+
 class Backoff:
     """Waits between rounds of attempts: doubling, with jitter, up to one second."""
 
@@ -330,9 +334,9 @@ class GatewayClient:
             gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
         ) -> tuple[gateway_pb2.DescribeResponse, str]:
             answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
-            return answer, _retriable(item.error.code for item in answer.topics)
+            return answer, retriable(item.error.code for item in answer.topics)
 
-        answer = self._call(call)
+        answer = self.call(call)
         self.learned = tuple(_address(item.host, item.port) for item in answer.gateways)
         found: dict[str, TopicInfo] = {}
         for item in answer.topics:
@@ -369,9 +373,9 @@ class GatewayClient:
             answer = gateway.ListOffsets(request, timeout=timeout_s, metadata=metadata)
             if len(answer.results) != len(queries):
                 raise GatewayError(f"{len(queries)} offsets asked for, {len(answer.results)} answered")
-            return answer, _retriable(item.error.code for item in answer.results)
+            return answer, retriable(item.error.code for item in answer.results)
 
-        answer = self._call(call)
+        answer = self.call(call)
         return [
             OffsetAnswer(
                 item.offset, bytes(item.topic_id), item.error.code, item.error.message, item.leader_epoch
@@ -400,12 +404,12 @@ class GatewayClient:
             stream = gateway.FetchRange(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
             try:
                 for response in stream:
-                    return response, _retriable([response.error.code])
+                    return response, retriable([response.error.code])
             finally:
                 stream.cancel()  # type: ignore[no-untyped-call]
             return data_pb2.FetchRangeResponse(), "the stream ended early"
 
-        answer = self._call(call)
+        answer = self.call(call)
         if answer.error.code:
             reason = answer.error.message or f"Kafka error {answer.error.code}"
             raise GatewayError(f"batch at offset {start} of {topic.name}-{partition}: {reason}")
@@ -415,7 +419,7 @@ class GatewayClient:
         base_offset, epoch, last_delta = _BATCH_HEAD.unpack_from(data)
         return BatchHead(base_offset, base_offset + last_delta + 1, epoch)
 
-    def _call(self, call: Callable[[gateway_pb2_grpc.GatewayStub, Metadata], tuple[_T, str]]) -> _T:
+    def call(self, call: Callable[[gateway_pb2_grpc.GatewayStub, Metadata], tuple[_T, str]]) -> _T:
         """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all)."""
         deadline = time.monotonic() + self._retry_budget_ms / 1000
         backoff = Backoff(self._retry_interval_ms)
@@ -433,6 +437,8 @@ class GatewayClient:
                 except grpc.RpcError as error:
                     status = error.code()
                     reason = f"{address}: {status.name}, {_details(error)}"
+                    if status is grpc.StatusCode.UNIMPLEMENTED:
+                        raise UnknownCallError(reason) from None
                     if status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
                         raise GatewayError(reason) from None
                 self._at += 1
@@ -446,9 +452,9 @@ def _details(error: grpc.RpcError) -> str:
     return (error.details() or "no details").splitlines()[0]
 
 
-def _retriable(codes: Iterable[int]) -> str:
+def retriable(codes: Iterable[int], among: frozenset[int] = RETRIABLE_CODES) -> str:
     """Why an answer must be asked for again; "" when it needn't."""
-    found = sorted(RETRIABLE_CODES.intersection(codes))
+    found = sorted(among.intersection(codes))
     return f"Kafka error {found[0]} for a partition" if found else ""
 
 

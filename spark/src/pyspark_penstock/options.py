@@ -72,18 +72,26 @@ _KNOWN = {
         "kafka.group.id",
         "pushdown",
         "rows",
+        "commitGroupId",
+        "maxBytesPerTrigger",
+        "maxBytesPerPartition",
     )
 }
 
 _GROUPS = ("groupidprefix", "kafka.group.id")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "commitGroupId",
+)
 
 _NOT_BUILT_YET = {
     "sinkid": "exactly-once writing",
     "txnappid": "exactly-once writing",
     "txnversion": "exactly-once writing",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
-    "commitgroupid": "committing offsets to a consumer group",
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
 }
 
@@ -111,7 +119,7 @@ _REFUSED = {
 class Bound:
     """Where to start or end: a fixed end of the log, offsets, or timestamps (the first given wins)."""
 
-    kind: Literal["earliest", "latest", "offsets", "timestamp", "timestamps"]
+    kind: Literal["earliest", "latest", "offsets", "timestamp", "timestamps", "group"]
     offsets: TopicOffsets = field(default_factory=dict)
     """For "offsets" (-2 earliest, -1 latest) and for "timestamps" (ms)."""
     timestamp_ms: int = -1
@@ -153,6 +161,10 @@ class SourceOptions:
     """What was given and means nothing, for the driver's log: one line each."""
     batch_rows: bool = False
     """A row per stored batch instead of one per record."""
+    bytes_per_trigger_max: int | None = None
+    bytes_per_partition_max: int | None = None
+    commit_group: str = ""
+    """Group that a stream's progress is committed to; "" for none."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -204,6 +216,9 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         pushdown=reader.boolean("pushdown", False),
         remarks=_remarks(given, streaming),
         batch_rows=_batch_rows(reader, streaming),
+        bytes_per_trigger_max=reader.positive("maxBytesPerTrigger"),
+        bytes_per_partition_max=reader.positive("maxBytesPerPartition"),
+        commit_group=_commit_group(given, starting, streaming),
     )
 
 
@@ -275,6 +290,18 @@ def _check_fixed(reader: _Reader) -> None:
     is_plain = reader.word("kafka.security.protocol", "plaintext") == "plaintext"
     if not is_plain and not reader.word("credentialsFile", ""):
         raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {_USE_FILE}")
+
+
+def _commit_group(given: Mapping[str, str], starting: Bound, streaming: bool | None) -> str:
+    group = given.get("commitgroupid", "").strip()
+    if "commitgroupid" in given and not group:
+        raise OptionError("option commitGroupId is empty: name a consumer group, or leave it out")
+    if starting.kind == "group":
+        if streaming is False:
+            raise OptionError("startingOffsets=group is for streaming queries; give offsets to a batch read")
+        if not group:
+            raise OptionError("startingOffsets=group needs option commitGroupId, which names the group")
+    return group
 
 
 def _isolation(reader: _Reader) -> bool:
@@ -461,6 +488,8 @@ def _bound(given: Mapping[str, str], prefix: str, default: Bound) -> Bound:
         return Bound("earliest")
     if word == "latest":
         return Bound("latest")
+    if word == "group" and prefix == "starting":
+        return Bound("group")
     return Bound("offsets", _topic_offsets(text.strip(), name, least=EARLIEST))
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from pyspark_penstock.by_bytes import capped, tile_by_bytes
 from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
 from pyspark_penstock.gateway import GatewayClient, OffsetAnswer, Query, TopicInfo, select_topics
 from pyspark_penstock.options import EARLIEST, LATEST, Bound, SourceOptions
 from pyspark_penstock.pushdown import Narrowing
+from pyspark_penstock.questions import group_offsets, size_ranges
 from pyspark_penstock.tiling import OffsetRange, tile
 
 Partition = tuple[str, int]
@@ -49,8 +52,15 @@ def resolve(
     *,
     name: str,
     latest_when_no_match: bool,
+    group: str = "",
 ) -> Offsets:
-    """Offsets of a bound. `name` is the option's prefix, for messages."""
+    """Offsets of a bound. `name` is the option's prefix, for messages; `group` is whose offsets "group" are."""
+    if bound.kind == "group":
+        known = group_offsets(client, group, sorted({topic for topic, _ in keys}))
+        # Where the group has none, nobody has read: from the first record on.
+        return ends(client, [key for key in keys if key not in known], EARLIEST) | {
+            key: known[key] for key in keys if key in known
+        }
     if bound.kind == "earliest":
         return ends(client, keys, EARLIEST)
     if bound.kind == "latest":
@@ -118,7 +128,52 @@ def batch_ranges(
             ranges.append(OffsetRange(topic, part, start, stop, topics[topic].topic_id))
     if narrowing is not None:
         ranges = narrowed(client, ranges, narrowing)
+    return tiled(client, options, ranges)
+
+
+def tiled(client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """What each Spark partition reads: by bytes where they are told, else by offsets."""
+    if options.partitions_min is not None or options.bytes_per_partition_max is not None:
+        tiles = tile_by_bytes(
+            partial(size_ranges, client),
+            ranges,
+            options.partitions_min,
+            options.records_per_partition_max,
+            options.bytes_per_partition_max,
+        )
+        if tiles is not None:
+            return tiles
+        if options.bytes_per_partition_max is not None:
+            _tell_no_sizes("maxBytesPerPartition")
     return tile(ranges, options.partitions_min, options.records_per_partition_max)
+
+
+def cap_bytes(
+    client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange]
+) -> Sequence[OffsetRange]:
+    """How far a micro-batch goes of what it might read, by maxBytesPerTrigger."""
+    waiting = [item for item in ranges if item.size > 0]
+    if options.bytes_per_trigger_max is None or not waiting:
+        return ranges
+    turn = sum(item.start for item in waiting)
+    capped_ones = capped(partial(size_ranges, client), waiting, options.bytes_per_trigger_max, turn)
+    if capped_ones is None:
+        _tell_no_sizes("maxBytesPerTrigger")
+        return ranges
+    return capped_ones
+
+
+_told: set[str] = set()
+
+
+def _tell_no_sizes(option: str) -> None:
+    if option not in _told:  # a stream would say it at every micro-batch
+        _told.add(option)
+        _log.warning(
+            "a gateway or a leader behind it does not tell sizes of ranges: %s is left aside; upgrade it, or "
+            "go by offsets",
+            option,
+        )
 
 
 def narrowed(client: GatewayClient, ranges: Sequence[OffsetRange], narrowing: Narrowing) -> list[OffsetRange]:

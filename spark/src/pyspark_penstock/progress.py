@@ -39,6 +39,10 @@ class Progress:
     """`from` of the stored form; None for the initial offset."""
     epochs: dict[Partition, int] = field(default_factory=dict)
     """Everything below a position was written in this leader epoch or an earlier one."""
+    query: str = ""
+    """With `commitGroupId`: a name of the query that its checkpoint keeps. Spark tells a source's planner no id."""
+    batch: int = -1
+    """With it: how many micro-batches this source has ended before."""
 
     def to_json(self) -> dict[str, Any]:
         form: dict[str, Any] = {"v": VERSION}
@@ -48,6 +52,8 @@ class Progress:
         form["ids"] = {topic: self.ids[topic].hex() for topic in sorted(self.ids)}
         if self.epochs:
             form["epochs"] = _nest(self.epochs)
+        if self.query:
+            form["query"], form["batch"] = self.query, self.batch
         return form
 
     @classmethod
@@ -66,6 +72,8 @@ class Progress:
                 {topic: bytes.fromhex(text) for topic, text in form["ids"].items()},
                 None if start is None else _flatten(start),
                 _flatten(form.get("epochs", {})),
+                str(form.get("query", "")),
+                int(form.get("batch", -1)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PenstockError(f"the checkpoint's offsets can't be read: {error!r}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,12 +35,14 @@ from pyspark_penstock.gateway import (
     TopicMissingError,
     select_topics,
 )
+from pyspark_penstock.group_commits import GroupCommits
 from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
 from pyspark_penstock.parts import restore
-from pyspark_penstock.planning import Offsets, Partition, checked, ends, keys_of, resolve
+from pyspark_penstock.planning import Offsets, Partition, cap_bytes, checked, ends, keys_of, resolve, tiled
 from pyspark_penstock.progress import Observed, Progress, advance, gone, unknown
+from pyspark_penstock.questions import commit_group, epoch_ends
 from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
-from pyspark_penstock.tiling import OffsetRange, tile
+from pyspark_penstock.tiling import OffsetRange
 
 _log = logging.getLogger("pyspark_penstock")
 
@@ -89,6 +92,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given_up: set[Partition] = set()
         """Partitions that ended below their position for long enough."""
         self._gateway: GatewayClient | None = None
+        self._commits: GroupCommits | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Executors need the schema and the options; the rest is the planner's."""
@@ -106,6 +110,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 keys_of(topics),
                 name="starting",
                 latest_when_no_match=self._options.latest_when_no_match,
+                group=self._options.commit_group,
             )
             offsets = self._check_start(offsets)
             ids = {name: topic.topic_id for name, topic in topics.items()}
@@ -122,6 +127,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The next end offset; `start` itself when there is nothing to do."""
         current = Progress.from_json(start)
+        self._commit_progress(current)
         seen = self._observe(current)
         self._reported = Progress(seen.latest, seen.ids).to_json()
         step = advance(current, seen, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -129,9 +135,20 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unchanged = step.news == 0 and (step.progress.to, step.progress.ids) == (current.to, current.ids)
         is_due = self._is_due(step.news, limit)
         if current.start is not None and (unchanged or not is_due):
+            if self._frozen is not None and self._commits is not None:
+                self._commits.settle()  # the query ends here, and takes its process with it
             return start
-        self._planned = step.progress.to_json()
+        following = self._named(current, self._within_bytes(step.progress))
+        self._planned = following.to_json()
         return self._planned
+
+    def _within_bytes(self, following: Progress) -> Progress:
+        """maxBytesPerTrigger: never more than that, but for one batch. Goes with maxOffsetsPerTrigger."""
+        ends_now = {
+            (item.topic, item.partition): item.end
+            for item in cap_bytes(self._client(), self._options, following.ranges())
+        }
+        return replace(following, to=following.to | ends_now)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """What was latest at the last look, for the query's progress report."""
@@ -150,11 +167,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = Progress.from_json(end).ranges()
         if end != self._planned:
             ranges = self._what_is_left(ranges)
-        ranges = tile(
-            ranges,
-            self._options.partitions_min,
-            self._options.records_per_partition_max,
-        )
+        ranges = tiled(self._client(), self._options, ranges)
         return range_partitions(self._client(), ranges)
 
     def _what_is_left(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
@@ -177,7 +190,25 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to do: the checkpoint holds the offsets."""
 
     def stop(self) -> None:
-        """Nothing to do: channels belong to the process."""
+        """Lets the last commit come to its end. Channels belong to the process."""
+        if self._commits is not None:
+            self._commits.settle()
+
+    def _commit_progress(self, current: Progress) -> None:
+        """Spark asks for the next offset when everything up to this one is processed, and in its commit log."""
+        if not self._options.commit_group or current.start is None:
+            return
+        if self._commits is None:
+            # A client of its own, for it is used beside this one's.
+            client = GatewayClient.of(replace(self._options, remarks=()))
+            self._commits = GroupCommits(partial(commit_group, client, self._options.commit_group))
+        self._commits.offer(current.to, f"spark {current.query or '-'} {current.batch}")
+
+    def _named(self, current: Progress, following: Progress) -> Progress:
+        """The next position, with the query's name and the number of its micro-batch where a group shows them."""
+        if not self._options.commit_group:
+            return following
+        return replace(following, query=current.query or uuid.uuid4().hex, batch=current.batch + 1)
 
     # -- called on executors ------------------------------------------------------------------
 
@@ -293,7 +324,15 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not suspects:
             return {}
         cuts: Offsets = {}
+        told = epoch_ends(self._client(), {key: current.epochs[key] for key in suspects}) or {}
         for key, start in self._there(list(suspects), EARLIEST).items():
+            if key in told:
+                if told[key] < suspects[key][1]:
+                    cuts[key] = told[key]
+                else:
+                    self._settled[key] = suspects[key]
+                continue
+            # A gateway of before does not tell: the batches do.
             first_batch = partial(self._client().first_batch, self._topics[key[0]], key[1])
             end, position, epoch = looked.latest[key], current.to[key], current.epochs[key]
             cut = find_cut(first_batch, start, end, position, epoch)
@@ -338,7 +377,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_start(self, offsets: Offsets) -> Offsets:
         """Offsets given by number must exist; with failOnDataLoss=false the nearest that does is taken."""
-        if self._options.starting.kind != "offsets":
+        if self._options.starting.kind not in ("offsets", "group"):
             return offsets
         first, last = (ends(self._client(), list(offsets), which) for which in (EARLIEST, LATEST))
         for key, offset in offsets.items():

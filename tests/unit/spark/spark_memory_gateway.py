@@ -38,6 +38,11 @@ class Topic:
     logs: list[Log]
 
 
+def epoch_of(batch: bytes) -> int:
+    """The leader epoch in a batch's header."""
+    return int.from_bytes(batch[12:16], "big", signed=True)
+
+
 class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
     """`topics` is the cluster; several servers may share one by `port` after `start_another`."""
 
@@ -53,6 +58,14 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         """Called with (context, chunks sent so far) before each chunk of FetchRange."""
         self.after_list: Callable[[], None] = lambda: None
         """Called behind the answer of each ListOffsets."""
+        self.commits: list[Any] = []
+        """Requests of CommitGroup."""
+        self.group: dict[tuple[str, int], int] = {}
+        """What every group has committed."""
+        self.knows_sizes = False
+        """SizeRanges is known."""
+        self.knows_epochs = False
+        """EpochEnds is known."""
         self.is_old = False
         """It does not know of readers of committed records."""
         self.latest_shift = 0
@@ -184,6 +197,49 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
                     return gateway_pb2.ListOffsetsResponse(results=results)
                 self.holds.set()
                 self.changed.wait(min(left, 0.5))
+
+    def CommitGroup(self, request: Any, context: Any) -> gateway_pb2.CommitGroupResponse:  # noqa: N802
+        self.commits.append(request)
+        self.group |= {(item.topic, item.partition): item.offset for item in request.offsets}
+        return gateway_pb2.CommitGroupResponse(errors=[common_pb2.Error() for _ in request.offsets])
+
+    def GroupOffsets(self, request: Any, context: Any) -> gateway_pb2.GroupOffsetsResponse:  # noqa: N802
+        answer = gateway_pb2.GroupOffsetsResponse()
+        for (topic, part), offset in self.group.items():
+            answer.offsets.add(topic=topic, partition=part, offset=offset)
+        return answer
+
+    def EpochEnds(self, request: Any, context: Any) -> gateway_pb2.EpochEndsResponse:  # noqa: N802
+        self.calls.append("EpochEnds")
+        if not self.knows_epochs:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older build")
+        answer = gateway_pb2.EpochEndsResponse()
+        for query in request.queries:
+            log = self.topics[query.topic].logs[query.partition]
+            later = [first for first, _, data in log.batches if epoch_of(data) > query.leader_epoch]
+            answer.ends.add(leader_epoch=query.leader_epoch, end_offset=later[0] if later else log.end)
+        return answer
+
+    def SizeRanges(self, request: Any, context: Any) -> gateway_pb2.SizeRangesResponse:  # noqa: N802
+        self.calls.append("SizeRanges")
+        if not self.knows_sizes:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older build")
+        answer = gateway_pb2.SizeRangesResponse()
+        for wanted in request.ranges:
+            log = self.topics[wanted.topic].logs[wanted.partition]
+            inside = [
+                (last + 1, len(data))
+                for first, last, data in log.batches
+                if first < wanted.end and last >= wanted.start
+            ]
+            one = answer.ranges.add(size_bytes=sum(size for _, size in inside))
+            taken = 0
+            for at, (end, size) in enumerate(inside[:-1]):
+                taken += size
+                if request.cut_bytes and taken + inside[at + 1][1] > request.cut_bytes:
+                    one.cuts.append(end)
+                    taken = 0
+        return answer
 
     def Produce(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not needed here")

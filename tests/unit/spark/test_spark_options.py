@@ -137,7 +137,7 @@ def test_refused(name: str, value: str, match: str) -> None:
     ("name", "value"),
     [
         ("sinkId", "s"),
-        ("commitGroupId", "g"), ("fetchMode", "direct"), ("columns", "value"),
+        ("fetchMode", "direct"), ("columns", "value"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:

@@ -521,3 +521,98 @@ def test_readers_pickle_without_state(make: Make) -> None:
     assert len(pickle.dumps(reader)) < 3000
     rows = [batch.num_rows for part in reader.partitions({}, end) for batch in copy.read(part)]
     assert sum(rows) == 100
+
+
+# -- sizes, epochs and groups, asked of a gateway -------------------------------------------------
+
+
+def reader_at(memory: MemoryGateway, **options: str) -> PenstockStreamReader:
+    raw = {"gateway": ",".join(memory.addresses), "subscribe": "t", "startingOffsets": "earliest"} | options
+    return PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+
+
+def drained(reader: PenstockStreamReader) -> list[dict[str, Any]]:
+    """All ends of a query that runs until nothing is left."""
+    found = [stored(reader.initialOffset())]
+    while True:
+        end = stored(reader.latestOffset(found[-1], ALL))
+        if end == found[-1]:
+            return found
+        found.append(end)
+
+
+def test_a_micro_batch_stays_within_its_bytes(cluster: MemoryGateway) -> None:
+    cluster.create("t", 2)
+    for part in (0, 1):
+        cluster.append("t", part, [b"x" * 1_000] * 300, size=10)
+    cluster.knows_sizes = True
+    steps = drained(reader_at(cluster, maxBytesPerTrigger="100000"))
+    assert len(steps) > 6
+    assert steps[-1]["to"] == {"t": {"0": 300, "1": 300}}
+    one = len(cluster.topics["t"].logs[0].batches[0][2])
+    for step in steps[1:]:
+        moved = sum(step["to"]["t"][part] - step["from"]["t"][part] for part in "01")
+        assert 0 < moved // 10 * one <= 100_000
+    both = drained(reader_at(cluster, maxBytesPerTrigger="100000"))
+    assert both == steps
+    cluster.knows_sizes = False
+    assert len(drained(reader_at(cluster, maxBytesPerTrigger="100000"))) == 2
+
+
+def test_ends_of_epochs_are_asked_where_they_are_known(cluster: MemoryGateway) -> None:
+    cluster.create("t")
+    cluster.append("t", 0, [b"x"] * 100, size=10)
+    cluster.knows_epochs = True
+    reader = reader_at(cluster, failOnDataLoss="false")
+    last = drained(reader)[-1]
+    cluster.cut("t", 0, 50)
+    cluster.append("t", 0, [b"y"] * 100, size=10)
+    cluster.calls.clear()
+    after = stored(reader.latestOffset(last, ALL))
+    assert (after["from"], after["to"]) == ({"t": {"0": 50}}, {"t": {"0": 150}})
+    assert "EpochEnds" in cluster.calls
+    assert not [call for call in cluster.calls if call.startswith("FetchRange")]
+
+
+def test_progress_is_committed_to_the_group(cluster: MemoryGateway) -> None:
+    cluster.create("t", 2)
+    cluster.append("t", 0, [b"x"] * 30)
+    reader = reader_at(cluster, commitGroupId="g")
+    steps = drained(reader)
+    reader.stop()
+    [request] = cluster.commits
+    assert request.group == "g"
+    assert {(each.topic, each.partition): each.offset for each in request.offsets} == {
+        ("t", 0): 30,
+        ("t", 1): 0,
+    }
+    assert {each.metadata for each in request.offsets} == {f"spark {steps[-1]['query']} 0"}
+    cluster.append("t", 0, [b"x"] * 5)
+    again = reader_at(cluster, commitGroupId="g")
+    end = stored(again.latestOffset(steps[-1], ALL))
+    assert (end["query"], end["batch"]) == (steps[-1]["query"], 1)
+    again.latestOffset(end, ALL)
+    again.stop()
+    assert cluster.group["t", 0] == 35
+    assert cluster.commits[-1].offsets[0].metadata == f"spark {end['query']} 1"
+
+
+def test_a_new_query_goes_on_where_the_group_is(cluster: MemoryGateway) -> None:
+    cluster.create("t", 2)
+    cluster.append("t", 0, [b"x"] * 30)
+    cluster.append("t", 1, [b"x"] * 30)
+    cluster.group["t", 1] = 12
+    reader = reader_at(cluster, commitGroupId="g", startingOffsets="group")
+    assert reader.initialOffset()["to"] == {"t": {"0": 0, "1": 12}}
+    cluster.group["t", 1] = 40
+    late = reader_at(cluster, commitGroupId="g", startingOffsets="group")
+    with pytest.raises(DataLossError, match=r"t-1: start 40 is outside 0\.\.30"):
+        late.initialOffset()
+
+
+def test_a_group_to_start_at_must_be_named() -> None:
+    raw = {"gateway": "h:1", "subscribe": "t", "startingOffsets": "group"}
+    with pytest.raises(OptionError, match="needs option commitGroupId"):
+        parse_options(raw, streaming=True)
+    with pytest.raises(OptionError, match="for streaming queries"):
+        parse_options(raw | {"commitGroupId": "g"}, streaming=False)
