@@ -68,6 +68,11 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.ranges_left = 0
         """FetchRange calls that the gateway cancelled."""
         self.ranges: list[data_pb2.FetchRangeRequest] = []
+        self.sizes: list[storage_pb2.NodeSizeRangesRequest] = []
+        self.size_script: list[grpc.StatusCode | ErrorCode] = []
+        """How the next SizeRanges calls fail; then they are answered."""
+        self.kafka: dict[int, Callable[[RequestHeader, bytes], bytes]] = {}
+        """What answers frames of other APIs, by key."""
         self.range_script: list[list[Any]] = []
         """Responses (or an exception-like status) of the next FetchRange calls."""
         self.unit_calls: list[Any] = []
@@ -176,6 +181,8 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                 for p in decode_fetch(data, header).partitions
             ]
             out = b"".join(encode_fetch_response(header, fetched))
+        elif header.api_key in self.kafka:
+            out = self.kafka[header.api_key](header, data)
         else:
             query = ListOffsetsQuery(header, data, lambda _: None)
             answers = []
@@ -229,6 +236,22 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         return answer
 
     BeginStage = CommitUnit = AbortStage = DescribeSink = ListSinks = _unit
+
+    async def SizeRanges(  # noqa: N802
+        self, request: storage_pb2.NodeSizeRangesRequest, context: Any
+    ) -> storage_pb2.NodeSizeRangesResponse:
+        """Every range has 100 bytes an offset, and a cut in its middle."""
+        self.sizes.append(request)
+        failure = self.size_script.pop(0) if self.size_script else None
+        if isinstance(failure, grpc.StatusCode):
+            await context.abort(failure, "as the script says")
+        answer = storage_pb2.NodeSizeRangesResponse()
+        for wanted in request.ranges:
+            middle = (wanted.start + wanted.end) // 2
+            one = answer.ranges.add(size_bytes=100 * (wanted.end - wanted.start), cuts=[middle])
+            if isinstance(failure, ErrorCode):
+                one.error.code = failure
+        return answer
 
     async def Positions(self, request: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no gateway asks for it")
