@@ -44,7 +44,7 @@ from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.ports import GatewayPorts
 from penstock_gateway.registration import Registration
 from penstock_gateway.relay.relay import Relay
-from penstock_gateway.routing.addresses import AddressBook, AddressView, Arrival, OwnListener
+from penstock_gateway.routing.addresses import MODE_DIRECT, AddressBook, AddressView, Arrival, OwnListener
 from penstock_gateway.routing.client_networks import default_gateways, for_registration, rules_of
 from penstock_gateway.routing.node_spread import pick
 from penstock_gateway.rpc.admin import AdminService
@@ -311,6 +311,7 @@ class Gateway:
             self._grpc_door,
             self._controllers,
             self._have_offsets_topic,
+            {each.name: each.security for each in settings.listeners if each.mode == MODE_DIRECT},
         )
         admin = AdminService(
             self._relay,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock_core.addresses import Address, is_loopback
 from penstock_core.errors import ErrorCode
-from penstock_core.metadata.image import Endpoint, MetadataImage, TopicImage
+from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage, TopicImage
+from penstock_gateway.routing.addresses import PLAINTEXT
 from penstock_proto.v1 import gateway_pb2 as pb
 
 
@@ -15,10 +16,11 @@ def describe(
     request: pb.DescribeRequest,
     gateways: Iterable[Endpoint],
     permitted: Callable[[Iterable[str]], Iterable[str]],
+    listeners: Callable[[NodeImage], Iterable[Endpoint]] = lambda node: (),
 ) -> pb.DescribeResponse:
     """Cluster, nodes and the topics asked for; `gateways` in the order to name them. `permitted`: those
     of some topics that the client may describe. Others are left out of all, and denied by name whether
-    they exist or not."""
+    they exist or not. `listeners`: those of a node's Kafka listeners that the client may dial."""
     asked = sorted(image.topic_ids) if request.all_topics else list(request.topics)
     visible = set(permitted(asked))
     if request.all_topics:
@@ -30,7 +32,12 @@ def describe(
         metadata_version=image.version,
         nodes=[
             pb.DescribedNode(
-                node_id=n.node_id, rack=n.rack, fenced=n.fenced, grpc=n.grpc.to_pb(), version=n.version
+                node_id=n.node_id,
+                rack=n.rack,
+                fenced=n.fenced,
+                grpc=n.grpc.to_pb(),
+                version=n.version,
+                kafka=[e.to_pb() for e in listeners(n)],
             )
             for n in sorted(image.nodes.values(), key=lambda n: n.node_id)
         ],
@@ -90,6 +97,22 @@ def gateway_endpoints(
     outside = not is_loopback(client_host)
     named = [e for e in others if not (outside and is_loopback(e.host))]
     return [first, *(e for e in named if e.address != first.address)]
+
+
+def node_listeners(node: NodeImage, direct: Mapping[str, str], client_host: str) -> list[Endpoint]:
+    """A node's Kafka listeners that a client of this gateway may dial, by name.
+
+    `direct` is the security of this gateway's own direct listeners by name: as on these, a node is named only by a
+    listener of the same name and security (rule "Where a client is sent"), so a gateway without any names none.
+    Loopback addresses are not named to clients from outside.
+    """
+    outside = not is_loopback(client_host)
+    return [
+        endpoint
+        for name, endpoint in sorted(node.listeners.items())
+        if direct.get(name) == (endpoint.security or PLAINTEXT)
+        and not (outside and is_loopback(endpoint.host))
+    ]
 
 
 def peer_host(peer: str) -> str:

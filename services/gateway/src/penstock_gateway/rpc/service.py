@@ -12,7 +12,7 @@ known to work from where the client is. `Describe` then names it first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, NoReturn
 
@@ -31,7 +31,7 @@ from penstock_frontend.sign_in.callers import CallerDoor
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.relay import Relay
 from penstock_gateway.rpc.authenticate import Authenticator
-from penstock_gateway.rpc.describe import describe, gateway_endpoints, peer_host
+from penstock_gateway.rpc.describe import describe, gateway_endpoints, node_listeners, peer_host
 from penstock_gateway.rpc.epoch_ends import epoch_ends
 from penstock_gateway.rpc.fetch_range import RangeFailed, RangeRelay
 from penstock_gateway.rpc.groups import OFFSETS_MAX, commit_group, group_offsets, with_topic
@@ -67,12 +67,15 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         door: CallerDoor | None = None,
         controllers: ControllerClient | None = None,
         have_offsets_topic: Callable[[str], Awaitable[str]] | None = None,
+        direct_listeners: Mapping[str, str] | None = None,
     ) -> None:
         """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in.
 
         `controllers` make the topic of transactions when it is first needed; `have_offsets_topic` makes the topic that
-        groups are kept in for a principal, and says why it is not there.
+        groups are kept in for a principal, and says why it is not there. `direct_listeners`: the security of this
+        gateway's own, by name.
         """
+        self._direct_listeners = direct_listeners or {}
         self._have_offsets_topic = have_offsets_topic
         self._authenticator = None if door is None else Authenticator(door)
         self._batch_bytes_max = batch_bytes_max
@@ -143,14 +146,16 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         await self._check_ready("Describe", context)
         self._count("Describe", "OK")
         image, authorizer, who = self._relay.metadata.image, self._relay.authorizer, identity_of(context)
+        client_host = peer_host(context.peer())
         gateways = gateway_endpoints(
-            image, self._own_endpoint(), self._relay.gateway_id, _dialled(context), peer_host(context.peer())
+            image, self._own_endpoint(), self._relay.gateway_id, _dialled(context), client_host
         )
         response = describe(
             image,
             request,
             gateways,
             lambda names: authorizer.permitted(who, Operation.DESCRIBE, ResourceType.TOPIC, names),
+            lambda node: node_listeners(node, self._direct_listeners, client_host),
         )
         for topic in response.topics:
             if topic.error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
