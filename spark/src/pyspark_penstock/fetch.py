@@ -5,6 +5,11 @@ the offset behind the last batch received, inside the same task: Spark would oth
 run the whole task anew. The effort is bounded by `kafkaConsumer.pollTimeoutMs` of silence:
 neither a long range nor a slow query ends a stream.
 
+With a `DirectRoute` the partition's leader is asked itself. Only what goes as it should is settled there: a leader that
+moved is looked for again, at the same offset, and for whatever else comes up (offsets that are gone, a topic that is
+another one, a denied right, a node out of reach) the rest of the range is read through gateways, which tell it in
+their words and by one set of rules.
+
 Data loss (rules of the Kafka connector, with its known faults mended): records are lost
 when the log now starts above the offset wanted, or ends below it, or the topic is
 another one than was planned for. A gap inside the log is none: compaction and markers
@@ -30,7 +35,10 @@ from penstock_proto.v1 import data_pb2
 from pyspark_penstock.answers import RangeAnswer, read_answer
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
-from pyspark_penstock.errors import DataLossError, GatewayError
+from pyspark_penstock.direct.batches import whole, without_aborted
+from pyspark_penstock.direct.frames import FetchAnswer
+from pyspark_penstock.direct.route import DirectRoute, NodeLost, NoDirectWay
+from pyspark_penstock.errors import CorruptRecordsError, DataLossError, GatewayError
 from pyspark_penstock.gateway import (
     INCONSISTENT_TOPIC_ID,
     OFFSET_OUT_OF_RANGE,
@@ -55,6 +63,10 @@ MISSING_GRACE_MS = 5_000
 """How long "no such topic" or "no such offset" must last to be believed: a gateway or a new leader
 that has just come up may be behind for a moment."""
 _BACKOFF_FIRST_MS = 50
+_DIRECT_FAILURES_MAX = 3
+"""Without a record between them, where gateways are another way."""
+_DIRECT_PATIENCE_MS = 30_000
+"""How long a node that this process has never reached is tried, where there is no other way."""
 _STATUS_TO_CODE = {
     grpc.StatusCode.NOT_FOUND: UNKNOWN_TOPIC_OR_PARTITION,
     grpc.StatusCode.OUT_OF_RANGE: OFFSET_OUT_OF_RANGE,
@@ -76,7 +88,10 @@ class RangeReader:
         missing_grace_ms: int = MISSING_GRACE_MS,
         credentials_file: str = "",
         read_committed: bool = False,
+        direct: DirectRoute | None = None,
     ) -> None:
+        """`direct`: the way to ask the leader itself, as long as it goes."""
+        self._direct = direct
         self._read_committed = read_committed
         self._credentials_file = credentials_file
         self._access = Access(credentials_file)
@@ -108,6 +123,9 @@ class RangeReader:
     def batches(self) -> Iterator[Any]:
         """Arrow batches of the range, in order. Raises PenstockError."""
         while self._received < self._range.end:
+            if self._direct is not None:
+                yield from self._read_directly(self._direct)
+                continue
             try:
                 done = yield from self._one_stream()
             except grpc.RpcError as error:
@@ -116,6 +134,88 @@ class RangeReader:
             yield from self._flush()
             if done:
                 break
+
+    # -- from the leader itself -------------------------------------------------------------
+
+    def _read_directly(self, route: DirectRoute) -> Iterator[Any]:
+        """Reads to the range's end, or until gateways have to take over (`_direct` is None then)."""
+        try:
+            while self._direct is not None and self._received < self._range.end:
+                try:
+                    answer = route.answer(self._received)
+                except NoDirectWay as error:
+                    self._no_way(route, error)
+                except NodeLost as error:
+                    self._ask_again(route, str(error))
+                else:
+                    yield from self._take_directly(route, answer)
+        finally:
+            route.leave()
+
+    def _take_directly(self, route: DirectRoute, answer: FetchAnswer) -> Iterator[Any]:
+        if answer.error in RETRIABLE_CODES:
+            route.forget_leader()
+            self._ask_again(route, f"{route.address}: Kafka error {answer.error}")
+            return
+        if answer.error:
+            self._give_up_direct(f"{route.address}: Kafka error {answer.error}")
+            return
+        first = self._received
+        try:
+            run, next_offset = whole(answer.records)
+        except CorruptRecordsError as error:
+            raise CorruptRecordsError(f"{self._where}, offset {first}: {error}") from None
+        if next_offset <= first:
+            self._nothing_came(answer)
+            return
+        self._check_start(run, answer.log_start_offset)
+        self._received = next_offset
+        self._heard()
+        self._backoff.reset()
+        route.failures = 0
+        if next_offset < self._range.end:
+            route.ahead(next_offset)
+        if self._read_committed:
+            run = without_aborted(run, answer.aborted)
+        if len(run):
+            yield from self._decoder.decode(run, first, self._range.end)
+        self._decoded = self._received
+        self._progress_s = time.monotonic()
+
+    def _nothing_came(self, answer: FetchAnswer) -> None:
+        """Waits at a high watermark that lags. A gap, a log that ends too early: the gateways' rules say which."""
+        readable_end = answer.last_stable_offset if self._read_committed else answer.high_watermark
+        waited_ms = (time.monotonic() - self._progress_s) * 1000
+        if len(answer.records) or readable_end > self._received:
+            self._give_up_direct("nothing is stored at that offset")
+        elif waited_ms >= min(self._missing_grace_ms, self._poll_timeout_ms):
+            self._give_up_direct(f"the log ends at {readable_end}")
+
+    def _no_way(self, route: DirectRoute, error: NoDirectWay) -> None:
+        if not route.must:
+            self._give_up_direct(str(error))
+            return
+        silent_ms = (time.monotonic() - self._progress_s) * 1000
+        patience_ms = self._poll_timeout_ms
+        if not error.was_reached:
+            patience_ms = min(patience_ms, _DIRECT_PATIENCE_MS)
+        if not error.may_pass or silent_ms >= patience_ms:
+            raise GatewayError(f"{self._where}, offset {self._received}: fetchMode=direct, but {error}")
+        self._backoff.wait()
+
+    def _ask_again(self, route: DirectRoute, reason: str) -> None:
+        route.failures += 1
+        if route.failures >= _DIRECT_FAILURES_MAX and not route.must:
+            self._give_up_direct(reason)
+            return
+        self._retry(reason)
+
+    def _give_up_direct(self, reason: str) -> None:
+        """Gateways read the rest of the range."""
+        _log.info("%s, offset %d: on through gateways: %s", self._where, self._received, reason)
+        self._direct = None
+
+    # -- through a gateway ------------------------------------------------------------------
 
     def _one_stream(self) -> Generator[Any, None, bool]:
         """Reads one stream to its end; returns True when the range is complete."""

@@ -307,6 +307,8 @@ class GatewayClient:
         self._retry_budget_ms = retry_budget_ms
         self.learned: tuple[str, ...] = ()
         """Gateways that the last Describe named: a fallback behind the configured ones, which are needed to begin."""
+        self.described: Any = gateway_pb2.DescribeResponse()
+        """The last answer of Describe."""
 
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
@@ -336,7 +338,7 @@ class GatewayClient:
             answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
             return answer, retriable(item.error.code for item in answer.topics)
 
-        answer = self.call(call)
+        answer = self.described = self.call(call)
         self.learned = tuple(_address(item.host, item.port) for item in answer.gateways)
         found: dict[str, TopicInfo] = {}
         for item in answer.topics:

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from pyspark_penstock.client_settings import MEANINGLESS, PLAIN_SIGN_IN, SIGN_IN
 from pyspark_penstock.errors import NotBuiltYetError, OptionError
@@ -32,6 +32,8 @@ TopicOffsets = dict[str, dict[int, int]]
 
 EARLIEST = -2
 LATEST = -1
+
+FetchMode = Literal["auto", "gateway", "direct"]
 
 _T = TypeVar("_T")
 
@@ -61,6 +63,7 @@ _KNOWN = {
         "fetchOffset.numRetries",
         "fetchOffset.retryIntervalMs",
         "fetchMode",
+        "rack",
         "fetch.chunkBytes",
         "latestWaitMs",
         "verifyCrc",
@@ -165,6 +168,10 @@ class SourceOptions:
     bytes_per_partition_max: int | None = None
     commit_group: str = ""
     """Group that a stream's progress is committed to; "" for none."""
+    fetch_mode: FetchMode = "auto"
+    """Whether executors ask leaders themselves (direct), gateways, or leaders where that goes (auto)."""
+    rack: str = ""
+    """That of the executors; a follower in it may be read from."""
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -219,6 +226,8 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         bytes_per_trigger_max=reader.positive("maxBytesPerTrigger"),
         bytes_per_partition_max=reader.positive("maxBytesPerPartition"),
         commit_group=_commit_group(given, starting, streaming),
+        fetch_mode=_fetch_mode(reader),
+        rack=given.get("rack", "").strip(),
     )
 
 
@@ -268,6 +277,8 @@ def _remarks(given: Mapping[str, str], streaming: bool | None) -> tuple[str, ...
         remarks.append(f"a batch read has no triggers: {', '.join(stream_only)} is ignored")
     if streaming and "pushdown" in given:
         remarks.append("Spark hands filters to batch reads alone: pushdown changes nothing in a stream")
+    if given.get("rack") and given.get("fetchmode", "").strip().lower() == "gateway":
+        remarks.append("behind a gateway clients choose no node: rack changes nothing with fetchMode=gateway")
     return tuple(remarks)
 
 
@@ -285,8 +296,6 @@ def _check_fixed(reader: _Reader) -> None:
     """Options that have one value in this build."""
     if not reader.boolean("verifyCrc", True):
         raise OptionError("verifyCrc can't be switched off: the check runs faster than the data comes")
-    if reader.word("fetchMode", "gateway") not in ("gateway", "auto"):
-        raise NotBuiltYetError("fetchMode other than gateway is not built yet; leave it out")
     is_plain = reader.word("kafka.security.protocol", "plaintext") == "plaintext"
     if not is_plain and not reader.word("credentialsFile", ""):
         raise OptionError(f"option kafka.security.protocol other than PLAINTEXT is not taken: {_USE_FILE}")
@@ -315,6 +324,14 @@ def _isolation(reader: _Reader) -> bool:
     if len(said) > 1:
         raise OptionError("options isolation and kafka.isolation.level say different things; leave one out")
     return said == {"read_committed"}
+
+
+def _fetch_mode(reader: _Reader) -> FetchMode:
+    mode = reader.word("fetchMode", "auto")
+    for known in get_args(FetchMode):
+        if mode == known:
+            return cast(FetchMode, known)
+    raise OptionError(f"option fetchMode is auto, gateway or direct, not {mode!r}")
 
 
 def _batch_rows(reader: _Reader, streaming: bool | None) -> bool:

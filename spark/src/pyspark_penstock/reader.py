@@ -14,6 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pyspark_penstock.batch_rows import BatchDecoder, TellingReader
 from pyspark_penstock.decode import Decoder
+from pyspark_penstock.direct.nodes import Leader, leaders, node
+from pyspark_penstock.direct.route import SILENCE_S, DirectRoute
 from pyspark_penstock.fetch import RangeReader
 from pyspark_penstock.gateway import GatewayClient
 from pyspark_penstock.memory import giving_back
@@ -25,21 +27,24 @@ from pyspark_penstock.tiling import OffsetRange
 
 
 class RangePartition(InputPartition):
-    """One range, and the gateways to try for it, in order."""
+    """One range, the gateways to try for it, in order, and who leads it as far as the plan knows."""
 
-    def __init__(self, wanted: OffsetRange, gateways: tuple[str, ...]) -> None:
+    def __init__(self, wanted: OffsetRange, gateways: tuple[str, ...], leader: Leader | None = None) -> None:
         super().__init__(None)
         self.wanted = wanted
         self.gateways = gateways
+        self.leader = leader
 
 
 def range_partitions(client: GatewayClient, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
     configured = client.addresses
     others = client.others()
+    known = leaders(client.described, ((item.topic, item.partition) for item in ranges))
     partitions: list[InputPartition] = []
     for index, item in enumerate(ranges):
         turn = index % len(configured)
-        partitions.append(RangePartition(item, configured[turn:] + configured[:turn] + others))
+        gateways = configured[turn:] + configured[:turn] + others
+        partitions.append(RangePartition(item, gateways, known.get((item.topic, item.partition))))
     return partitions
 
 
@@ -49,7 +54,7 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
     if options.batch_rows:
         rows = BatchDecoder(wanted.topic, wanted.partition, schema)
         if "unreadable" not in schema.names:
-            return _read_range(wanted, partition.gateways, options, rows)
+            return _read_range(wanted, partition.gateways, options, rows, _direct(partition, options))
         return TellingReader(
             wanted,
             rows,
@@ -61,11 +66,43 @@ def read_partition(partition: RangePartition, options: SourceOptions, schema: An
         partition.gateways,
         options,
         Decoder(wanted.topic, wanted.partition, schema, options.chunk_bytes),
+        _direct(partition, options),
+    )
+
+
+def _direct(partition: RangePartition, options: SourceOptions) -> DirectRoute | None:
+    """The way to the leader itself, if it is to be tried."""
+    wanted, must = partition.wanted, options.fetch_mode == "direct"
+    if options.fetch_mode == "gateway" or not wanted.topic_id:
+        return None
+    if partition.leader is not None and not partition.leader.listeners and not must:
+        return None
+
+    def described() -> Any:
+        client = GatewayClient(partition.gateways, credentials_file=options.credentials_file)
+        client.describe([wanted.topic])
+        return client.described
+
+    return DirectRoute(
+        wanted,
+        partition.leader,
+        lambda: leaders(described()).get((wanted.topic, wanted.partition)),
+        must=must,
+        credentials_file=options.credentials_file,
+        read_committed=options.read_committed,
+        silence_s=min(SILENCE_S, options.poll_timeout_ms / 1000),
+        max_bytes=options.chunk_bytes,
+        rack=options.rack,
+        find_node=lambda node_id: node(described(), node_id),
     )
 
 
 def _read_range(
-    wanted: OffsetRange, gateways: tuple[str, ...], options: SourceOptions, decoder: Decoder
+    wanted: OffsetRange,
+    gateways: tuple[str, ...],
+    options: SourceOptions,
+    decoder: Decoder,
+    direct: DirectRoute | None = None,
 ) -> Iterator[Any]:
     reader = RangeReader(
         wanted,
@@ -76,6 +113,7 @@ def _read_range(
         poll_timeout_ms=options.poll_timeout_ms,
         credentials_file=options.credentials_file,
         read_committed=options.read_committed,
+        direct=direct,
     )
     return giving_back(reader.batches())
 

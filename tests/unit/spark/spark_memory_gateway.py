@@ -71,6 +71,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
         self.latest_shift = 0
         """Added to every latest offset: a new leader that doesn't know its high watermark yet."""
         self.mute_describe: set[str] = set()
+        self.nodes: list[gateway_pb2.DescribedNode] = []
+        """What Describe says of them; node 1 leads every partition."""
         self._servers: list[grpc.Server] = []
         self.addresses: list[str] = []
 
@@ -147,7 +149,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
 
     def Describe(self, request: Any, context: Any) -> gateway_pb2.DescribeResponse:  # noqa: N802
         self.calls.append("Describe")
-        answer = gateway_pb2.DescribeResponse(cluster_id=b"c" * 16)
+        answer = gateway_pb2.DescribeResponse(cluster_id=b"c" * 16, nodes=self.nodes)
         for address in self.addresses:
             host, port = address.split(":")
             answer.gateways.append(common_pb2.Endpoint(host=host, port=int(port)))

@@ -115,6 +115,7 @@ def test_assign() -> None:
         ("startingOffsetsByTimestampStrategy", "guess", "error or latest"),
         ("maxTriggerDelay", "soon", "like 30s"),
         ("verifyCrc", "false", "can't be switched off"),
+        ("fetchMode", "straight", "fetchMode is auto, gateway or direct, not 'straight'"),
         ("fetch.chunkBytes", "10", "between"),
         ("kafka.auto.offset.reset", "latest", "startingOffsets"),
         ("kafka.key.deserializer", "x", "bytes"),
@@ -137,7 +138,7 @@ def test_refused(name: str, value: str, match: str) -> None:
     ("name", "value"),
     [
         ("sinkId", "s"),
-        ("fetchMode", "direct"), ("columns", "value"),
+        ("columns", "value"),
     ],
 )  # fmt: skip
 def test_not_built_yet(name: str, value: str) -> None:
@@ -203,10 +204,18 @@ def test_what_says_how_to_write_is_refused_where_something_is_read(name: str) ->
 
 def test_allowed_values_of_fixed_options() -> None:
     parse_options(
-        BASE | {"verifyCrc": "true", "fetchMode": "auto", "isolation": "read_uncommitted",
-                "kafka.security.protocol": "PLAINTEXT"},
+        BASE | {"verifyCrc": "true", "isolation": "read_uncommitted", "kafka.security.protocol": "PLAINTEXT"},
         streaming=False,
-    )  # fmt: skip
+    )
+
+
+def test_fetch_modes() -> None:
+    assert parse().fetch_mode == "auto"
+    for mode in ("auto", "gateway", "direct"):
+        assert parse(fetchMode=mode.upper()).fetch_mode == mode
+    assert parse(rack="zone-a").rack == "zone-a"
+    assert parse(rack="zone-a", fetchMode="direct").remarks == ()
+    assert "rack changes nothing" in parse(rack="zone-a", fetchMode="gateway").remarks[0]
 
 
 def test_isolation() -> None:
