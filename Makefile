@@ -91,6 +91,10 @@ bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--be
 bench-groups: setup ## what heartbeats, commits, 1,000 live groups, large rebalances and idempotence cost (java, mvn, kcat; BENCH="--help")
 	$(BIN)/python -m bench.groups $(BENCH)
 
+.PHONY: bench-spark
+bench-spark: setup ## Spark's source beside Spark's Kafka connector on Kafka 4.3.1 (java, mvn; BENCH="--help")
+	PYTHONPATH=tests $(BIN)/python -m bench.spark $(BENCH)
+
 .PHONY: chaos
 chaos: setup ## every way to hurt a cluster of real processes, and what it lost: nothing (root; CHAOS="--help")
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
