@@ -1,4 +1,4 @@
-"""Record batches: what producers send, what is read back, and Spark's decoder."""
+"""Record batches: what producers send, what is read back, and what Spark takes of nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 from fuzz.target import MIB, Target, expect
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
+from penstock_core.ids import TopicId
 from penstock_core.limits import DECOMPRESSED_BATCH_BYTES_MAX
 from penstock_kafka.records import compression
 from penstock_kafka.records.batch import (
@@ -23,8 +24,13 @@ from penstock_kafka.records.build import NewRecord, build_batch, with_crc
 from penstock_kafka.records.check import accept_produced
 from penstock_kafka.records.read import find_timestamp, read_all, read_records
 from penstock_kafka.records.recompress import recompress
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.fetch import FetchResult, encode_fetch_response
+from penstock_kafka.wire.frames import RequestHeader
 from penstock_storage_node.log.compaction.record_filter import filter_batch
 from pyspark_penstock.decode import Decoder
+from pyspark_penstock.direct.batches import whole, without_aborted
+from pyspark_penstock.direct.frames import MalformedFrame, read_authenticate, read_fetch, read_handshake
 from pyspark_penstock.errors import CorruptRecordsError
 from pyspark_penstock.schema import arrow_schema, spark_schema
 
@@ -38,6 +44,8 @@ _SETTINGS: Final = (
 _ALL_COLUMNS: Final = arrow_schema(spark_schema(include_headers=True), include_headers=True)
 _FEW_COLUMNS: Final = arrow_schema(spark_schema(include_headers=False), include_headers=False)
 _FAR: Final = 1 << 62
+_TOPIC_ID: Final = TopicId(b"0123456789abcdef")
+_FETCH: Final = RequestHeader(ApiKey.FETCH, 13, 7, "fuzz", 0)
 
 
 def _records(count: int = 3, size: int = 8) -> list[NewRecord]:
@@ -208,6 +216,32 @@ def _spark(data: bytes) -> None:
         batch.validate(full=True)
 
 
+def _spark_fetch(data: bytes) -> None:
+    """A frame of a node, as far as a decoder."""
+    if data[:1] == b"\x01":
+        read_handshake(memoryview(data)[1:], 7)
+        return
+    if data[:1] == b"\x02":
+        read_authenticate(memoryview(data)[1:], 7)
+        return
+    answer = read_fetch(memoryview(data)[1:], 7, _TOPIC_ID, 3)
+    run, next_offset = whole(answer.records)
+    left = without_aborted(run, answer.aborted)
+    expect(len(left) <= len(run) <= len(answer.records), "nothing is added")
+    expect(next_offset == -1 or len(run) > 0, "an end goes with batches")
+
+
+def _spark_fetch_seeds() -> Iterator[bytes]:
+    for version_of, batch in enumerate(batches()):
+        aborted = [(1, 0), (5, 2)] if version_of % 2 else None
+        result = FetchResult(
+            "", _TOPIC_ID, 3, 0, 100, 90, 0, records=[batch, batch], aborted=aborted, preferred_replica=-1
+        )
+        yield b"\x00" + b"".join(bytes(part) for part in encode_fetch_response(_FETCH, [result], 20))
+    yield b"\x01\x00\x00\x00\x07\x00\x21\x00\x00\x00\x01\x00\x05PLAIN"
+    yield b"\x02\x00\x00\x00\x07\x00\x00\xff\xff\x00\x00\x00\x02ok" + bytes(8)
+
+
 REFUSED: Final = (PenstockError,)
 _BOMB_BYTES: Final = 3 * DECOMPRESSED_BATCH_BYTES_MAX + 16 * MIB
 """Room is made in steps; the last but one, the last, and what is made of them."""
@@ -222,5 +256,6 @@ TARGETS: Final = [
     Target("records.recompress", _recompress, REFUSED, _seeds, share=10, peak_bytes_max=_BOMB_BYTES),
     Target("records.compact", _filter, REFUSED, _seeds, share=10, peak_bytes_max=_BOMB_BYTES),
     # Spark reads what a node has checked, so it unpacks whatever is there.
+    Target("spark.fetch", _spark_fetch, (MalformedFrame, CorruptRecordsError), _spark_fetch_seeds, share=20),
     Target("spark.decode", _spark, (CorruptRecordsError,), _seeds, share=8, peak_bytes_max=4 * _BOMB_BYTES),
 ]

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.wire import leaders_known
-from penstock.local.plan import NODE
+from penstock.local.plan import NODE, Member
 from penstock_core.process.credentials import load_client_file
 from support.cluster import running_cluster
 from support.kafka import Load, create_topic, describe, produce, wait_for_full_isr
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with running_cluster(tmp_path_factory.mktemp("direct"), gateways=1) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("direct"), racks=("a", "b", "c")) as cluster:
         yield cluster
 
 
@@ -50,15 +50,15 @@ def read(spark: SparkSession, cluster: LocalCluster, topic: str, mode: str, **op
     return reader.options(**options).option("fetchMode", mode).load()
 
 
+def metric(member: Member, name: str) -> float:
+    with urlopen(f"http://127.0.0.1:{member.ports['http']}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
 def relayed_bytes(cluster: LocalCluster) -> float:
     """What the nodes have sent to readers by way of gateways."""
-    found = 0.0
-    for member in cluster.state.of_role(NODE):
-        with urlopen(f"http://127.0.0.1:{member.ports['http']}/metrics", timeout=60) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith("penstock_node_range_bytes_total"):
-                    found += float(line.rpartition(" ")[2])
-    return found
+    return sum(metric(member, "penstock_node_range_bytes_total") for member in cluster.state.of_role(NODE))
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -92,6 +92,23 @@ def test_committed_rows_are_the_gateways(spark: SparkSession, tmp_path: Path) ->
             stored = read(spark, cluster, "decided", "direct", **kinds)
             assert stored.exceptAll(read(spark, cluster, "decided", "gateway", **kinds)).count() == 0
             assert stored.count() > 0
+
+
+def test_a_follower_in_the_rack_serves(spark: SparkSession, penstock: LocalCluster) -> None:
+    create(penstock, "near", 1)
+    produce(penstock.bootstrap, "near", 5_000)
+    wait_for_full_isr(penstock.bootstrap, "near", WAIT_S)
+    leader = describe(penstock.bootstrap, "near")[0].leader
+    follower = next(member for member in penstock.state.of_role(NODE) if member.id != leader)
+
+    def is_served_by_it() -> bool:
+        before = metric(follower, "penstock_node_fetched_bytes_total")
+        frame = read(spark, penstock, "near", "direct", rack=follower.rack)
+        assert frame.select("value").distinct().count() == 5_000
+        return metric(follower, "penstock_node_fetched_bytes_total") > before
+
+    # It may not know yet that what it has is committed.
+    wait_for(is_served_by_it, "a follower serves", WAIT_S)
 
 
 def test_with_sign_in_and_tls(spark: SparkSession, tmp_path: Path) -> None:
