@@ -367,6 +367,13 @@ def measure(bench: Bench, only: str, reads: int, say: Callable[[str], None]) -> 
     return rows, bench.memory(reads)
 
 
+def is_needed(size: str, only: str) -> bool:
+    """Whether records of that size are read by what was chosen."""
+    if only in "memory":
+        return not only or size == "1 KiB"
+    return size in only or not any(each in only for each in SIZES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench.spark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -384,7 +391,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one document on stdout")
     arguments = parser.parse_args()
     divisor = QUICK_DIVISOR if arguments.quick else 1
-    sizes = {name: (size, count // divisor) for name, (size, count) in SIZES.items()}
+    sizes = {
+        name: (size, count // divisor)
+        for name, (size, count) in SIZES.items()
+        if is_needed(name, arguments.only)
+    }
     rounds = 2 if arguments.quick else arguments.rounds
     reads = arguments.reads or (10 if arguments.quick else MEMORY_READS)
 
