@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from penstock_core.ids import TopicId
 from penstock_kafka.wire.fetch import FetchResult, decode_fetch, encode_fetch_response
 from penstock_kafka.wire.frames import parse_request_header
+from penstock_storage_node.log import ReadData
+from penstock_storage_node.log.transactions import AbortedTransaction
+from penstock_storage_node.rpc.fetch_range import without
 from pyspark_penstock.direct.batches import whole, without_aborted
 from pyspark_penstock.direct.frames import (
     MalformedFrame,
@@ -109,6 +112,57 @@ def test_every_cut_is_told() -> None:
             read_fetch(memoryview(frame)[:size], 77, TOPIC, 3)
     with pytest.raises(MalformedFrame, match="1 bytes behind"):
         read_fetch(memoryview(frame + b"\0"), 77, TOPIC, 3)
+
+
+# -- aborted batches -------------------------------------------------------------------------
+
+
+Step = tuple[str, int]
+"""What is written next: "plain", "data", "commit" or "abort", and by which producer."""
+
+
+def written(steps: list[Step]) -> tuple[list[bytes], list[AbortedTransaction]]:
+    """A log's batches, and what its index says was aborted."""
+    stored: list[bytes] = []
+    aborted: list[AbortedTransaction] = []
+    begun: dict[int, int] = {}
+    offset = 0
+    for kind, producer in steps:
+        if kind == "plain":
+            stored.append(data(offset, 3, producer=(producer, 0, 0)))
+            offset += 3
+        elif kind == "data":
+            begun.setdefault(producer, offset)
+            stored.append(data(offset, 3, producer=(producer, 0, 0), attributes=TRANSACTIONAL))
+            offset += 3
+        elif producer in begun:
+            stored.append(marker(offset, producer, commit=kind == "commit"))
+            first = begun.pop(producer)
+            if kind == "abort":
+                aborted.append(AbortedTransaction(producer, first, offset, first))
+            offset += 1
+    return stored, aborted
+
+
+KINDS = st.sampled_from(["plain", "data", "data", "data", "commit", "abort"])
+
+
+@given(st.lists(st.tuples(KINDS, st.integers(1, 3)), max_size=40), st.data())
+def test_what_is_left_is_what_the_node_leaves(steps: list[Step], draw: st.DataObject) -> None:
+    """Wherever an answer begins and ends, as FetchRange does it (decision 0067)."""
+    stored, aborted = written(steps)
+    first = draw.draw(st.integers(0, len(stored)))
+    part = stored[first : draw.draw(st.integers(first, len(stored)))]
+    if not part:
+        return
+    run = b"".join(part)
+    base = int.from_bytes(part[0][:8], "big")
+    found, end = whole(memoryview(run))
+    assert len(found) == len(run)
+    rows = tuple(row for row in aborted if row.first_offset < end and row.last_offset >= base)
+    theirs = without(ReadData(base, end, [run], len(run)), rows)
+    ours = without_aborted(found, [(row.producer_id, row.first_offset) for row in rows])
+    assert bytes(ours) == b"".join(bytes(each) for each in theirs.buffers)
 
 
 def take(frame: bytes) -> None:
