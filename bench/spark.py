@@ -183,7 +183,15 @@ def largest_worker_mb(spark: Any) -> float:
 class Bench:
     """One session with both systems."""
 
-    def __init__(self, spark: Any, at: Addresses, sizes: dict[str, tuple[int, int]], rounds: int) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        at: Addresses,
+        sizes: dict[str, tuple[int, int]],
+        rounds: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.say = say
         self.spark = spark
         self.at = at
         self.sizes = sizes
@@ -213,6 +221,8 @@ class Bench:
                     runs.append(run)
         walls = {mode: statistics.median(run.wall_s for run in runs) for mode, runs in took.items()}
         cpus = {mode: statistics.median(run.cpu_s for run in runs) for mode, runs in took.items()}
+        for mode in took:
+            self.say(f"  {mode}: {walls[mode]:.2f} s, {cpus[mode] / count * 1e6:.2f} CPU s per M records")
         return [
             Row(
                 job,
@@ -346,7 +356,7 @@ def tick(bootstrap: str, ended: threading.Event) -> None:
     producer.flush(60)
 
 
-def measure(bench: Bench, only: str, reads: int, say: Callable[[str], None]) -> tuple[list[Row], list[float]]:
+def measure(bench: Bench, only: str, reads: int) -> tuple[list[Row], list[float]]:
     """All jobs whose name has `only` in it."""
     jobs: list[tuple[str, Callable[[], list[Row]]]] = []
     for size in bench.sizes:
@@ -359,11 +369,11 @@ def measure(bench: Bench, only: str, reads: int, say: Callable[[str], None]) -> 
     rows: list[Row] = []
     for name, job in jobs:
         if only in name:
-            say(name)
+            bench.say(name)
             rows += job()
     if only not in "memory":
         return rows, []
-    say("memory")
+    bench.say("memory")
     return rows, bench.memory(reads)
 
 
@@ -405,7 +415,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, systems(Path(folder), sizes) as at:
         spark = session()
         try:
-            rows, worker_mb = measure(Bench(spark, at, sizes, rounds), arguments.only, reads, say)
+            rows, worker_mb = measure(Bench(spark, at, sizes, rounds, say), arguments.only, reads)
         finally:
             spark.stop()
     if arguments.json:
