@@ -174,7 +174,7 @@ class RangeReader:
         self._backoff.reset()
         route.failures = 0
         if next_offset < self._range.end:
-            route.ahead(next_offset)
+            route.ahead(next_offset, len(run), next_offset - first)
         if self._read_committed:
             run = without_aborted(run, answer.aborted)
         if len(run):

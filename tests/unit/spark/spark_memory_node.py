@@ -36,6 +36,8 @@ class MemoryNode:
         """Offsets, in the order of the requests."""
         self.came = threading.Condition()
         """Told of each request."""
+        self.asked_bytes: list[int] = []
+        """Most that each wanted."""
         self.connections = 0
         self.high_watermark: int | None = None
         """Where it is not the log's end."""
@@ -101,6 +103,7 @@ class MemoryNode:
         (wanted,) = request.partitions
         with self.came:
             self.asked.append(wanted.fetch_offset)
+            self.asked_bytes.append(wanted.max_bytes)
             self.came.notify_all()
         self.racks.append(request.rack_id)
         error = self.error(len(self.asked))

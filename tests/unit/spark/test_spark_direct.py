@@ -64,7 +64,7 @@ class Reading:
         fail: bool = True,
         poll_timeout_ms: int = 60_000,
         read_committed: bool = False,
-        chunk_bytes: int = 4096,
+        chunk_bytes: int = 1,
         reachability: Reachability | None = None,
         gateways: tuple[str, ...] | None = None,
         silence_s: float = routes.SILENCE_S,
@@ -125,6 +125,20 @@ def test_the_next_question_is_out_before_rows_are_handed_on(cluster: MemoryGatew
     assert [offset for batch in [first, *rows] for offset in batch.column("offset").to_pylist()] == list(
         range(1000)
     )
+
+
+def test_answers_grow_as_far_as_something_is_left(cluster: MemoryGateway, node: MemoryNode) -> None:
+    cluster.create("flights", 1)
+    cluster.append("flights", 0, [b"%01000d" % i for i in range(2000)])
+    chunk = 256 << 10
+    assert Reading(cluster, node.leader(), end=2000, chunk_bytes=chunk).offsets() == list(range(2000))
+    assert node.asked_bytes[:2] == [chunk, 4 * chunk]
+    # Of the last range no more than what is left of it, and a little.
+    assert chunk < node.asked_bytes[-1] < 4 * chunk
+    node.asked_bytes.clear()
+    assert len(Reading(cluster, node.leader(), end=300, chunk_bytes=chunk).offsets()) == 300
+    assert node.asked_bytes[0] == chunk
+    assert node.asked_bytes[-1] < chunk
 
 
 def test_connections_are_kept_for_the_next_reader(cluster: MemoryGateway, node: MemoryNode) -> None:

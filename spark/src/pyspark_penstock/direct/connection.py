@@ -32,8 +32,8 @@ from pyspark_penstock.direct.frames import MalformedFrame
 
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + (1 << 20)
 """The largest batch, and what an answer has around it."""
-BUFFER_BYTES: Final = (1 << 20) + (64 << 10)
-"""To begin with: what is asked for at a time, and some more."""
+BUFFER_BYTES: Final = (4 << 20) + (64 << 10)
+"""To begin with: what is asked for at a time, and some more. Pages that nothing was received into cost nothing."""
 _KEPT_BUFFER_BYTES: Final = 8 << 20
 """A buffer that is larger goes when its reader is done."""
 _RENEW_AT: Final = 0.6

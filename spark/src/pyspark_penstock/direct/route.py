@@ -30,6 +30,10 @@ SILENCE_S: Final = 30.0
 """A node that says nothing for so long, beyond what it was asked to wait, is lost (Kafka: request.timeout.ms)."""
 LOOK_S: Final = 5.0
 """After so much silence Describe is asked whether another leads by now."""
+ANSWERS_GROW: Final = 4
+"""So many times what is asked for first is asked for later, where so much is left: each question costs a way to the
+node and back, of which a busy machine makes milliseconds. Nodes answer 4 MiB at most."""
+_LEAST_BYTES: Final = 16 << 10
 WAIT_MS: Final = 500
 """How long a node may wait for records."""
 
@@ -74,7 +78,7 @@ class DirectRoute:
         self.must = must
         self._credentials_file = credentials_file
         self._read_committed = read_committed
-        self._max_bytes = max_bytes
+        self._max_bytes = self._ask_bytes = max_bytes
         self._silence_s = silence_s
         self._rack = rack
         self._find_node = find_node
@@ -158,8 +162,12 @@ class DirectRoute:
             return False
         return leader is not None and leader != self._leader
 
-    def ahead(self, offset: int) -> None:
-        """Ask what comes next, while what came is being decoded."""
+    def ahead(self, offset: int, came_bytes: int, came_offsets: int) -> None:
+        """Ask what comes next, while what came is being decoded: so many bytes for so many offsets."""
+        left_bytes = came_bytes * (self._wanted.end - offset) // max(came_offsets, 1)
+        # A little more than is left: a range that ends just behind an answer takes another one.
+        enough_bytes = max(left_bytes + left_bytes // 16, _LEAST_BYTES)
+        self._ask_bytes = min(enough_bytes, self._max_bytes * ANSWERS_GROW)
         connection = self._connection
         if connection is None or connection.is_due:
             return
@@ -177,7 +185,7 @@ class DirectRoute:
             self._wanted.partition,
             self._leader.epoch,
             offset,
-            max_bytes=self._max_bytes,
+            max_bytes=self._ask_bytes,
             max_wait_ms=WAIT_MS,
             read_committed=self._read_committed,
             rack=self._rack,
