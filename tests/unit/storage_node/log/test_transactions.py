@@ -137,6 +137,38 @@ def test_an_ended_transaction_bounds_readers_until_its_marker_is_covered() -> No
     assert t.log.last_stable_offset(t.log.log_end_offset) == t.log.log_end_offset
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_a_marker_counts_for_who_looks_by_time(written: bool) -> None:
+    """As in Kafka (FileRecords.searchForTimestamp, LogSegment.append): ListOffsets may answer with its offset."""
+    _, log = new_log(new_disk())
+    sent = bytearray()
+    for number, late_ms in enumerate((100, 50)):
+        record = [NewRecord(b"k", b"v", NOW_MS)]
+        sent += build_batch(
+            record,
+            base_offset=2 * number,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=number,
+            transactional=True,
+        )
+        marker = Marker(commits=number == 0, coordinator_epoch=1)
+        sent += build_marker(7, 0, marker, NOW_MS + late_ms, base_offset=2 * number + 1)
+    log.append_as_follower(bytes(sent), 0)
+    if written:
+        run_job(log)
+    times = (NOW_MS, NOW_MS + 1, NOW_MS + 51, NOW_MS + 101)
+    assert [log.offset_for_timestamp(at, 4) for at in times] == [
+        (0, NOW_MS),
+        (1, NOW_MS + 100),
+        (1, NOW_MS + 100),
+        None,
+    ]
+    assert log.offset_for_timestamp(NOW_MS + 1, 1) is None  # at the upper offset
+    assert log.offset_of_max_timestamp(4) == (1, NOW_MS + 100)
+    assert log.offset_of_max_timestamp(1) == (0, NOW_MS)
+
+
 # ---------------------------------------------------------------------- the aborted index
 
 

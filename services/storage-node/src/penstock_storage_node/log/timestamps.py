@@ -4,6 +4,9 @@ Kafka's way: the first segment whose largest timestamp is late enough, a start b
 time index, then batches, and in the first batch that is late enough the first record
 (which may need decompression). A time index entry says that no batch up to its offset
 is later than its timestamp, so walking begins after the last entry that is too early.
+
+Markers count, as in Kafka (FileRecords.searchForTimestamp, LogSegment.append): a reader that begins at one gets
+what comes behind it, and a time index, in which they are, needs no second look at what its entries are.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ def find_in_files(
         for info, view in _walk_all(fs, segment, position):
             if info.base_offset >= upper_offset:
                 return None
-            if info.max_timestamp < timestamp_ms or info.is_control or info.last_offset < start_offset:
+            if info.max_timestamp < timestamp_ms or info.last_offset < start_offset:
                 continue
             found = _first_in(view, timestamp_ms, start_offset, upper_offset)
             if found is not None:
@@ -130,7 +133,7 @@ def find_in_memory(
         for info in iter_batches(joined):
             if info.base_offset >= upper_offset:
                 return None
-            if info.max_timestamp < timestamp_ms or info.is_control:
+            if info.max_timestamp < timestamp_ms:
                 continue
             batch = joined[info.position : info.position + info.size_bytes]
             found = _first_in(batch, timestamp_ms, 0, upper_offset)
@@ -152,7 +155,7 @@ def find_largest(
 
     def look(info: BatchInfo, batch: Buffer) -> None:
         nonlocal best, holder
-        if info.max_timestamp <= best or info.last_offset < start_offset or info.is_control:
+        if info.max_timestamp <= best or info.last_offset < start_offset:
             return
         largest = info.max_timestamp
         if info.base_offset < start_offset or info.next_offset > upper_offset:
