@@ -13,7 +13,9 @@ objects whose values are "NONE" or Kafka's name of an error code. Methods that a
   `auto_commit` (default false), `instance_id`, `client_id`, `protocol` ("classic", "consumer"), `strategy`
   (range, roundrobin, sticky, cooperative-sticky), `remote_assignor` (uniform, range), `session_timeout_ms`,
   `heartbeat_ms`, `max_poll_interval_ms`, `fetch_bytes_min`, `fetch_wait_ms`, `fetch_bytes_max`,
-  `partition_bytes_max`, `poll_records_max`, `auto_create` (bool).
+  `partition_bytes_max`, `poll_records_max`, `auto_create` (bool), `isolation` (read_uncommitted, read_committed;
+  default: read_uncommitted).
+* transactional producers: `transactional_id`, `transaction_timeout_ms` (default 60,000), `linger_ms`.
 
 A record that is sent: {"value", "key", "headers": [[name, value or None], ...], "timestamp_ms", "partition"},
 all but value optional (value may be None). A record that is read: {"topic", "partition", "offset", "key",
@@ -26,6 +28,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+COPY_POLL_MS = 1_000
 
 Record = dict[str, Any]
 Place = list[Any]
@@ -76,6 +80,46 @@ class Client:
         """Send all records with one new producer and wait for every answer, in the order of `records`:
         {"partition": n, "offset": n} (offset None with acks 0) or {"error": name}."""
         raise _lacks("producer")
+
+    # -- transactions --------------------------------------------------------------------
+
+    def open_producer(self, name: str, settings: dict[str, Any] | None = None) -> None:
+        """A new transactional producer; nothing is asked of a coordinator before `init_transactions`."""
+        raise _lacks("transactions")
+
+    def close_producer(self, name: str) -> None:
+        """Close it, whatever state it is in; an error that it has raised before is not raised again."""
+        raise _lacks("transactions")
+
+    def init_transactions(self, name: str) -> None:
+        """Have the coordinator fence who had the id before."""
+        raise _lacks("transactions")
+
+    def begin(self, name: str) -> None:
+        """Begin a transaction."""
+        raise _lacks("transactions")
+
+    def send(self, name: str, topic: str, records: Sequence[Record]) -> list[Any]:
+        """Send within the transaction and wait for every answer, as `produce` does."""
+        raise _lacks("transactions")
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[Position]) -> None:
+        """Offsets of a consumer's group, [topic, partition, offset], in the transaction."""
+        raise _lacks("offsets in transactions")
+
+    def commit_transaction(self, name: str) -> None:
+        """Commit, and wait for the answer."""
+        raise _lacks("transactions")
+
+    def abort_transaction(self, name: str) -> None:
+        """Abort, and wait for the answer."""
+        raise _lacks("transactions")
+
+    def copy(self, name: str, source: str, sink: str, count: int, batch: int, abort_every: int) -> None:
+        """Consume, transform, produce: so many records of `source` to `sink`, their values in < and >, with group and
+        transactional id `name`, at most `batch` records in a transaction; each `abort_every`-th is aborted and done
+        again. Partitions stay what they were."""
+        copy(self, name, source, sink, count, batch, abort_every)
 
     # -- consuming -----------------------------------------------------------------------
 
@@ -197,7 +241,7 @@ class Client:
         error name]."""
         raise _lacks("DeleteRecords")
 
-    def list_offsets(self, places: Sequence[Position]) -> list[Position]:
+    def list_offsets(self, places: Sequence[Position], isolation: str = "read_uncommitted") -> list[Position]:
         """Places: [topic, partition, "earliest" | "latest" | "max_timestamp" | timestamp in ms]:
         [topic, partition, offset or error name, timestamp in ms]."""
         raise _lacks("ListOffsets")
@@ -246,9 +290,63 @@ class Client:
         """[topic, partition, error name]."""
         raise _lacks("deletion of a group's offsets")
 
+    def list_transactions(self, prefix: str) -> list[list[str]]:
+        """[transactional id, state] of every id that begins so, sorted."""
+        raise _lacks("listing of transactions")
+
+    def describe_transactions(self, names: Sequence[str]) -> dict[str, Any]:
+        """By id: error name, or {"state", "timeout_ms", "open" (whether it has a start time), "partitions"
+        [place, sorted]}."""
+        raise _lacks("description of transactions")
+
+    def describe_producers(self, topic: str, partition: int) -> list[list[Any]]:
+        """Of each producer that a partition knows: [last sequence, offset at which its transaction begins or None]."""
+        raise _lacks("description of producers")
+
+    def fence_producers(self, names: Sequence[str]) -> dict[str, str]:
+        """Fence whoever has these transactional ids."""
+        raise _lacks("fencing of producers")
+
     def remove_members(self, group: str, instance_ids: Sequence[str]) -> list[Position]:
         """Batch LeaveGroup: [instance id, error name]."""
         raise _lacks("removal of members")
+
+
+def in_order(producers: list[list[Any]]) -> list[list[Any]]:
+    """What `describe_producers` answers with: no open transaction goes before one."""
+    return sorted(producers, key=lambda row: (row[0], -1 if row[1] is None else row[1]))
+
+
+def copy(c: Client, name: str, source: str, sink: str, count: int, batch: int, abort_every: int) -> None:
+    """`Client.copy` out of the other words, as a client's own documentation would have it."""
+    c.open_consumer(name, {"group": name, "reset": "earliest", "isolation": "read_committed"})
+    c.open_producer(name, {"transactional_id": name})
+    c.init_transactions(name)
+    c.subscribe(name, [source])
+    done = turn = 0
+    while done < count:
+        records = c.poll(name, batch, COPY_POLL_MS)
+        if not records:
+            continue
+        turn += 1
+        c.begin(name)
+        first: dict[tuple[str, int], int] = {}
+        behind: dict[tuple[str, int], int] = {}
+        for record in records:
+            place = (record["topic"], record["partition"])
+            first.setdefault(place, record["offset"])
+            behind[place] = record["offset"] + 1
+        c.send(name, sink, [{"value": f"<{r['value']}>", "partition": r["partition"]} for r in records])
+        c.send_offsets(name, name, [[t, p, offset] for (t, p), offset in behind.items()])
+        if turn % abort_every:
+            c.commit_transaction(name)
+            done += len(records)
+            continue
+        c.abort_transaction(name)
+        for (t, p), offset in first.items():
+            c.seek(name, t, p, offset)
+    c.close_producer(name)
+    c.close_consumer(name)
 
 
 OPERATIONS = frozenset(

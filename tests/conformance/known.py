@@ -12,6 +12,10 @@ from conformance.targets import DIRECT, PROXY
 _NOT_BY_PROXY = (
     "DescribeLogDirs names no node in its body, so a proxy cannot tell whom to ask, and does not advertise it"
 )
+_ONCE_PER_NODE = (
+    "it asks every node for its transactional ids and joins the lists itself; behind one address each node's answer"
+    " has all ids, so each is there once per node"
+)
 
 KNOWN: dict[tuple[str, str, str], str] = {
     ("log-dirs", "java", PROXY): _NOT_BY_PROXY,
@@ -23,6 +27,7 @@ KNOWN: dict[tuple[str, str, str], str] = {
         "it asks every node for its groups and joins the lists itself; behind one address each node's answer"
         " has all groups, so each is there once per node"
     ),
+    **{("txn-list", client, PROXY): _ONCE_PER_NODE for client in ("kafka-python", "java", "java-3.9")},
 }
 """By scenario, client and target."""
 

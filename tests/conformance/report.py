@@ -10,8 +10,10 @@ from pathlib import Path
 
 from bench.peer import KAFKA_VERSION
 
+from conformance.clients import franz_go
 from conformance.frame import SCENARIOS, Cell
 from conformance.targets import DIRECT, KAFKA, PROXY
+from support.java import OLDER_VERSION
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 BEGIN = "<!-- written by `make conformance`: begin -->"
@@ -116,6 +118,10 @@ def versions(clients: Sequence[str]) -> list[str]:
         found.append(f"kcat {KCAT_VERSION}")
     if "java" in clients:
         found.append(f"Java clients {KAFKA_VERSION}")
+    if "java-3.9" in clients:
+        found.append(f"and {OLDER_VERSION}")
+    if "franz-go" in clients:
+        found.append(f"franz-go {franz_go.version()}")
     return found
 
 

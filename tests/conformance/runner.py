@@ -40,7 +40,8 @@ class Tracked(Client):
     def __init__(self, client: Client) -> None:
         super().__init__(client.bootstrap)
         self._client = client
-        self.open: set[str] = set()
+        self.open: set[tuple[str, str]] = set()
+        """How each thing that is open is closed, and its name."""
         self.spawned: list[Client] = []
 
     def spawn(self) -> Client:
@@ -49,9 +50,9 @@ class Tracked(Client):
 
     def tidy(self) -> None:
         """After the scenario."""
-        for name in sorted(self.open):
+        for close, name in sorted(self.open):
             with contextlib.suppress(ClientError):  # one that broke is closed as well as it can be
-                self._client.close_consumer(name)
+                getattr(self._client, close)(name)
         for client in self.spawned:
             client.kill()
             client.close()
@@ -60,10 +61,10 @@ class Tracked(Client):
 def _tracked(op: str) -> Callable[..., Any]:
     def method(self: Tracked, *words: Any, **named: Any) -> Any:
         result = getattr(self._client, op)(*words, **named)
-        if op == "open_consumer":
-            self.open.add(words[0] if words else named["name"])
-        elif op == "close_consumer":
-            self.open.discard(words[0] if words else named["name"])
+        if op.startswith("open_"):
+            self.open.add((op.replace("open_", "close_"), words[0] if words else named["name"]))
+        elif op.startswith("close_"):
+            self.open.discard((op, words[0] if words else named["name"]))
         return result
 
     return method
@@ -121,7 +122,7 @@ class Runner:
             (scenario, client, target)
             for scenario in scenarios
             for client in clients
-            if (client in scenario.clients if scenario.clients else client != "raw")
+            if (client in scenario.clients if scenario.clients else client not in registry.ONLY_NAMED)
             for target in targets
         ]
         together = [cell for cell in wanted if not cell[0].alone]

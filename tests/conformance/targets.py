@@ -45,12 +45,15 @@ KAFKA_SETTINGS = {
     "min.insync.replicas": "2",
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "log.cleaner.backoff.ms": "1000",
 }
 PENSTOCK_SETTINGS = {
     "storage-node": {
         "group_initial_rebalance_delay_ms": "300",
         "group_consumer_heartbeat_interval_ms": "500",
         "group_consumer_session_timeout_ms": "6000",
+        "compaction_interval_ms": "1000",
     }
 }
 AUTO_CREATE_SETTING = "auto_create_topics"
@@ -112,6 +115,8 @@ class Worlds:
                 "default.replication.factor": "1",
                 "min.insync.replicas": "1",
                 "num.partitions": "2",
+                "transaction.state.log.replication.factor": "1",
+                "transaction.state.log.min.isr": "1",
             }
         picker = random.SystemRandom()
         candidates = (picker.randrange(21_000, 29_000) for _ in range(500))

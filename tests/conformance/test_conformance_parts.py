@@ -14,8 +14,9 @@ import pytest
 
 from conformance import build, report
 from conformance.client import Client, ClientError, Unsupported
+from conformance.clients import franz_go
 from conformance.clients.kcat import _alike
-from conformance.clients.registry import local, make
+from conformance.clients.registry import CLIENTS, ONLY_NAMED, local, make
 from conformance.frame import SCENARIOS, Cell, attempt, until
 from conformance.known import EXPLAINED, KNOWN
 from conformance.oracle import SAME_FROM, _compact, _spread
@@ -73,6 +74,59 @@ def test_names_of_a_run_are_put_back_and_long_strings_shortened() -> None:
     found = _neutral({f"{prefix}.t": ("x" * 200, f"in {prefix}.g", None, 3)}, prefix)
     assert found["~t"][1:] == ["in ~g", None, 3]
     assert "200 characters" in found["~t"][0]
+
+
+def test_clients_that_play_only_what_names_them_are_named_somewhere() -> None:
+    named = {client for scenario in SCENARIOS.values() for client in scenario.clients}
+    assert set(ONLY_NAMED) <= named <= set(CLIENTS)
+    assert franz_go.version().count(".") == 2
+
+
+class Scripted(Client):
+    """Plays a group with ten records in one partition, and notes what is done in transactions."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere:1")
+        self.at, self.place, self.held = 0, 0, 0
+        self.log: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("open_consumer", "open_producer", "init_transactions", "subscribe", "begin"):
+            return lambda *_: None
+        if name in ("close_producer", "close_consumer"):
+            return lambda *_: self.log.append(name)
+        return super().__getattribute__(name)
+
+    def poll(self, name: str, count: int, timeout_ms: int) -> list[dict[str, Any]]:
+        found = range(self.at, min(10, self.at + count))
+        self.at = found.stop
+        return [{"topic": "in", "partition": 0, "offset": n, "value": str(n)} for n in found]
+
+    def send(self, name: str, topic: str, records: Sequence[dict[str, Any]]) -> list[Any]:
+        self.log.append(" ".join(record["value"] for record in records))
+        return []
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[list[Any]]) -> None:
+        ((_, _, self.held),) = positions
+
+    def commit_transaction(self, name: str) -> None:
+        self.place = self.held
+
+    def abort_transaction(self, name: str) -> None:
+        self.log.append("aborted")
+
+    def seek(self, name: str, topic: str, partition: int, offset: int | str) -> None:
+        self.at = int(offset)
+
+
+def test_a_copy_goes_back_after_each_abort() -> None:
+    client = Scripted()
+    client.copy("g", "in", "out", 10, 4, 2)
+    assert client.log == [
+        "<0> <1> <2> <3>", "<4> <5> <6> <7>", "aborted", "<4> <5> <6> <7>", "<8> <9>", "aborted", "<8> <9>",
+        "close_producer", "close_consumer",
+    ]  # fmt: skip
+    assert client.place == 10
 
 
 class Echo(Client):

@@ -29,6 +29,17 @@ import pytest
 from bench.peer import KAFKA_VERSION, fetch_jars, only_one_fetches
 
 SOURCES = Path(__file__).resolve().parents[1] / "conformance" / "java"
+OLDER_VERSION = "3.9.2"
+"""Of the clients of before 4.0, which speak transactions as those of 2.5 did."""
+OLDER_NEEDS = (
+    "jackson-core-*.jar",
+    "jackson-databind-*.jar",
+    "jackson-annotations-*.jar",
+    "slf4j-api-*.jar",
+    "lz4-java-*.jar",
+    "snappy-java-*.jar",
+    "zstd-jni-*.jar",
+)
 COMPILE_TIMEOUT_S = 300
 FETCH_TIMEOUT_S = 600
 CALL_TIMEOUT_S = 120.0
@@ -81,6 +92,20 @@ def compiled() -> str:
     jars = fetch_jars()
     classes = compile_java(sorted(SOURCES.glob("*.java")), f"{jars}/*", "driver")
     return f"{classes}{os.pathsep}{jars}/*"
+
+
+@functools.cache
+def compiled_older() -> str:
+    """Class path with the same driver and the clients of before 4.0; what these have not is left out of it."""
+    jars = fetch_jars()
+    older = fetch_artifacts(
+        jars.parent / f"kafka-clients-{OLDER_VERSION}", [f"org.apache.kafka:kafka-clients:{OLDER_VERSION}"]
+    )
+    beside = sorted(jar for pattern in OLDER_NEEDS for jar in jars.glob(pattern))
+    path = os.pathsep.join([*map(str, sorted(older.glob("*.jar"))), *map(str, beside)])
+    replaced = {file.name: file for file in (SOURCES / "older").glob("*.java")}
+    sources = [replaced.get(file.name, file) for file in sorted(SOURCES.glob("*.java"))]
+    return f"{compile_java(sources, path, 'driver-older')}{os.pathsep}{path}"
 
 
 def compile_java(sources: Sequence[Path], class_path: str, name: str) -> Path:
@@ -143,8 +168,9 @@ def _move(building: Path, there: Path) -> None:
 class JavaDriver:
     """The JVM. Thread-safe; calls on different handles run side by side. Close it. `options` are the JVM's own."""
 
-    def __init__(self, log: Path | None = None, *, options: Sequence[str] = ()) -> None:
-        command = ["java", *JVM, *options, "-cp", compiled(), "Driver"]
+    def __init__(self, log: Path | None = None, *, options: Sequence[str] = (), older: bool = False) -> None:
+        """`older`: with the clients of before 4.0."""
+        command = ["java", *JVM, *options, "-cp", compiled_older() if older else compiled(), "Driver"]
         with open(log or os.devnull, "ab") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -276,6 +302,14 @@ def tool_class(name: str) -> str:
 def shared_driver() -> JavaDriver:
     """The JVM of this test run."""
     driver = JavaDriver()
+    atexit.register(driver.close)
+    return driver
+
+
+@functools.cache
+def shared_older_driver() -> JavaDriver:
+    """The JVM of this test run with the clients of before 4.0."""
+    driver = JavaDriver(older=True)
     atexit.register(driver.close)
     return driver
 

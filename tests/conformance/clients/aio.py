@@ -20,6 +20,7 @@ from conformance.client import Client, ClientError, Place, Position, Record, Uns
 from conformance.clients.texts import code_name, to_bytes, to_text
 
 CALL_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
 _CONSUMER_SETTINGS = {
     "group": "group_id",
     "reset": "auto_offset_reset",
@@ -34,11 +35,14 @@ _CONSUMER_SETTINGS = {
     "fetch_bytes_max": "fetch_max_bytes",
     "partition_bytes_max": "max_partition_fetch_bytes",
     "poll_records_max": "max_poll_records",
+    "isolation": "isolation_level",
 }
 _PRODUCER_SETTINGS = {
     "idempotence": "enable_idempotence",
     "request_bytes_max": "max_request_size",
     "linger_ms": "linger_ms",
+    "transactional_id": "transactional_id",
+    "transaction_timeout_ms": "transaction_timeout_ms",
 }
 _STRATEGIES = {
     "range": RangePartitionAssignor,
@@ -66,6 +70,8 @@ class Aio(Client):
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
         self._consumers: dict[str, Any] = {}
+        self._producers: dict[str, Any] = {}
+        self._groups: dict[str, str] = {}
         self._own_admin: Any = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="aiokafka", daemon=True)
@@ -74,6 +80,8 @@ class Aio(Client):
     def close(self) -> None:
         for name in list(self._consumers):
             self.close_consumer(name)
+        for name in list(self._producers):
+            self.close_producer(name)
         if self._own_admin is not None:
             self._run(self._own_admin.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -111,17 +119,21 @@ class Aio(Client):
         config["request_timeout_ms"] = wanted.get("timeout_ms", 20_000)
         producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self.bootstrap, **config)
         await producer.start()
-        silent = wanted.get("acks") == "0"
         try:
-            futures: list[Any] = []
-            for record in records:
-                try:
-                    futures.append(await self._send(producer, topic, record))
-                except aiokafka.errors.KafkaError as error:
-                    futures.append(error)
-            return [await self._answer(future, silent=silent) for future in futures]
+            return await self._send_all(producer, topic, records, silent=wanted.get("acks") == "0")
         finally:
             await producer.stop()
+
+    async def _send_all(
+        self, producer: Any, topic: str, records: Sequence[Record], *, silent: bool
+    ) -> list[Any]:
+        futures: list[Any] = []
+        for record in records:
+            try:
+                futures.append(await self._send(producer, topic, record))
+            except aiokafka.errors.KafkaError as error:
+                futures.append(error)
+        return [await self._answer(future, silent=silent) for future in futures]
 
     async def _send(self, producer: Any, topic: str, record: Record) -> Any:
         headers = record.get("headers")
@@ -147,6 +159,46 @@ class Aio(Client):
             return {"offset": None}
         return {"partition": done.partition, "offset": None if silent else done.offset}
 
+    # -- transactions --------------------------------------------------------------------
+
+    def open_producer(self, name: str, settings: dict[str, Any] | None = None) -> None:
+        config: dict[str, Any] = {_PRODUCER_SETTINGS[k]: v for k, v in (settings or {}).items()}
+
+        async def make() -> Any:
+            return aiokafka.AIOKafkaProducer(bootstrap_servers=self.bootstrap, **config)
+
+        self._producers[name] = self._run(make())
+
+    def close_producer(self, name: str) -> None:
+        self._run(asyncio.wait_for(self._producers.pop(name).stop(), CLOSE_TIMEOUT_S))
+
+    def init_transactions(self, name: str) -> None:
+        # It asks for its id when it begins the first transaction; a moment earlier does no harm.
+        producer = self._producers[name]
+
+        async def start() -> None:
+            await producer.start()
+            await producer._txn_manager.wait_for_pid()
+
+        self._run(start())
+
+    def begin(self, name: str) -> None:
+        self._run(self._producers[name].begin_transaction())
+
+    def send(self, name: str, topic: str, records: Sequence[Record]) -> list[Any]:
+        return list(self._run(self._send_all(self._producers[name], topic, records, silent=False)))
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[Position]) -> None:
+        offsets = {_place(t, p): o for t, p, o in positions}
+        group = self._groups[consumer]
+        self._run(self._producers[name].send_offsets_to_transaction(offsets, group))
+
+    def commit_transaction(self, name: str) -> None:
+        self._run(self._producers[name].commit_transaction())
+
+    def abort_transaction(self, name: str) -> None:
+        self._run(self._producers[name].abort_transaction())
+
     # -- consuming -----------------------------------------------------------------------
 
     def open_consumer(self, name: str, settings: dict[str, Any] | None = None) -> None:
@@ -168,6 +220,7 @@ class Aio(Client):
             await consumer.start()
             return consumer
 
+        self._groups[name] = wanted.get("group", "")
         self._consumers[name] = self._run(start())
 
     def close_consumer(self, name: str) -> None:

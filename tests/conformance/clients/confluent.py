@@ -15,6 +15,7 @@ from confluent_kafka import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ElectionType,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
@@ -54,6 +55,7 @@ _CONSUMER_SETTINGS = {
     "fetch_bytes_max": "fetch.max.bytes",
     "partition_bytes_max": "max.partition.fetch.bytes",
     "auto_create": "allow.auto.create.topics",
+    "isolation": "isolation.level",
 }
 _PRODUCER_SETTINGS = {
     "acks": "acks",
@@ -62,6 +64,8 @@ _PRODUCER_SETTINGS = {
     "request_bytes_max": "message.max.bytes",
     "timeout_ms": "message.timeout.ms",
     "linger_ms": "linger.ms",
+    "transactional_id": "transactional.id",
+    "transaction_timeout_ms": "transaction.timeout.ms",
 }
 _TYPES = {"topic": ResourceType.TOPIC, "broker": ResourceType.BROKER, "group": ResourceType.GROUP}
 _SPECIAL: dict[Any, Any] = {"beginning": OFFSET_BEGINNING, "end": OFFSET_END, None: OFFSET_STORED}
@@ -102,6 +106,7 @@ class Confluent(Client):
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
         self._consumers: dict[str, Consumer] = {}
+        self._producers: dict[str, Producer] = {}
         self._own_admin: AdminClient | None = None
 
     @property
@@ -113,6 +118,8 @@ class Confluent(Client):
     def close(self) -> None:
         for name in list(self._consumers):
             self.close_consumer(name)
+        for name in list(self._producers):
+            self.close_producer(name)
 
     # -- producing -----------------------------------------------------------------------
 
@@ -122,8 +129,13 @@ class Confluent(Client):
         wanted = {"timeout_ms": 20_000, **(settings or {})}
         config = {_PRODUCER_SETTINGS[name]: value for name, value in wanted.items()}
         producer = _guarded(lambda: Producer(client_config(self.bootstrap, **config)))
-        answers: list[Any] = [None] * len(records)
         silent = wanted.get("acks") == "0"
+        return self._send(producer, topic, records, wanted["timeout_ms"] / 1000 + 10, silent=silent)
+
+    def _send(
+        self, producer: Producer, topic: str, records: Sequence[Record], timeout_s: float, *, silent: bool
+    ) -> list[Any]:
+        answers: list[Any] = [None] * len(records)
 
         def report(index: int) -> Callable[[Any, Any], None]:
             def note(error: KafkaError | None, message: Any) -> None:
@@ -154,8 +166,41 @@ class Confluent(Client):
                 )
             except KafkaException as error:
                 answers[index] = {"error": error_name(error.args[0])}
-        producer.flush(wanted["timeout_ms"] / 1000 + 10)
+        _guarded(lambda: producer.flush(timeout_s))
         return answers
+
+    # -- transactions --------------------------------------------------------------------
+
+    def open_producer(self, name: str, settings: dict[str, Any] | None = None) -> None:
+        # A message's own timeout may not be longer than its transaction's.
+        config = {_PRODUCER_SETTINGS[key]: value for key, value in (settings or {}).items()}
+        config["message.timeout.ms"] = min(20_000, config.get("transaction.timeout.ms", 20_000))
+        self._producers[name] = _guarded(lambda: Producer(client_config(self.bootstrap, **config)))
+
+    def close_producer(self, name: str) -> None:
+        producer = self._producers.pop(name)
+        producer.purge()
+        _guarded(lambda: producer.flush(5))
+
+    def init_transactions(self, name: str) -> None:
+        _guarded(lambda: self._producers[name].init_transactions(CALL_TIMEOUT_S))
+
+    def begin(self, name: str) -> None:
+        _guarded(self._producers[name].begin_transaction)
+
+    def send(self, name: str, topic: str, records: Sequence[Record]) -> list[Any]:
+        return self._send(self._producers[name], topic, records, CALL_TIMEOUT_S, silent=False)
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[Position]) -> None:
+        places = [TopicPartition(t, p, o) for t, p, o in positions]
+        group = _guarded(self._consumers[consumer].consumer_group_metadata)
+        _guarded(lambda: self._producers[name].send_offsets_to_transaction(places, group, CALL_TIMEOUT_S))
+
+    def commit_transaction(self, name: str) -> None:
+        _guarded(lambda: self._producers[name].commit_transaction(CALL_TIMEOUT_S))
+
+    def abort_transaction(self, name: str) -> None:
+        _guarded(lambda: self._producers[name].abort_transaction(CALL_TIMEOUT_S))
 
     # -- consuming -----------------------------------------------------------------------
 
@@ -396,7 +441,7 @@ class Confluent(Client):
             found.append([place.topic, place.partition, low])
         return sorted(found)
 
-    def list_offsets(self, places: Sequence[Position]) -> list[Position]:
+    def list_offsets(self, places: Sequence[Position], isolation: str = "read_uncommitted") -> list[Position]:
         specs: dict[Any, Callable[[], Any]] = {
             "earliest": OffsetSpec.earliest,
             "latest": OffsetSpec.latest,
@@ -406,8 +451,11 @@ class Confluent(Client):
             TopicPartition(t, p): specs[at]() if at in specs else OffsetSpec.for_timestamp(at)
             for t, p, at in places
         }
+        level = IsolationLevel[isolation.upper()]
         found: list[Position] = []
-        for place, future in _guarded(lambda: self._admin.list_offsets(wanted)).items():
+        for place, future in _guarded(
+            lambda: self._admin.list_offsets(wanted, isolation_level=level)
+        ).items():
             try:
                 answer = future.result(timeout=CALL_TIMEOUT_S)
                 found.append([place.topic, place.partition, answer.offset, answer.timestamp])

@@ -14,7 +14,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from conformance.client import Client, ClientError, Place, Position, Record, Unsupported
+from conformance.client import Client, ClientError, Place, Position, Record, Unsupported, in_order
 from conformance.clients.texts import code_name, to_bytes, to_text
 
 CALL_TIMEOUT_MS = 30_000
@@ -32,12 +32,15 @@ _CONSUMER_SETTINGS = {
     "partition_bytes_max": "max_partition_fetch_bytes",
     "poll_records_max": "max_poll_records",
     "auto_create": "allow_auto_create_topics",
+    "isolation": "isolation_level",
 }
 _PRODUCER_SETTINGS = {
     "idempotence": "enable_idempotence",
     "request_bytes_max": "max_request_size",
     "timeout_ms": "delivery_timeout_ms",
     "linger_ms": "linger_ms",
+    "transactional_id": "transactional_id",
+    "transaction_timeout_ms": "transaction_timeout_ms",
 }
 _STRATEGIES = {
     "range": RangePartitionAssignor,
@@ -82,6 +85,7 @@ class KafkaPython(Client):
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
         self._consumers: dict[str, Any] = {}
+        self._producers: dict[str, Any] = {}
         self._own_admin: Any = None
 
     @property
@@ -93,6 +97,8 @@ class KafkaPython(Client):
     def close(self) -> None:
         for name in list(self._consumers):
             self.close_consumer(name)
+        for name in list(self._producers):
+            self.close_producer(name)
         if self._own_admin is not None:
             self._own_admin.close()
 
@@ -149,6 +155,41 @@ class KafkaPython(Client):
         except kafka.errors.KafkaError as error:
             return {"error": error_name(error)}
         return {"partition": done.partition, "offset": None if silent else done.offset}
+
+    # -- transactions --------------------------------------------------------------------
+
+    def open_producer(self, name: str, settings: dict[str, Any] | None = None) -> None:
+        config: dict[str, Any] = {_PRODUCER_SETTINGS[k]: v for k, v in (settings or {}).items()}
+        self._producers[name] = guarded(
+            lambda: kafka.KafkaProducer(bootstrap_servers=self.bootstrap, max_block_ms=20_000, **config)
+        )
+
+    def close_producer(self, name: str) -> None:
+        producer = self._producers.pop(name)
+        guarded(lambda: producer.close(timeout=5))
+
+    def init_transactions(self, name: str) -> None:
+        guarded(self._producers[name].init_transactions)
+
+    def begin(self, name: str) -> None:
+        guarded(self._producers[name].begin_transaction)
+
+    def send(self, name: str, topic: str, records: Sequence[Record]) -> list[Any]:
+        producer = self._producers[name]
+        futures = [self._send(producer, topic, record) for record in records]
+        guarded(lambda: producer.flush(timeout=30))
+        return [self._answer(future, silent=False) for future in futures]
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[Position]) -> None:
+        offsets = {_place(t, p): kafka.OffsetAndMetadata(o, "", -1) for t, p, o in positions}
+        group = self._consumers[consumer].group_metadata()
+        guarded(lambda: self._producers[name].send_offsets_to_transaction(offsets, group))
+
+    def commit_transaction(self, name: str) -> None:
+        guarded(self._producers[name].commit_transaction)
+
+    def abort_transaction(self, name: str) -> None:
+        guarded(self._producers[name].abort_transaction)
 
     # -- consuming -----------------------------------------------------------------------
 
@@ -390,7 +431,7 @@ class KafkaPython(Client):
             found.append([topic, partition, low])
         return found
 
-    def list_offsets(self, places: Sequence[Position]) -> list[Position]:
+    def list_offsets(self, places: Sequence[Position], isolation: str = "read_uncommitted") -> list[Position]:
         spec = kafka.admin.OffsetSpec
         specs = {"earliest": spec.EARLIEST, "latest": spec.LATEST, "max_timestamp": spec.MAX_TIMESTAMP}
         found: list[Position] = []
@@ -398,7 +439,12 @@ class KafkaPython(Client):
             wanted = {_place(topic, partition): specs.get(at, at)}
             try:
                 answer = guarded(
-                    partial(self._admin.list_partition_offsets, wanted, timeout_ms=CALL_TIMEOUT_MS)
+                    partial(
+                        self._admin.list_partition_offsets,
+                        wanted,
+                        isolation_level=isolation,
+                        timeout_ms=CALL_TIMEOUT_MS,
+                    )
                 )[_place(topic, partition)]
                 found.append([topic, partition, answer.offset, answer.timestamp])
             except ClientError as error:
@@ -508,6 +554,44 @@ class KafkaPython(Client):
         wanted = [kafka.admin.MemberToRemove(group_instance_id=one) for one in instance_ids]
         answer = guarded(lambda: self._admin.remove_group_members(group, wanted))
         return sorted([member.group_instance_id, _outcome_name(error)] for member, error in answer.items())
+
+    def list_transactions(self, prefix: str) -> list[list[str]]:
+        by_node = guarded(lambda: self._admin.list_transactions())
+        return sorted(
+            [t.transactional_id, t.state.value]
+            for listed in by_node.values()
+            for t in listed
+            if t.transactional_id.startswith(prefix)
+        )
+
+    def describe_transactions(self, names: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in names:
+            try:
+                one = guarded(partial(self._admin.describe_transactions, [name]))[name]
+            except ClientError as error:
+                found[name] = error.name
+                continue
+            found[name] = {
+                "state": one.state.value,
+                "timeout_ms": one.transaction_timeout_ms,
+                "open": one.transaction_start_time_ms >= 0,
+                "partitions": sorted([p.topic, p.partition] for p in one.topic_partitions),
+            }
+        return found
+
+    def describe_producers(self, topic: str, partition: int) -> list[list[Any]]:
+        place = _place(topic, partition)
+        found = guarded(lambda: self._admin.describe_producers([place]))[place].active_producers
+        return in_order(
+            [
+                [
+                    p.last_sequence,
+                    p.current_transaction_start_offset if p.current_transaction_start_offset >= 0 else None,
+                ]
+                for p in found
+            ]
+        )
 
 
 def _outcome_name(answer: Any) -> str:

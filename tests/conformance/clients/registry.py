@@ -16,22 +16,28 @@ _MODULES = {
     "aiokafka": "conformance.clients.aio",
     "kcat": "conformance.clients.kcat",
     "java": "conformance.java.driver",
+    "java-3.9": "conformance.java.older",
+    "franz-go": "conformance.clients.franz_go",
     "raw": "conformance.clients.raw",
 }
 JAVA = "java"
+JAVA_39 = "java-3.9"
+FRANZ_GO = "franz-go"
 RAW = "raw"
-_IN_PROCESS = (JAVA, RAW)
-"""The Java client has its JVM, `raw` nothing that could hang."""
-CLIENTS = ("confluent-kafka", "kafka-python", "aiokafka", "kcat", JAVA, RAW)
+_IN_PROCESS = (JAVA, JAVA_39, RAW, FRANZ_GO)
+"""The Java clients have their JVM and franz-go a process that its module starts, `raw` nothing that could hang."""
+CLIENTS = ("confluent-kafka", "kafka-python", "aiokafka", "kcat", JAVA, JAVA_39, FRANZ_GO, RAW)
 """Columns of the matrix. `raw` is no client: frames by hand, for scenarios that no client would do."""
+ONLY_NAMED = (JAVA_39, FRANZ_GO, RAW)
+"""Play only the scenarios that name them."""
 
 
 def missing(name: str) -> str | None:
     """Why a client cannot run on this machine."""
     if name == "kcat" and shutil.which("kcat") is None:
         return "kcat is not installed: apt-get install kcat"
-    if name == JAVA:
-        found: str | None = importlib.import_module(_MODULES[JAVA]).missing()
+    if name in (JAVA, JAVA_39, FRANZ_GO):
+        found: str | None = importlib.import_module(_MODULES[name]).missing()
         return found
     return None
 

@@ -8,9 +8,7 @@ import java.util.Set;
 import java.util.TreeMap;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.ConsumerGroupDescription;
-import org.apache.kafka.clients.admin.GroupListing;
 import org.apache.kafka.clients.admin.ListConsumerGroupOffsetsSpec;
-import org.apache.kafka.clients.admin.ListGroupsOptions;
 import org.apache.kafka.clients.admin.MemberDescription;
 import org.apache.kafka.clients.admin.MemberToRemove;
 import org.apache.kafka.clients.admin.RemoveMembersFromConsumerGroupOptions;
@@ -27,27 +25,10 @@ final class AdminGroups {
     private AdminGroups() {}
 
     static void register(Map<String, Driver.Op> ops) {
-        with(ops, "list_groups", (admin, a) -> {
-            List<Object> told = new ArrayList<>();
-            for (GroupListing g : admin.listGroups(new ListGroupsOptions()).all().get()) {
-                Map<String, Object> one = new TreeMap<>();
-                one.put("group", g.groupId());
-                one.put("type", g.type().map(Object::toString).orElse(null));
-                one.put("protocol", g.protocol());
-                one.put("state", g.groupState().map(Object::toString).orElse(null));
-                told.add(one);
-            }
-            return told;
-        });
         with(ops, "describe_consumer_groups", (admin, a) -> Admins.each(
                 admin.describeConsumerGroups(Admins.names(a, "groups")).describedGroups(),
                 String::valueOf,
                 AdminGroups::group));
-        with(ops, "describe_classic_groups", (admin, a) -> Admins.each(
-                admin.describeClassicGroups(Admins.names(a, "groups")).describedGroups(),
-                String::valueOf,
-                g -> Map.of(
-                        "state", g.state().toString(), "protocol", g.protocol(), "members", g.members().size())));
         with(ops, "delete_consumer_groups", (admin, a) -> Admins.each(
                 admin.deleteConsumerGroups(Admins.names(a, "groups")).deletedGroups(), String::valueOf, v -> true));
         with(ops, "remove_members", (admin, a) -> {
@@ -112,11 +93,11 @@ final class AdminGroups {
             told.put("client", m.clientId());
             told.put("host", m.host());
             told.put("partitions", Consumers.pairs(m.assignment().topicPartitions()));
-            told.put("upgraded", m.upgraded().orElse(null));
+            told.put("upgraded", Newer.upgraded(m));
             members.add(told);
         }
         return Map.of(
-                "state", g.groupState().toString(),
+                "state", Newer.state(g),
                 "type", g.type().toString(),
                 "assignor", g.partitionAssignor(),
                 "simple", g.isSimpleConsumerGroup(),

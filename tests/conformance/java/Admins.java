@@ -18,6 +18,7 @@ import org.apache.kafka.clients.admin.CreatePartitionsOptions;
 import org.apache.kafka.clients.admin.CreateTopicsOptions;
 import org.apache.kafka.clients.admin.DeletedRecords;
 import org.apache.kafka.clients.admin.DescribeConfigsOptions;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewPartitions;
@@ -26,6 +27,7 @@ import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.common.ElectionType;
+import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.KafkaFuture;
 import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartition;
@@ -52,6 +54,8 @@ final class Admins {
         partitions(ops);
         configs(ops);
         AdminGroups.register(ops);
+        AdminTransactions.register(ops);
+        Newer.register(ops);
         cluster(ops);
         ops.put("admin.close", a -> {
             Admin admin = OPEN.remove(Driver.config(a));
@@ -104,7 +108,8 @@ final class Admins {
             Map<TopicPartition, OffsetSpec> asked = new HashMap<>();
             a.get("partitions").forEach(p -> asked.put(
                     new TopicPartition(p.get(0).asText(), p.get(1).asInt()), spec(p.get(2).asText())));
-            var result = admin.listOffsets(asked);
+            var level = IsolationLevel.valueOf(a.path("isolation").asText("READ_UNCOMMITTED"));
+            var result = admin.listOffsets(asked, new ListOffsetsOptions(level));
             Map<TopicPartition, KafkaFuture<Map<String, Object>>> found = new HashMap<>();
             asked.keySet().forEach(p -> found.put(p, result.partitionResult(p).thenApply(o -> {
                 Map<String, Object> told = new TreeMap<>();
@@ -172,11 +177,6 @@ final class Admins {
             var options = new AlterConfigsOptions().validateOnly(a.path("validate_only").asBoolean());
             return each(admin.incrementalAlterConfigs(wanted, options).values(), Admins::resourceName, v -> true);
         });
-        with(ops, "list_config_resources", (admin, a) -> {
-            List<String> told = new ArrayList<>();
-            admin.listConfigResources().all().get().forEach(r -> told.add(resourceName(r)));
-            return told;
-        });
         with(ops, "describe_client_quotas", (admin, a) ->
                 admin.describeClientQuotas(ClientQuotaFilter.all()).entities().get().size());
     }
@@ -216,10 +216,6 @@ final class Admins {
         });
         with(ops, "describe_acls", (admin, a) ->
                 admin.describeAcls(AclBindingFilter.ANY).values().get().size());
-        with(ops, "list_transactions", (admin, a) ->
-                admin.listTransactions().all().get().size());
-        with(ops, "fence_producers", (admin, a) ->
-                each(admin.fenceProducers(names(a, "ids")).fencedProducers(), String::valueOf, v -> true));
     }
 
     private static NewTopic newTopic(JsonNode t) {
@@ -278,7 +274,7 @@ final class Admins {
         return new ConfigResource(ConfigResource.Type.valueOf(r.get(0).asText()), r.get(1).asText());
     }
 
-    private static String resourceName(ConfigResource r) {
+    static String resourceName(ConfigResource r) {
         return r.type().name() + ":" + r.name();
     }
 

@@ -12,13 +12,11 @@ import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.regex.Pattern;
-import org.apache.kafka.clients.consumer.CloseOptions;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
-import org.apache.kafka.clients.consumer.SubscriptionPattern;
 import org.apache.kafka.common.PartitionInfo;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
@@ -184,7 +182,7 @@ final class Consumers {
         if (a.has("pattern")) {
             open.client.subscribe(Pattern.compile(a.get("pattern").asText()), open);
         } else if (a.has("server_pattern")) {
-            open.client.subscribe(new SubscriptionPattern(a.get("server_pattern").asText()), open);
+            Newer.subscribe(open.client, a.get("server_pattern").asText(), open);
         } else {
             List<String> topics = new ArrayList<>();
             a.get("topics").forEach(t -> topics.add(t.asText()));
@@ -263,16 +261,12 @@ final class Consumers {
     /** leave: "default" as the group's kind has it, "leave", or "remain", which is how a member that died looks. */
     private static Object close(JsonNode a) {
         Open open = of(a);
-        CloseOptions options = CloseOptions.timeout(Duration.ofMillis(a.path("timeout_ms").asLong(30_000)));
-        String leave = a.path("leave").asText("default");
-        if (leave.equals("leave")) {
-            options = options.withGroupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP);
-        } else if (leave.equals("remain")) {
-            options = options.withGroupMembershipOperation(CloseOptions.GroupMembershipOperation.REMAIN_IN_GROUP);
-        }
         String handle = a.get("handle").asText();
         try {
-            open.client.close(options);
+            Newer.close(
+                    open.client,
+                    Duration.ofMillis(a.path("timeout_ms").asLong(30_000)),
+                    a.path("leave").asText("default"));
         } finally {
             OPEN.remove(handle);
             Driver.dropLane(handle);

@@ -1,4 +1,4 @@
-"""The Java clients 4.x behind the suite's vocabulary.
+"""The Java clients 4.x, and those of 3.9 (`conformance.java.older`), behind the suite's vocabulary.
 
 All clients of a run live in one JVM (`support.java.shared_driver`); `spawn` starts a JVM of its own, which
 `kill` ends
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from conformance.client import Client, ClientError, Place, Position, Record, Unsupported
+from conformance.client import Client, ClientError, Place, Position, Record, Unsupported, in_order
 from conformance.clients.texts import to_bytes, to_text
 from support.java import JavaDriver, JavaError, decode, encode, missing_java, shared_driver
 
@@ -42,6 +42,7 @@ _CONSUMER_SETTINGS = {
     "partition_bytes_max": "max.partition.fetch.bytes",
     "poll_records_max": "max.poll.records",
     "auto_create": "allow.auto.create.topics",
+    "isolation": "isolation.level",
 }
 _PRODUCER_SETTINGS = {
     "acks": "acks",
@@ -49,6 +50,8 @@ _PRODUCER_SETTINGS = {
     "idempotence": "enable.idempotence",
     "request_bytes_max": "max.request.size",
     "linger_ms": "linger.ms",
+    "transactional_id": "transactional.id",
+    "transaction_timeout_ms": "transaction.timeout.ms",
 }
 _TIMESTAMPS = {"CreateTime": "create", "LogAppendTime": "append"}
 
@@ -87,25 +90,38 @@ class JavaClient(Client):
 
     def __init__(self, bootstrap: str, own: JavaDriver | None = None) -> None:
         super().__init__(bootstrap)
-        self._driver = own or shared_driver()
+        self._driver = own or self._shared()
         self._own = own
         self._handles: dict[str, str] = {}
+        self._producers: dict[str, str] = {}
+
+    @classmethod
+    def _shared(cls) -> JavaDriver:
+        return shared_driver()
+
+    @classmethod
+    def _new(cls) -> JavaDriver:
+        return JavaDriver()
 
     def close(self) -> None:
         for name in list(self._handles):
             with suppress(ClientError, TimeoutError):
                 self.close_consumer(name)
+        for name in list(self._producers):
+            with suppress(ClientError, TimeoutError):
+                self.close_producer(name)
         if self._own is not None:
             self._own.close()
 
     def spawn(self) -> Client:
-        return JavaClient(self.bootstrap, JavaDriver())
+        return type(self)(self.bootstrap, self._new())
 
     def kill(self) -> None:
         if self._own is None:
             raise Unsupported("shares its process")
         self._own.kill()
         self._handles.clear()
+        self._producers.clear()
 
     def _call(self, op: str, **arguments: Any) -> Any:
         with _guarded():
@@ -126,6 +142,13 @@ class JavaClient(Client):
             "request.timeout.ms": str(max(1, min(10_000, timeout_ms - linger_ms))),
             "max.block.ms": str(timeout_ms),
         }
+        handle = self._call("producer.open", config=config)
+        try:
+            return self._send(handle, topic, records)
+        finally:
+            self._call("producer.close", handle=handle)
+
+    def _send(self, handle: str, topic: str, records: Sequence[Record]) -> list[Any]:
         rows = [
             {
                 "partition": r.get("partition"),
@@ -136,19 +159,55 @@ class JavaClient(Client):
             }
             for r in records
         ]
-        handle = self._call("producer.open", config=config)
-        try:
-            answers = self._call(
-                "producer.send", handle=handle, topic=topic, records=rows, wait_s=len(rows) + TAKE_SLACK_S
-            )
-        finally:
-            self._call("producer.close", handle=handle)
+        answers = self._call(
+            "producer.send", handle=handle, topic=topic, records=rows, wait_s=len(rows) + TAKE_SLACK_S
+        )
         return [
             {"error": _error(one)}
             if "error" in one
             else {"partition": one["partition"], "offset": one["offset"]}
             for one in answers
         ]
+
+    # -- transactions --------------------------------------------------------------------
+
+    def open_producer(self, name: str, settings: dict[str, Any] | None = None) -> None:
+        config = {_PRODUCER_SETTINGS[key]: _text(value) for key, value in (settings or {}).items()}
+        config |= {
+            "bootstrap.servers": self.bootstrap,
+            "delivery.timeout.ms": "20000",
+            "request.timeout.ms": "10000",
+            "max.block.ms": "20000",
+        }
+        self._producers[name] = self._call("producer.open", config=config)
+
+    def _with(self, name: str, op: str, **arguments: Any) -> Any:
+        return self._call(f"producer.{op}", handle=self._producers[name], **arguments)
+
+    def close_producer(self, name: str) -> None:
+        self._call("producer.close", handle=self._producers.pop(name), timeout_ms=5_000)
+
+    def init_transactions(self, name: str) -> None:
+        self._with(name, "init_transactions")
+
+    def begin(self, name: str) -> None:
+        self._with(name, "begin")
+
+    def send(self, name: str, topic: str, records: Sequence[Record]) -> list[Any]:
+        return self._send(self._producers[name], topic, records)
+
+    def send_offsets(self, name: str, consumer: str, positions: Sequence[Position]) -> None:
+        topics: dict[str, list[list[int]]] = {}
+        for topic, partition, offset in positions:
+            topics.setdefault(topic, []).append([partition, offset])
+        for topic, offsets in topics.items():
+            self._with(name, "send_offsets", consumer=self._handles[consumer], topic=topic, offsets=offsets)
+
+    def commit_transaction(self, name: str) -> None:
+        self._with(name, "commit")
+
+    def abort_transaction(self, name: str) -> None:
+        self._with(name, "abort")
 
     # -- consuming -----------------------------------------------------------------------
 
@@ -333,8 +392,9 @@ class JavaClient(Client):
             for (t, p), entry in _by_place(answer).items()
         )
 
-    def list_offsets(self, places: Sequence[Position]) -> list[Position]:
-        answer = self._admin("list_offsets", partitions=[[t, p, str(at)] for t, p, at in places])
+    def list_offsets(self, places: Sequence[Position], isolation: str = "read_uncommitted") -> list[Position]:
+        asked = [[t, p, str(at)] for t, p, at in places]
+        answer = self._admin("list_offsets", partitions=asked, isolation=isolation.upper())
         found: list[Position] = []
         for (t, p), entry in _by_place(answer).items():
             if "error" in entry:
@@ -417,6 +477,25 @@ class JavaClient(Client):
         return _place_errors(
             self._admin("delete_consumer_group_offsets", group=group, partitions=list(places))
         )
+
+    def list_transactions(self, prefix: str) -> list[list[str]]:
+        return sorted(row for row in self._admin("list_transactions") if row[0].startswith(prefix))
+
+    def describe_transactions(self, names: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, entry in self._admin("describe_transactions", ids=list(names)).items():
+            if "error" in entry:
+                found[name] = _error(entry)
+            else:
+                found[name] = entry["result"] | {"partitions": sorted(entry["result"]["partitions"])}
+        return found
+
+    def describe_producers(self, topic: str, partition: int) -> list[list[Any]]:
+        found = self._admin("describe_producers", partitions=[[topic, partition]])
+        return in_order([[one["last_sequence"], one["start"]] for one in found])
+
+    def fence_producers(self, names: Sequence[str]) -> dict[str, str]:
+        return _errors(self._admin("fence_producers", ids=list(names)))
 
     def remove_members(self, group: str, instance_ids: Sequence[str]) -> list[Position]:
         found = _errors(self._admin("remove_members", group=group, instances=list(instance_ids)))
