@@ -19,7 +19,8 @@ from penstock_controller.state.generation import Context, Generated
 from penstock_core.config.topic import LONG_MAX
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
-from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
+from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches, read_header
+from penstock_kafka.records.markers import Marker
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
@@ -125,13 +126,34 @@ class CheckedLog(PartitionLog):
     def append_as_leader(
         self, batch: Buffer, info: BatchInfo, leader_epoch: int, origin: Origin = Origin.CLIENT
     ) -> Any:
+        transactions = _the_checker().transactions if info.is_transactional else None
         result = super().append_as_leader(batch, info, leader_epoch, origin)
         if isinstance(result, Appended):
             entry = entry_of(info, result.base_offset, leader_epoch)
             if self.is_tracked:
                 self._note_facts(entry, info, batch)
+            if transactions is not None:
+                transactions.on_append(self, entry, batch, info)
             self._note(entry)
             _the_checker().on_log(self)
+        return result
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: Marker, leader_epoch: int
+    ) -> Appended:
+        checker = _the_checker()
+        if checker.transactions is not None:
+            checker.transactions.before_marker(self, producer_id, producer_epoch, marker)
+        result = super().append_marker(producer_id, producer_epoch, marker, leader_epoch)
+        batch = b"".join(result.data)
+        info = read_header(batch)
+        entry = entry_of(info, result.base_offset, leader_epoch)
+        if self.is_tracked:
+            self._note_facts(entry, info, batch)
+        if checker.transactions is not None:
+            checker.transactions.on_append(self, entry, batch, info)
+        self._note(entry)
+        checker.on_log(self)
         return result
 
     def append_as_follower(self, records: Buffer, leader_epoch: int, **kwargs: Any) -> int:

@@ -26,7 +26,7 @@ from simulation.process import Process
 from simulation.raft_net import RAFT_PORT, SimPeerConnection, SimPoller, address_of, sim_network
 from simulation.rpc import SimChannelPool, SimServer, probe
 from simulation.scheduler import Timer
-from simulation.settings import OFFSETS_PARTITIONS
+from simulation.settings import OFFSETS_PARTITIONS, TRANSACTIONS_PARTITIONS
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -146,7 +146,7 @@ class ControllerProcess(Process):
         self.worker = CheckedCommandQueue(
             self.quorum,
             self.controller_id,
-            Defaults(1, 3, OFFSETS_PARTITIONS),
+            Defaults(1, 3, OFFSETS_PARTITIONS, TRANSACTIONS_PARTITIONS),
             ports.new_rng(),
             ports.clocks.wall_ms,
             lambda node_id: self._alive(node_id),

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from simulation.group_members import Member
     from simulation.world import World
 
+TXN_PREFIX = "txn-"
+"""Of the groups whose offsets transactions commit; `txn_checks` has them."""
+
 _checker: GroupChecker | None = None
 
 
@@ -374,7 +377,9 @@ class GroupChecker:
         self._appended[key, epoch, base_offset] = tuple(records)
 
     def records_of(self, key: TopicPartition, entry: Entry) -> tuple[Record, ...]:
-        """What is in a batch."""
+        """What is in a batch; of transactions nothing, see `txn_checks`."""
+        if entry.producer[0] >= 0:
+            return ()
         return self._appended[key, entry.epoch, entry.base]
 
     def is_newest(self, key: TopicPartition, epoch: int) -> bool:
@@ -567,9 +572,13 @@ def _said(values: dict[bytes, tuple[bytes, int]]) -> dict[Any, Any]:
 def _known(shard: Shard) -> dict[Any, Any]:
     known: dict[Any, Any] = {}
     for name, offsets in shard.offsets.items():
+        if name.startswith(TXN_PREFIX):
+            continue
         for (topic, partition), value in offsets.items():
             known[name, "offset", topic, partition] = value
     for name, group in shard.groups.items():
+        if name.startswith(TXN_PREFIX):
+            continue
         if isinstance(group, ConsumerGroup):
             known[name, "epoch"] = group.epoch
             known[name, "target epoch"] = group.assignment_epoch
@@ -616,7 +625,7 @@ class CheckedShard(Shard):
         self, group_id: str, member_id: str | None, member_epoch: int, keys: Sequence[Place] | None
     ) -> tuple[ErrorCode, list[tuple[Place, OffsetValue | None]]]:
         error, found = super().fetch(group_id, member_id, member_epoch, keys)
-        if not error:
+        if not error and not group_id.startswith(TXN_PREFIX):
             assert _checker is not None
             _checker.on_fetch(self, group_id, found)
         return error, found

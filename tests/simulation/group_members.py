@@ -1,13 +1,11 @@
 """Members of consumer groups, as clients are: what both protocols have in common.
 
-A member is one process with a coordinator's connection. It may hang (nothing of it runs, answers wait, then it
-goes on with what it believes: a zombie) and die (its connections break). Its program is made of
-coroutines that wait for answers and for time; they live on the scheduler, not on a loop.
+A member is one process with a coordinator's connection; see `program`. When it dies its connections break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
@@ -16,6 +14,7 @@ from penstock_storage_node.groups.consumer.group import NOTHING, Parts
 from simulation import group_wire as wire
 from simulation.group_checks import Commit
 from simulation.group_wire import Place
+from simulation.program import Pause, Program
 
 if TYPE_CHECKING:
     from simulation.groups import Groups
@@ -37,31 +36,14 @@ _NOT_NOW = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_N
 seemed gone may have expired, which the next heartbeat brings to light."""
 
 
-class Pause:
-    """What a member's program awaits."""
-
-    __slots__ = ("_start",)
-
-    def __init__(self, start: Callable[[Callable[[Any], None]], None]) -> None:
-        """`start` is given what to call with the result."""
-        self._start = start
-
-    def __await__(self) -> Generator[Pause, Any, Any]:
-        return (yield self)
-
-    def begin(self, resume: Callable[[Any], None]) -> None:
-        """Have it happen."""
-        self._start(resume)
-
-
-class Member:
+class Member(Program):
     """One member of one group."""
 
     def __init__(
         self, groups: Groups, group_id: str, name: str, *, is_direct: bool, instance_id: str | None
     ) -> None:
+        super().__init__(groups.world)
         self.groups = groups
-        self.world = groups.world
         self.rng = groups.rng
         self.group_id = group_id
         self.name = name
@@ -75,8 +57,6 @@ class Member:
         """The next offset to commit, of the partitions that this member reads."""
         self.is_in = False
         """It has its share, as far as it knows."""
-        self.is_dead = False
-        self.is_hung = False
         self.settled: set[Place] = set()
         """Of `positions`, since the last change: acknowledged, and read back."""
         self._is_direct = is_direct
@@ -84,8 +64,6 @@ class Member:
         self._connection: Any = None
         self._waiting: dict[int, tuple[Callable[[Any], None], Any, ApiKey]] = {}
         self._number = 0
-        self._held: list[tuple[Coroutine[Any, Any, None], Any]] = []
-        self._running: dict[Coroutine[Any, Any, None], None] = {}
 
     # --- life
 
@@ -106,28 +84,10 @@ class Member:
     def say(self, line: str) -> None:
         self.world.say(f"{self.group_id}/{self.name}", line)
 
-    def run(self, coro: Coroutine[Any, Any, None]) -> None:
-        """A part of the program."""
-        self._running[coro] = None
-        self._step(coro, None)
-
-    def _step(self, coro: Coroutine[Any, Any, None], value: Any) -> None:
-        if self.is_dead:
-            return
-        if self.is_hung:
-            self._held.append((coro, value))
-            return
-        try:
-            pause: Pause = coro.send(value)
-        except StopIteration:
-            self._running.pop(coro, None)
-            return
-        pause.begin(lambda result: self._step(coro, result))
-
     def hang(self) -> None:
         """Nothing of it runs from now on."""
         self.say("hangs")
-        self.is_hung = True
+        super().hang()
 
     def resume(self) -> None:
         """It goes on as if nothing had happened; what it reads for a living comes first."""
@@ -137,9 +97,7 @@ class Member:
         self.is_hung = False
         if self.rng.random() < 0.7:
             self.run(self._commit_once())
-        held, self._held = self._held, []
-        for coro, value in held:
-            self._step(coro, value)
+        self.go_on()
 
     def die(self) -> None:
         """SIGKILL."""
@@ -154,21 +112,7 @@ class Member:
         self._waiting.clear()
         self.groups.on_dead(self)
 
-    def dispose(self) -> None:
-        """After the run."""
-        self.is_dead = True
-        for coro in self._running:
-            coro.close()
-        self._running.clear()
-
     # --- time, requests
-
-    def sleep(self, us: int) -> Pause:
-        """Let time pass."""
-        return Pause(lambda resume: self._later(us, resume))
-
-    def _later(self, us: int, resume: Callable[[Any], None]) -> None:
-        self.world.scheduler.after(us, resume, None)
 
     async def call(self, api_key: ApiKey, timeout_us: int = REQUEST_TIMEOUT_US, **values: Any) -> Any:
         """Ask the coordinator; None without an answer. Found first, if it is not known."""

@@ -110,6 +110,10 @@ class Groups:
         is_direct = self.rng.random() < self._direct_chance
         return Slot(group_id, number, is_direct, f"{group_id}-i{number}" if static else None)
 
+    def keep_offsets(self) -> None:
+        """Somebody commits offsets of groups that have no members."""
+        self._retention_ms = 7 * 24 * 3_600_000
+
     # --- for the shipped code
 
     def node_settings(self) -> dict[str, Any]:

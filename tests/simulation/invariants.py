@@ -26,6 +26,7 @@ from simulation.operation_checks import OperationChecks
 
 if TYPE_CHECKING:
     from simulation.checked import CheckedLog, CheckedReplica
+    from simulation.txn_checks import TxnChecker
     from simulation.world import World
 
 
@@ -104,6 +105,7 @@ class Checker:
         """Called once, when a leader commits records of a durable topic."""
         self.logs = LogChecks(self)
         self.operations = OperationChecks(self)
+        self.transactions: TxnChecker | None = None
 
     def fail(self, name: str, message: str) -> None:
         raise_violation(self.world, name, message)
@@ -248,6 +250,8 @@ class Checker:
             self.fail("watermark within what is committed", f"{who}: {new}, committed up to {truth.end}")
         else:
             self._matches(log, new, who)
+        if self.transactions is not None:
+            self.transactions.on_watermark(replica, new)
 
     def _commit(self, truth: Truth, replica: CheckedReplica, upto: int) -> None:
         log = replica.checked_log
@@ -275,14 +279,16 @@ class Checker:
             self.logs.on_commit(truth, entry)
             if truth.on_entry is not None:
                 truth.on_entry(entry)
+            if self.transactions is not None:
+                self.transactions.on_commit(truth, entry)
         self.world.scheduler.note(truth.end, int(replica.node_id), int(replica.leader_epoch))
         if self.on_commit is not None and truth.is_fsync:
             call, self.on_commit = self.on_commit, None
             call()
 
     def _check_once(self, truth: Truth, entry: Entry, name: str) -> None:
-        if entry.producer[0] < 0 or truth.excused:
-            return
+        if entry.producer[0] < 0 or entry.producer[2] < 0 or truth.excused:
+            return  # of nobody, a marker, or offsets of a transaction
         values = self.batch_values.get((entry.crc, entry.producer))
         if values is None:
             self.fail("only what was sent", f"{name}: {entry} was never sent")

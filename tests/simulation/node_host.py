@@ -13,6 +13,7 @@ from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.ports import NodeParts, NodePorts
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
+from penstock_storage_node.transactions.host import TransactionHost
 from simulation.checked import CheckedControllerClient, CheckedLog, CheckedRegistration, CheckedReplica
 from simulation.cleaner_process import SimWorker
 from simulation.controller_host import GRPC_PORT
@@ -21,6 +22,7 @@ from simulation.group_checks import CheckedGroupHost
 from simulation.groups import GROUP_TICK_MS
 from simulation.process import Process
 from simulation.rpc import RunningServer, SimChannelPool, SimServer
+from simulation.txn_checks import CheckedTransactionHost
 from support.simulated_fs import SimulatedFileSystem
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ class NodeProcess(Process):
                 replica=CheckedReplica,
                 registration=CheckedRegistration,
                 groups=GroupHost if groups is None else CheckedGroupHost,
+                transactions=TransactionHost if self.world.transactions is None else CheckedTransactionHost,
             ),
             # As `ControllerProcess` has it; groups have a short tick where there are any.
             "tick_ms": 200,

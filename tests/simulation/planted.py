@@ -39,7 +39,7 @@ from penstock_storage_node.replication.following import Following, Truncation
 from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
-from simulation import group_planted, planted_log, planted_operations, planted_rights
+from simulation import group_planted, planted_log, planted_operations, planted_rights, txn_planted
 from simulation import planted_guards as guards
 from simulation.settings import Settings
 
@@ -480,6 +480,7 @@ BUGS = [
 ]
 BUGS += [Bug(*row) for row in planted_log.ROWS]
 BUGS += [Bug(*row) for row in group_planted.ROWS]
+BUGS += [Bug(*row) for row in txn_planted.ROWS]
 BUGS += [Bug(*row) for row in planted_rights.ROWS]
 BUGS += [Bug(*row) for row in planted_operations.ROWS]
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -15,6 +15,8 @@ HEAL_US = 45_000_000
 
 OFFSETS_PARTITIONS = 2
 """Of `__consumer_offsets`, in seeds that have groups."""
+TRANSACTIONS_PARTITIONS = 2
+"""Of `__transaction_state`, in seeds that have transactions."""
 
 FOCI: dict[str, tuple[str, ...]] = {
     "quorum": ("controllers apart", "controllers apart", "active controller stopped", "controller killed"),
@@ -70,6 +72,8 @@ class Settings:
     """Of `log_life`: what is in this run for sure. Most runs have none of it, some draw it."""
     with_groups: bool = False
     """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
+    with_transactions: bool = False
+    """Transactions for sure; else a part of the seeds has them, see `transactions`."""
     with_rights: bool = False
     """Users and rights for sure; else a part of the seeds has them, see `rights`."""
     with_operations: bool = False

@@ -20,7 +20,7 @@ from penstock_runtime.addresses import StartupError
 from penstock_runtime.grpc_tools import Probe
 from penstock_storage_node.log import ReadJob
 from penstock_storage_node.replication.sender import PieceSizes
-from simulation import checked, group_checks, patches
+from simulation import checked, group_checks, patches, txn_checks
 from simulation.connections import DirectConnection, GatewayConnection
 from simulation.consumer import Consumer
 from simulation.faults import Faults
@@ -39,6 +39,7 @@ from simulation.rpc import SimServer
 from simulation.scheduler import Scheduler
 from simulation.settings import HEAL_US, RUN_US, Settings
 from simulation.sim_os import Disks, SimOs, SimPath
+from simulation.transactions import Transactions
 from simulation.workload import Workload
 from support.simulated_fs import SimulatedCrash
 
@@ -108,6 +109,9 @@ class World:
             self.rot.is_wanted = False
             self.log_life.features -= {"disk loss"}
         self.groups = Groups.draw(self, self.settings)
+        self.transactions = Transactions.draw(self, self.settings)
+        if self.transactions:
+            self.checker.transactions = self.transactions.checker
         # Draws of its own: the rest of a seed stays what it was without it.
         dice = random.Random(f"pieces {seed}")
         self.pieces = PieceSizes()
@@ -308,6 +312,7 @@ class World:
         with patches.installed(self):
             checked.install(self.checker)
             group_checks.install(self.groups.checker if self.groups else None)
+            txn_checks.install(self.checker.transactions)
             try:
                 self._run()
             except Violation as violation:
@@ -316,6 +321,7 @@ class World:
             finally:
                 checked.install(None)
                 group_checks.install(None)
+                txn_checks.install(None)
                 events, digest = self.scheduler.events, self.scheduler.digest
                 self._dispose()
                 sys.unraisablehook = hook
@@ -333,6 +339,8 @@ class World:
         self.log_life.start()
         if self.groups:
             self.groups.start()
+        if self.transactions:
+            self.transactions.start()
         if self.rights:
             self.rights.start()
         if self.operator:
@@ -376,6 +384,8 @@ class World:
         self.workload.finish()
         if self.groups:
             self.groups.finish()
+        if self.transactions:
+            self.transactions.finish()
         if self.rights:
             self.rights.finish()
         if self.operator:
@@ -414,6 +424,7 @@ class World:
             or self.rot.why_not_mended()
             or self.log_life.why_not_done()
             or groups
+            or (self.transactions.why_not_done() if self.transactions else "")
             or (self.operator.why_not_done() if self.operator else "")
             or (self.rights.why_not_done() if self.rights else "")
         )
@@ -423,6 +434,7 @@ class World:
         return [
             *self.live_partitions(),
             *(self.groups.partitions() if self.groups else ()),
+            *(self.transactions.partitions() if self.transactions else ()),
             *(self.rights.partitions() if self.rights else ()),
         ]
 
@@ -446,6 +458,10 @@ class World:
                     )
                 self._compare(log, truth, f"{partition.name} on {host.name}")
                 checker.logs.at_rest(log)
+                if checker.transactions is not None:
+                    checker.transactions.at_rest(log)
+        if checker.transactions is not None:
+            checker.transactions.compare_outputs()
 
     def _compare(self, log: Any, truth: Truth, name: str) -> None:
         from penstock_kafka.records.batch import is_crc_valid, iter_batches
@@ -476,6 +492,8 @@ class World:
         asyncio._set_running_loop(None)
         if self.groups:
             self.groups.dispose()
+        if self.transactions:
+            self.transactions.dispose()
         for process in self.processes:
             process.is_up = False
         for process in self.processes:

@@ -1,0 +1,342 @@
+"""Planted bugs of transactions, for `planted`: name, what is broken, patches, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import penstock_storage_node.transactions.admission as admission_module
+import penstock_storage_node.transactions.state as state_module
+from penstock_core.errors import ErrorCode
+from penstock_frontend.producer_ids import ProducerIdAllocator
+from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
+from penstock_storage_node.kafka.client_stream import LateRequests
+from penstock_storage_node.kafka.fetch import _Look
+from penstock_storage_node.kafka.transactional_appends import HeldBatch, TransactionalAppends
+from penstock_storage_node.log import truncation as truncation_module
+from penstock_storage_node.log.aborted_index import AbortedIndex
+from penstock_storage_node.log.state import LogData
+from penstock_storage_node.log.transactions import TransactionOffsets
+from penstock_storage_node.replica.registry import PartitionRegistry
+from penstock_storage_node.rpc.transaction_service import TransactionService
+from penstock_storage_node.transactions import leading as leading_module
+from penstock_storage_node.transactions.admission import Admission
+from penstock_storage_node.transactions.effects import MarkersDue
+from penstock_storage_node.transactions.host import TransactionHost
+from penstock_storage_node.transactions.records import Status
+from penstock_storage_node.transactions.shard import Shard
+from penstock_storage_node.transactions.state import Answer, Begin
+from penstock_storage_node.transactions.verifier import Guards
+from simulation.settings import Settings
+
+Patch = tuple[Any, str, Any]
+
+
+def with_transactions(settings: Settings) -> None:
+    """Every seed has transactions."""
+    settings.with_transactions = True
+
+
+# --- the coordinator ------------------------------------------------------------------------
+
+
+def _marker_at_append() -> list[Patch]:
+    append, decided = Shard._append, Shard._decided
+
+    def eager(shard: Any, transitions: Any, doubts: Any) -> None:
+        append(shard, transitions, doubts)
+        for entry, pending in transitions:
+            value = pending.value
+            if value is None or not pending.is_written or not value.status.is_decided or not value.partitions:
+                continue
+            commit = value.status is Status.PREPARE_COMMIT
+            shard._send(
+                MarkersDue(
+                    shard._state_partition,
+                    shard._coordinator_epoch,
+                    value.producer_id,
+                    value.producer_epoch,
+                    commit,
+                    tuple(sorted(value.partitions)),
+                    value.client_version,
+                )
+            )
+            shard._due[value.producer_id, value.producer_epoch] = (entry, {"not covered", *value.partitions})
+
+    def late(shard: Any, entry: Any, value: Any) -> None:
+        found = shard._due.get((value.producer_id, value.producer_epoch))
+        if found is None:
+            decided(shard, entry, value)
+            return
+        shard.markers_written(value.producer_id, value.producer_epoch, ("not covered",))
+
+    return [(Shard, "_append", eager), (Shard, "_decided", late)]
+
+
+def _loaded_tail() -> list[Patch]:
+    async def at_once(_host: Any, _hosted: Any, _end: int) -> None:
+        return None
+
+    return [
+        (TransactionHost, "_committed", at_once),
+        (Shard, "loaded", lambda shard: shard._resume(ErrorCode.NONE)),
+    ]
+
+
+def _complete_early() -> list[Patch]:
+    written = Shard.markers_written
+
+    def all_at_once(shard: Any, producer_id: int, epoch: int, partitions: Any) -> None:
+        found = shard._due.get((producer_id, epoch))
+        written(shard, producer_id, epoch, partitions if found is None else set(found[1]))
+
+    return [(Shard, "markers_written", all_at_once)]
+
+
+def _repetition_refused() -> list[Patch]:
+    """Who asks for a commit again, after it is complete, is told that it was aborted."""
+    repeated = state_module._repeated
+
+    def refused(current: Any, request: Any) -> Any:
+        if current.status is Status.COMPLETE_COMMIT:
+            return Answer(ErrorCode.INVALID_TXN_STATE)
+        return repeated(current, request)
+
+    return [(state_module, "_repeated", refused)]
+
+
+def _repetition_raises() -> list[Patch]:
+    repeated = state_module._repeated
+
+    def raised(current: Any, request: Any) -> Any:
+        outcome = repeated(current, request)
+        if not isinstance(outcome, Answer) or outcome.error or request.client_version < 2:
+            return outcome
+        epoch = current.producer_epoch + 1
+        value = current._replace(status=Status.EMPTY, producer_epoch=epoch, last_epoch=current.producer_epoch)
+        return Begin(value, Answer(ErrorCode.NONE, value.producer_id, epoch))
+
+    return [(state_module, "_repeated", raised)]
+
+
+def _timeout_keeps_epoch() -> list[Patch]:
+    def abort(shard: Any, entry: Any, current: Any) -> None:
+        shard._begin(entry, current._replace(status=Status.PREPARE_ABORT, client_version=0))
+
+    return [(Shard, "_abort_late", abort)]
+
+
+def _init_leaves_open() -> list[Patch]:
+    init = state_module._init
+
+    def lax(current: Any, pending: bool, request: Any, server: Any) -> Any:
+        if current is not None and not pending and current.status is Status.ONGOING:
+            return Answer(ErrorCode.NONE, current.producer_id, current.producer_epoch)
+        return init(current, pending, request, server)
+
+    return [(state_module, "_init", lax)]
+
+
+def _no_barrier() -> list[Patch]:
+    return [(Shard, "_tell", lambda _shard, question, answer: question.answer(answer))]
+
+
+def _ids_twice() -> list[Patch]:
+    """Each process begins with the same block."""
+
+    def take(allocator: Any, timeout_ms: int = 15_000) -> int:
+        del timeout_ms
+        allocator._next += 1
+        return 5_000_000 + int(allocator._next)
+
+    return [(ProducerIdAllocator, "take", take)]
+
+
+def _late_requests() -> list[Patch]:
+    return [(LateRequests, "begin", lambda _late, _asker, _stream, run: run())]
+
+
+# --- leaders ----------------------------------------------------------------------------------
+
+
+def _fence_of_log() -> list[Patch]:
+    check = Admission.check_marker
+
+    def lax(admission: Any, order: Any, state_epoch: int | None) -> Any:
+        entry = admission._producers.producer(order.producer_id)
+        if entry is None:
+            return check(admission, order, state_epoch)
+        saved, entry.coordinator_epoch = entry.coordinator_epoch, -1
+        try:
+            return check(admission, order, state_epoch)
+        finally:
+            entry.coordinator_epoch = saved
+
+    return [(Admission, "check_marker", lax)]
+
+
+def _fence_of_metadata() -> list[Patch]:
+    check = Admission.check_marker
+    return [(Admission, "check_marker", lambda a, order, _: check(a, order, order.coordinator_epoch))]
+
+
+def _fence_of_answers() -> list[Patch]:
+    appended = Admission.appended
+    return [(Admission, "appended", lambda a, info, guard, _epoch: appended(a, info, guard, -1))]
+
+
+def _no_fences() -> list[Patch]:
+    def lax(admission: Any, order: Any, _state_epoch: int | None) -> ErrorCode:
+        entry = admission._producers.producer(order.producer_id)
+        if entry is not None and admission_module._is_of_older_epoch(order, entry):
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        return ErrorCode.NONE
+
+    return [(Admission, "check_marker", lax), *_stream_numbers()]
+
+
+def _stream_numbers() -> list[Patch]:
+    return [(TransactionService, "begin", lambda *_: "")]
+
+
+def _older_epoch_allowed() -> list[Patch]:
+    return [(admission_module, "_is_of_older_epoch", lambda order, entry: order.producer_epoch < entry.epoch)]
+
+
+def _not_verified() -> list[Patch]:
+    return [(PartitionRegistry, "verifies_partitions", lambda _: False)]
+
+
+def _any_guard() -> list[Patch]:
+    return [(Guards, "_stands", lambda _guards, _guard, _producer_id: True)]
+
+
+def _overtaking() -> list[Patch]:
+    admit, go_on = TransactionalAppends.admit, TransactionalAppends._go_on
+
+    def alone(appends: Any, request: Any, partition: Any, leadership: Any, checked: Any, held: Any) -> None:
+        lines, appends._lines = appends._lines, {}
+        try:
+            admit(appends, request, partition, leadership, checked, held)
+        finally:
+            appends._lines = lines
+
+    def hold(appends: Any, request: Any, index: int, item: Any, wait: Any) -> None:
+        appends._ask(HeldBatch(request, index, item, wait))
+
+    def nothing(appends: Any, key: Any) -> None:
+        if key in appends._lines:
+            go_on(appends, key)
+
+    def in_any_order(*_: Any) -> None:
+        return None
+
+    return [
+        (TransactionalAppends, "admit", alone),
+        (TransactionalAppends, "hold", hold),
+        (TransactionalAppends, "_go_on", nothing),
+        (Guards, "check", in_any_order),
+    ]
+
+
+# --- logs and readers ------------------------------------------------------------------------
+
+
+def _ended_forgotten() -> list[Patch]:
+    return [(TransactionOffsets, "_add_ended", lambda *_: None)]
+
+
+def _followers_tell_all() -> list[Patch]:
+    describe = _Look._describe
+
+    def lax(look: Any, result: Any, partition: Any) -> int:
+        found = describe(look, result, partition)
+        if partition.replica.leadership is None:
+            result.last_stable_offset = found = partition.replica.high_watermark
+        return found
+
+    return [(_Look, "_describe", lax)]
+
+
+def _snapshots_without() -> list[Patch]:
+    return [(TransactionOffsets, "replace_open", lambda offsets, _transactions: offsets.clear())]
+
+
+def _index_not_cut() -> list[Patch]:
+    return [(truncation_module, "save_aborted", lambda *_: False)]
+
+
+def _no_entry() -> list[Patch]:
+    append = AbortedIndex.append
+
+    def some(index: Any, row: Any) -> None:
+        if row.last_offset % 3:
+            append(index, row)
+
+    return [(AbortedIndex, "append", some)]
+
+
+def _entry_with_the_first_record() -> list[Patch]:
+    def replay(data: Any, segment: Any, info: Any, now_ms: int, marker: Any) -> None:
+        aborted = data.producers.replay(info, now_ms, marker)
+        if aborted is not None:
+            older = [s for s in data.segments if s.base_offset <= aborted.first_offset]
+            (older[-1] if older else segment).aborted.append(aborted)
+
+    return [(LogData, "_replay_marker", replay)]
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _pending_not_counted() -> list[Patch]:
+    return [(TransactionalOffsets, "keys", lambda _offsets, _group_id: frozenset())]
+
+
+def _offset_marker_at_append() -> list[Patch]:
+    make = leading_module._Covered.__init__
+
+    def eager(covered: Any, leaders: Any, partition: Any, written: Any, reply: Any) -> None:
+        for hook in leaders.on_marker:
+            hook(partition, written)
+        make(covered, leaders, partition, written, reply)
+
+    return [(leading_module._Covered, "__init__", eager)]
+
+
+ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]]] = [
+    (name, what, patches, with_transactions)
+    for name, what, patches in (
+        ("marker-at-append", "a marker is sent when its decision is appended", _marker_at_append),
+        ("loaded-tail-decides", "a transaction coordinator serves a tail that may be lost", _loaded_tail),
+        ("complete-early", "a transaction is complete before its last marker", _complete_early),
+        ("commit-repeated-refused", "a commit that is asked for again was none", _repetition_refused),
+        ("commit-repeated-raises", "a commit that is asked for again raises the epoch", _repetition_raises),
+        ("timeout-keeps-epoch", "a transaction that takes too long keeps its epoch", _timeout_keeps_epoch),
+        ("init-leaves-open", "a new producer goes on with the open transaction", _init_leaves_open),
+        ("sentence-without-barrier", "a deposed coordinator ends producers", _no_barrier),
+        ("producer-ids-twice", "every process gives out the same producer ids", _ids_twice),
+        ("late-requests-done", "requests of closed connections are done", _late_requests),
+        ("marker-fence-of-log", "a marker may have a lower epoch than one before it", _fence_of_log),
+        ("marker-fence-of-metadata", "a deposed coordinator's markers are written", _fence_of_metadata),
+        ("marker-fence-of-answers", "who vouched is not remembered", _fence_of_answers),
+        ("marker-streams-unnumbered", "frames of an older stream count", _stream_numbers),
+        ("marker-fences-off", "all of these", _no_fences),
+        ("marker-of-next-epoch", "a late marker has the next transaction's epoch", _older_epoch_allowed),
+        ("partitions-not-verified", "leaders do not ask for old producers", _not_verified),
+        ("guard-not-unique", "an answer about the last transaction admits the next", _any_guard),
+        ("batches-overtake", "a batch passes one that is being verified", _overtaking),
+        ("stable-before-watermark", "an ended transaction bounds nobody at once", _ended_forgotten),
+        ("follower-tells-all", "followers tell readers of committed records all", _followers_tell_all),
+        ("snapshot-without-open", "snapshots forget open transactions", _snapshots_without),
+        ("aborted-index-not-cut", "the aborted index is not cut with its log", _index_not_cut),
+        ("aborted-index-gaps", "some aborted transactions are not in the index", _no_entry),
+        (
+            "aborted-index-misplaced",
+            "an entry lies where its transaction began",
+            _entry_with_the_first_record,
+        ),
+        ("pending-offsets-unseen", "stable offsets are told beside pending ones", _pending_not_counted),
+        ("offset-marker-at-append", "offsets count when their marker is appended", _offset_marker_at_append),
+    )
+]
