@@ -11,6 +11,7 @@ import grpc
 
 from penstock_proto.v1 import admin_pb2_grpc, common_pb2, gateway_pb2, gateway_pb2_grpc, metadata_pb2
 from penstock_proto.v1 import operations_pb2 as pb
+from support.partial_gateway import PartialGateway
 
 CLUSTER_ID = bytes(range(16))
 
@@ -18,7 +19,7 @@ RUNNING = metadata_pb2.OPERATION_STATE_RUNNING
 DONE = metadata_pb2.OPERATION_STATE_DONE
 
 
-class Gateway(gateway_pb2_grpc.GatewayServicer):
+class Gateway(PartialGateway):
     """Tells two nodes and a topic."""
 
     def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802 - the API's names

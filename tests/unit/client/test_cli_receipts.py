@@ -25,12 +25,13 @@ from penstock.errors import CommandError, ExitCode
 from penstock.local.cluster import LocalCluster
 from penstock_kafka.wire.metadata import cluster_id_text
 from penstock_proto.v1 import gateway_pb2, gateway_pb2_grpc
+from support.partial_gateway import PartialGateway
 
 CLUSTER_ID = bytes(range(16))
 PROCESS_TIMEOUT_S = 120.0
 
 
-class Gateway(gateway_pb2_grpc.GatewayServicer):
+class Gateway(PartialGateway):
     """Acknowledges every batch; or, as `lost`, ends the stream with the first one; or, as `mute`, goes silent."""
 
     def __init__(self, *, lost: bool = False, mute: bool = False) -> None:

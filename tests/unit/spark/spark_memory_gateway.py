@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from penstock_proto.v1 import common_pb2, data_pb2, gateway_pb2, gateway_pb2_grpc
+from support.partial_gateway import PartialGateway
 from unit.spark.spark_batches import Rec, encode_batch
 
 
@@ -43,7 +44,7 @@ def epoch_of(batch: bytes) -> int:
     return int.from_bytes(batch[12:16], "big", signed=True)
 
 
-class MemoryGateway(gateway_pb2_grpc.GatewayServicer):
+class MemoryGateway(PartialGateway):
     """`topics` is the cluster; several servers may share one by `port` after `start_another`."""
 
     def __init__(self) -> None:

@@ -38,6 +38,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
+from support.partial_gateway import PartialGateway
 from support.secure import ListenerFiles
 from support.sign_in import Metadata, removal, user_record
 from support.waiting import eventually
@@ -394,7 +395,7 @@ async def test_what_is_no_sign_in(stub: Stub, mechanism: str, message: bytes, sa
 
 
 async def test_a_server_that_does_not_know_the_password_gets_no_calls(rig: Rig) -> None:
-    class Impostor(gateway_pb2_grpc.GatewayServicer):
+    class Impostor(PartialGateway):
         async def Authenticate(self, requests: Any, context: Any) -> Any:  # noqa: N802
             nonce = (await anext(aiter(requests))).message.partition(b"r=")[2]
             yield pb.AuthenticateResponse(message=b"r=" + nonce + b"x,s=c2FsdA==,i=4096")

@@ -144,8 +144,8 @@ class UnitsService:
         return pb.DescribeSinkResponse(sink=None if state is None else _state(state))
 
     async def list_sinks(self, request: pb.ListSinksRequest, context: object) -> pb.ListSinksResponse:
-        """All that this node coordinates and the caller may describe; their rows are DescribeSink's to tell, since those
-        of many sinks together have no bound."""
+        """All that this node coordinates and the caller may describe; their rows are DescribeSink's to tell, since
+        those of many sinks together have no bound."""
         del context
         response = pb.ListSinksResponse()
         if self._host.loading_count:
