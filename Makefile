@@ -66,7 +66,7 @@ spark-parity: setup ## every option beside Spark's Kafka connector on Kafka 4.3.
 	PENSTOCK_SPARK_PARITY=1 $(PYTEST) tests/spark/test_spark_parity.py
 
 compose-test: setup ## images, compose, a killed container; starts Docker Engine when none runs
-	$(PYTEST) tests/compose
+	PENSTOCK_COMPOSE_SPARK=1 $(PYTEST) tests/compose
 
 proto: setup ## generate the protobuf stubs again
 	$(BIN)/python tools/generate_protos.py
