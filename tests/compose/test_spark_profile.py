@@ -23,7 +23,7 @@ def test_an_audit_is_submitted_to_three_workers_and_reads_by_name(stack: Any) ->
     create_topic(stack.bootstrap, "flights", PARTITIONS, 3)
     produce(stack.bootstrap, "flights", RECORDS)
     stack.compose("build", "--quiet", "spark")
-    stack.compose("up", "-d", "--scale", "spark-worker=3", "spark-master", "spark-worker")
+    stack.compose("up", "-d", "--scale", "spark-worker=3", "spark-secret", "spark-master", "spark-worker")
     try:
         said = stack.compose("run", "--rm", "-T", "spark", "run", "audit", "--topic", "flights", "--json")
         found = json.loads(said)

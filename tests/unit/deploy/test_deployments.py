@@ -109,13 +109,25 @@ def test_spark_is_reached_by_nobody_without_its_secret() -> None:
         assert f"spark-conf:{where}" in service["volumes"], name
         if name != "spark-secret":
             assert service["environment"]["SPARK_CONF_DIR"] == "/etc/spark", name
-            assert service["depends_on"]["spark-secret"]["condition"] == "service_completed_successfully", (
-                name
-            )
+        if name in ("spark-master", "spark-worker"):
+            assert "until [ -s /etc/spark/spark-defaults.conf ]" in service["entrypoint"][2], name
+    after = services["spark"]["depends_on"]
+    assert after["spark-secret"]["condition"] == "service_completed_successfully"
+    assert {"spark-master", "spark-worker"} < after.keys()
     (script,) = services["spark-secret"]["command"]
     assert services["spark-secret"]["network_mode"] == "none"
     for line in ("spark.authenticate true", "spark.authenticate.secret {secrets.token_hex(32)}"):
         assert line in script
+
+
+def test_what_a_profile_depends_on_depends_on_none_of_the_profile() -> None:
+    services = compose()["services"]
+    for name, service in services.items():
+        for needed in service.get("depends_on", ()):
+            deeper = services[needed].get("depends_on", ())
+            assert not [one for one in deeper if services[one].get("profiles")], (
+                f"docker-compose 1.29 refuses {name} -> {needed} -> {', '.join(deeper)}"
+            )
 
 
 def test_the_secret_of_spark_is_made_once(tmp_path: Path) -> None:
