@@ -188,11 +188,11 @@ def test_data_loss_fails_the_job(spark: SparkSession, flights: MemoryGateway) ->
     assert load(spark, flights).count() == 6134
 
 
-def test_a_write_must_say_how_it_is_delivered(spark: SparkSession, flights: MemoryGateway) -> None:
+def test_another_delivery_is_refused(spark: SparkSession, flights: MemoryGateway) -> None:
     frame = spark.sql("SELECT X'00' AS value")
     writer = frame.write.format("penstock").mode("append").option("gateway", flights.addresses[0])
-    with pytest.raises(AnalysisException, match="option delivery must be at-least-once"):
-        writer.option("topic", "t").save()
+    with pytest.raises(AnalysisException, match="must be exactly-once or at-least-once, not 'at-most-once'"):
+        writer.option("topic", "t").option("delivery", "at-most-once").save()
 
 
 def test_corrupt_batches_fail_the_job(spark: SparkSession, flights: MemoryGateway) -> None:
