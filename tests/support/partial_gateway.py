@@ -13,9 +13,7 @@ class PartialGateway(gateway_pb2_grpc.GatewayServicer):
     """Calls that nothing overrides are UNIMPLEMENTED, as at a gateway of an older build."""
 
     def _unknown(self, request: Any, context: Any) -> Any:
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details("this gateway does not know the call")
-        raise NotImplementedError("this gateway does not know the call")
+        return context.abort(grpc.StatusCode.UNIMPLEMENTED, "this gateway does not know the call")
 
     def _unknown_stream(self, request_iterator: Any, context: Any) -> Any:
         return self._unknown(request_iterator, context)

@@ -455,7 +455,9 @@ class SinkState(_message.Message):
         """Not there for a sink that has decided nothing."""
 
     @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnitRows]: ...
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnitRows]:
+        """Of the last unit; ListSinks leaves them out."""
+
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStage]: ...
     def __init__(
