@@ -29,6 +29,7 @@ from penstock_core.security.acl import AclOperation, PatternType, Permission, Re
 from penstock_core.security.principal import Identity, user
 from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.authorizer import AllowAll
+from penstock_frontend.cluster.lost_nodes import LostNodes
 from penstock_frontend.cluster.metadata_answers import MetadataAnswers
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
@@ -151,7 +152,9 @@ def follow(
 def metadata(image: MetadataImage, authorizer: Any, who: Identity) -> tuple[float, float, int]:
     """Seconds for all topics cold and warm, and the bytes of the answer."""
     current = [image]
-    answers = MetadataAnswers(lambda: current[0], Addresses(), authorizer, lambda _: 1)
+    addresses = Addresses()
+    lost_nodes = LostNodes(addresses, lambda: 0)
+    answers = MetadataAnswers(lambda: current[0], addresses, authorizer, lambda _: 1, lost_nodes)
     request = codec.build(
         codec.request_type(ApiKey.METADATA, VERSION),
         topics=None,

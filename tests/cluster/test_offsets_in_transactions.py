@@ -381,6 +381,42 @@ def test_nothing_is_done_twice_when_coordinators_and_leaders_are_killed(
     assert results(bootstrap, f"{name}-out") == sorted(f"<{value}>" for value in values)
 
 
+@pytest.mark.parametrize("way", ["proxy", "direct"])
+def test_a_producer_that_knows_its_group_has_another_coordinator_goes_on(
+    mortal: LocalCluster, way: str
+) -> None:
+    """librdkafka ends the thread of a broker that Metadata names no more, and waits for the connection to it
+    for ever where it remembers it as a group's coordinator: see `lost_nodes`."""
+    bootstrap = mortal.bootstrap if way == "proxy" else mortal.direct_bootstrap
+    name = f"known-{way}"
+    write_input(bootstrap, name)
+    consumer = in_group(bootstrap, name)
+    producer = Producer(client_config(bootstrap, **{"transactional.id": name}))
+    until_done(producer.init_transactions, CALL_S)
+    partition = group_partition(name, 4)
+
+    def commit(offset: int) -> None:
+        producer.begin_transaction()
+        place = TopicPartition(name, 0, offset)
+        until_done(producer.send_offsets_to_transaction, [place], consumer.consumer_group_metadata(), CALL_S)
+        until_done(producer.commit_transaction, CALL_S)
+
+    def coordinator() -> int:
+        """As this producer hears: it asks with its own client."""
+        return int(
+            producer.list_topics(OFFSETS_TOPIC, CALL_S).topics[OFFSETS_TOPIC].partitions[partition].leader
+        )
+
+    commit(10)
+    dead = coordinator()
+    mortal.kill(f"node-{dead}")
+    wait_for(lambda: coordinator() not in (dead, -1), "the group has another coordinator", CALL_S)
+    commit(20)
+    (found,) = consumer.committed([TopicPartition(name, 0)], CALL_S)
+    assert found.offset == 20
+    consumer.close()
+
+
 @needs_java
 @pytest.mark.parametrize("protocol", [pytest.param("classic", marks=only_in_long_form), "consumer"])
 def test_nothing_is_done_twice_by_the_java_client_either(mortal: LocalCluster, protocol: str) -> None:

@@ -10,6 +10,7 @@
 `describe`          DescribeCluster and DescribeTopicPartitions, from a metadata image, and what a gateway
                     says of log directories
 `find_coordinator`  FindCoordinator: the leader of a group's partition, from metadata
+`lost_nodes`        nodes that died and are brokers to clients of librdkafka all the same
 `metadata_answers`  Metadata: answers made from the image, and kept for those who are to have the same
 `quorum`            DescribeQuorum and UpdateFeatures
 `quotas`            DescribeClientQuotas and AlterClientQuotas: what users, client ids and addresses may take

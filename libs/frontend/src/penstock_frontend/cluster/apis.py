@@ -28,6 +28,7 @@ from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.find_coordinator import Coordinators
+from penstock_frontend.cluster.lost_nodes import CLIENT_SOFTWARE, LostNodes
 from penstock_frontend.cluster.metadata_answers import MetadataAnswers, cluster_operations
 from penstock_frontend.cluster.quorum import QuorumApis, features_of
 from penstock_frontend.cluster.quotas import Quotas
@@ -139,8 +140,10 @@ class ClusterApis:
         self._authorizer = authorizer
         self._metrics = metrics
         self._controller_id = options.controller_id
+        lost_nodes = LostNodes(addresses, controllers.clock_ms)
+        metadata.on_change(lambda old, new, _: lost_nodes.metadata_changed(old, new))
         self._metadata_answers = MetadataAnswers(
-            lambda: metadata.image, addresses, authorizer, self._controller_id
+            lambda: metadata.image, addresses, authorizer, self._controller_id, lost_nodes
         )
         self._coordinators = Coordinators(metadata, controllers, addresses, authorizer, metrics)
         calls = ControllerCalls(metadata, controllers)
@@ -246,7 +249,7 @@ class ClusterApis:
             if not (is_software_word(software) and is_software_word(version)):
                 self._metrics.count_error(header.api_key, ErrorCode.INVALID_REQUEST)
                 return encode_api_versions_response(header, {}, ErrorCode.INVALID_REQUEST)
-            connection.state["client_software"] = f"{software} {version}"[:200]
+            connection.state[CLIENT_SOFTWARE] = f"{software} {version}"[:200]
         image = self._metadata.image
         return encode_api_versions_response(header, self._addresses.apis(image), features=features_of(image))
 

@@ -18,6 +18,7 @@ from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from penstock_frontend.cluster.address_view import AddressView
 from penstock_frontend.cluster.describe import items
+from penstock_frontend.cluster.lost_nodes import is_librdkafka, is_relayed
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec
@@ -43,9 +44,6 @@ _TOPICS: Final = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 """Where what is looked for is kept; `group_partition` says in which partition."""
 _CREATE_TIMEOUT_MS: Final = 5_000
 
-_RDKAFKA: Final = "rdkafka"
-"""In what librdkafka and those made with it call themselves (KIP-511)."""
-_CLIENT_SOFTWARE: Final = "client_software"
 _AFTER_LOSS_MS: Final = 300_000
 """How long after the loss of a gateway clients may come that knew a coordinator by its address."""
 _TOLD: Final = {GROUP: "group_coordinator_loss_told", TRANSACTION: "transaction_coordinator_loss_told"}
@@ -86,7 +84,7 @@ class LostGateways:
         """Whether this client is to forget where coordinators were; it is asked once for an answer."""
         if not self._losses or self._clock_ms() - self._lost_ms > _AFTER_LOSS_MS:
             return False
-        if _RDKAFKA not in connection.state.get(_CLIENT_SOFTWARE, ""):
+        if not is_librdkafka(connection):
             return False
         told = _TOLD[key_type]
         if connection.state.get(told) == self._losses:
@@ -237,9 +235,7 @@ class Coordinators:
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
                 f"the partition of {_KINDS[key_type][2]} {key} has no leader",
             )
-        # At a listener of the node itself the address is the node's own, whatever gateways do.
-        by_gateway = all((each.host, each.port) != address for each in node.listeners.values())
-        if by_gateway and self._lost.has_to_forget(connection, key_type):
+        if is_relayed(address, node) and self._lost.has_to_forget(connection, key_type):
             return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a gateway was lost: ask again")
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
 

@@ -1,8 +1,8 @@
 """Metadata: answers made from the image, and kept for those who are to have the same.
 
-Two clients get the same bytes when they ask the same question, find nodes at the same addresses and may
-describe the same topics: answers are kept by that, never by who asked. What was asked for longest ago makes
-room, and the question counts too, for it comes from a client and may be as long as a request.
+Two clients get the same bytes when they ask the same question, find nodes at the same addresses, are named the
+same dead ones and may describe the same topics: answers are kept by that, never by who asked. What was asked for
+longest ago makes room, and the question counts too, for it comes from a client and may be as long as a request.
 
 Of all topics those are left out that may not be described; asked for by name they are answered
 TOPIC_AUTHORIZATION_FAILED without an id whether they exist or not, by id without a name (Kafka:
@@ -25,6 +25,7 @@ from penstock_frontend.authorizer import (
     ResourceType,
 )
 from penstock_frontend.cluster.address_view import AddressView
+from penstock_frontend.cluster.lost_nodes import LostNodes
 from penstock_frontend.listener.connection import Connection
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.metadata import (
@@ -54,8 +55,10 @@ class MetadataAnswers:
         addresses: AddressView,
         authorizer: Authorizer,
         controller_id: Callable[[MetadataImage], int],
+        lost_nodes: LostNodes,
     ) -> None:
         self._image = image
+        self._lost_nodes = lost_nodes
         self._addresses = addresses
         self._authorizer = authorizer
         self._controller_id = controller_id
@@ -86,8 +89,9 @@ class MetadataAnswers:
         if self._authorizer.is_enabled:
             request = request or decode_metadata(frame, header)
             scope, seen = self._scope(connection.identity, request, image, uncreatable)
+        named_fenced = self._lost_nodes.named(connection)
         body = bytes(frame[header.body_offset :])
-        key = (self._addresses.view_key(connection), scope, bytes(frame[:4]), body)
+        key = (self._addresses.view_key(connection), named_fenced, scope, bytes(frame[:4]), body)
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -100,6 +104,7 @@ class MetadataAnswers:
             lambda node: self._addresses.node_address(connection, node),
             self._controller_id(image),
             seen or self._with_operations(connection.identity, request),
+            named_fenced,
         )
         self._keep(key, response[4:], len(body))
         return response

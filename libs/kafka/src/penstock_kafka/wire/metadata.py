@@ -1,10 +1,10 @@
 """Metadata requests and responses, by hand: the largest answer that clients ask for.
 
-Fenced nodes are not named as brokers; their replicas count as offline. A partition
-whose leader is not among the brokers is answered LEADER_NOT_AVAILABLE, as Kafka does
-(KRaftMetadataCache). A response depends on request, image and addresses alone, so a
-caller may keep it per (image version, listener, address); only the correlation id at
-its start changes.
+Fenced nodes are not named as brokers, but those that a caller wants named; their replicas
+count as offline. A partition whose leader is fenced or has no address is answered
+LEADER_NOT_AVAILABLE, as Kafka does (KRaftMetadataCache). A response depends on request,
+image, addresses and those nodes alone, so a caller may keep it by these; only the
+correlation id at its start changes.
 
 Versions 0-13. Topic ids are answered from 10 on, and asked for from 12 on.
 """
@@ -127,11 +127,13 @@ def encode_metadata_response(
     node_address: NodeAddress,
     controller_id: int,
     seen: TopicsSeen = EVERYTHING,
+    named_fenced: Set[NodeId] = frozenset(),
 ) -> bytes:
     """The response, without length prefix.
 
     `node_address` gives what this client is told for each node, `controller_id` the node that it is
-    to send admin requests to (-1 for none), and `seen` what it may know.
+    to send admin requests to (-1 for none), `seen` what it may know, and `named_fenced` fenced nodes
+    that are brokers to it all the same.
     """
     version = header.api_version
     flexible = version >= _FLEXIBLE
@@ -141,7 +143,7 @@ def encode_metadata_response(
     brokers = [
         (node, address)
         for node in image.nodes.values()
-        if not node.fenced and (address := node_address(node)) is not None
+        if (not node.fenced or node.node_id in named_fenced) and (address := node_address(node)) is not None
     ]
     out.append(put_count(len(brokers), flexible))
     for node, (host, port) in brokers:
@@ -154,7 +156,8 @@ def encode_metadata_response(
         out.append(put_string(cluster_id_text(image.cluster_id) if image.cluster_id else None, flexible))
     if version >= 1:
         out.append(INT32.pack(controller_id))
-    topics = _TopicWriter(version, flexible, frozenset(node.node_id for node, _ in brokers), image, seen)
+    alive = frozenset(node.node_id for node, _ in brokers if not node.fenced)
+    topics = _TopicWriter(version, flexible, alive, image, seen)
     topics.write(out, request)
     if 8 <= version <= 10:
         out.append(INT32.pack(seen.cluster_operations))
@@ -171,13 +174,13 @@ class _TopicWriter:
     __slots__ = ("_alive", "_flexible", "_image", "_replica_lists", "_seen", "_version")
 
     def __init__(
-        self, version: int, flexible: bool, named: Set[NodeId], image: MetadataImage, seen: TopicsSeen
+        self, version: int, flexible: bool, alive: Set[NodeId], image: MetadataImage, seen: TopicsSeen
     ) -> None:
         self._seen = seen
         self._version = version
         self._flexible = flexible
         self._image = image
-        self._alive = frozenset(named)
+        self._alive = alive
         # Many partitions have the same replicas and ISR: each pair is encoded once.
         self._replica_lists: dict[tuple[tuple[NodeId, ...], tuple[NodeId, ...]], bytes] = {}
 
@@ -290,7 +293,7 @@ class _TopicWriter:
         return b"".join(out)
 
     def _no_leader(self, leader: NodeId) -> tuple[int, NodeId]:
-        """Error and leader to answer when the leader is not among the brokers named.
+        """Error and leader to answer when the leader is fenced or has no address.
 
         A live leader that has no address on the client's listener is still named.
         """
