@@ -351,6 +351,29 @@ def test_fetches_in_every_version(version: int) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_node_out_of_touch_tells_stable_offsets_behind_a_write_of_its_own(stable: bool) -> None:
+    """It may have been deposed unheard: what it has may be old (decision 0071)."""
+
+    async def main() -> None:
+        peer = Peer()
+        peer.handler = GroupHandler(peer.host, Rights(AllowAll()), lambda: False)  # type: ignore[arg-type]
+        peer.rig.commit("g", "", -1, {("t", 0): 5})
+        written = len(peer.rig.log.records)
+        peer.rig.log.refuse = E.NOT_LEADER_OR_FOLLOWER
+        key, version = ApiKey.OFFSET_FETCH, 7
+        topic = item(key, version, "OffsetFetchRequestTopic", name="t", partition_indexes=(0,))
+        asked = {"group_id": "g", "topics": (topic,), "require_stable": stable}
+        found = await peer.call(key, version, **asked)
+        assert int(found.error_code) == (E.NOT_COORDINATOR if stable else 0)
+        peer.rig.log.refuse = None
+        found = await peer.call(key, version, **asked)
+        assert [p.committed_offset for t in found.topics for p in t.partitions] == [5]
+        assert len(peer.rig.log.records) == written + stable
+
+    asyncio.run(main())
+
+
 def test_deleting_offsets() -> None:
     async def main() -> None:
         peer = Peer()

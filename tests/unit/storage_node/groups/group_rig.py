@@ -336,7 +336,7 @@ class Rig:
         self.settle()
 
     def stable_offsets(
-        self, group: str, *keys: tuple[str, int]
+        self, group: str, *keys: tuple[str, int], in_doubt: bool = False
     ) -> list[tuple[ErrorCode, dict[tuple[str, int], int], set[tuple[str, int]]]]:
         """An OffsetFetch that requires stable offsets; the list gets error, offsets, and what is unstable."""
         answers: list[tuple[ErrorCode, dict[tuple[str, int], int], set[tuple[str, int]]]] = []
@@ -345,7 +345,7 @@ class Rig:
             known = {key: value.offset for key, value in found if value is not None and key not in unstable}
             answers.append((error, known, set(unstable)))
 
-        self.shard.fetch_stable(group, None, -1, keys or None, reply)
+        self.shard.fetch_stable(group, None, -1, keys or None, reply, in_doubt=in_doubt)
         return answers
 
     def offsets(self, group: str) -> dict[tuple[str, int], int]:

@@ -269,6 +269,30 @@ def test_a_stable_answer_waits_for_commits_that_were_written_before() -> None:
     assert lost == [(E.NOT_COORDINATOR, {}, set())]
 
 
+def test_a_node_in_doubt_tells_no_stable_offsets_before_a_write_of_its_own_is_safe() -> None:
+    rig = Rig()
+    rig.commit("g", "", -1, {("t", 0): 1})
+    rig.log.hold = True
+    asked = rig.stable_offsets("g", ("t", 0), in_doubt=True)
+    assert (asked, rig.stable_offsets("g", ("t", 0))) == ([], [(E.NONE, {("t", 0): 1}, set())])
+    rig.log.advance()
+    assert asked == [(E.NONE, {("t", 0): 1}, set())]
+    deposed = rig.stable_offsets("g", ("t", 0), in_doubt=True)
+    rig.log.lose(rig.log.committed)
+    assert deposed == [(E.NOT_COORDINATOR, {}, set())]
+
+
+def test_what_a_node_in_doubt_writes_changes_nothing() -> None:
+    rig = Rig()
+    rig.commit("g", "", -1, {("t", 0): 1})
+    rig.commit_in(P, "g", {("t", 1): 5})
+    rig.stable_offsets("nobody", in_doubt=True)
+    rig.settle()
+    rig.fail_over()
+    assert (rig.offsets("g"), set(rig.shard.groups)) == ({("t", 0): 1}, {"g"})
+    assert rig.stable_offsets("g", ("t", 0), ("t", 1)) == [(E.NONE, {("t", 0): 1}, {("t", 1)})]
+
+
 # -- expiry and deletion beside them -------------------------------------------------------------------
 
 

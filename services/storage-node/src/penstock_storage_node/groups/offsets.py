@@ -5,15 +5,16 @@ seen by OffsetFetch once the high watermark covers its record, never earlier; of
 without members expire `offsets_retention_ms` after it lost the last one (KIP-211), those of a
 standalone consumer that long after their commit, those of topics that a live group no longer reads
 likewise. One that was committed in a transaction (KIP-98) waits for its marker; then it is in place unless the log
-has a later record of that offset, so that compaction changes no answer. One deviation: what was committed to an empty
-group (an operator's reset) counts from that commit, not from the group's end, so that it isn't gone at once.
+has a later record of that offset, so that compaction changes no answer. Two deviations: what was committed to an empty
+group (an operator's reset) counts from that commit, not from the group's end, so that it isn't gone at once; and a node
+that may have been deposed unheard tells no stable offsets before a write of its own is safe (decision 0071).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.holdings import NOBODYS, Owner
@@ -38,6 +39,9 @@ from penstock_storage_node.groups.store import (
 
 MEMBER_EPOCHS_SINCE = 9
 """First version of OffsetCommit and OffsetFetch that knows KIP-848."""
+
+BARRIER: Final = Record(offset_key("", "", -1), None)
+"""A record that changes nothing: it takes away an offset that there cannot be."""
 
 CommitReply = Callable[[Sequence[ErrorCode]], None]
 Found = list[tuple[TopicKey, OffsetValue | None]]
@@ -243,9 +247,13 @@ class OffsetStore:
         member_epoch: int,
         keys: Sequence[TopicKey] | None,
         reply: StableReply,
+        *,
+        in_doubt: bool = False,
     ) -> None:
         """As `fetch`, for who must not begin before an offset that is about to be committed: commits that were written
-        before the question are waited for, and partitions with offsets of open transactions are named."""
+        before the question are waited for, and partitions with offsets of open transactions are named. `in_doubt`:
+        this node may have been deposed unheard, and its successor may have later offsets, so that a write of after
+        the question is waited for. A deposed node never gets there."""
 
         def answer(lost: ErrorCode) -> None:
             error = write_error(lost)
@@ -256,7 +264,9 @@ class OffsetStore:
             reply(error, found, frozenset(key for key, _ in found if key in unstable))
 
         pending = self._pending.get(group_id, {})
-        if pending and (keys is None or any(key in pending for key in keys)):
+        if in_doubt:
+            self.store.write([BARRIER], answer)
+        elif pending and (keys is None or any(key in pending for key in keys)):
             self.store.when_settled(answer)
         else:
             answer(ErrorCode.NONE)

@@ -281,9 +281,11 @@ class Shard:
         member_epoch: int,
         keys: Sequence[TopicKey] | None,
         reply: StableReply,
+        *,
+        in_doubt: bool = False,
     ) -> None:
-        """As `fetch`, with `require_stable` (KIP-447)."""
-        self._offsets.fetch_stable(group_id, member_id, member_epoch, keys, reply)
+        """As `fetch`, with `require_stable` (KIP-447); `in_doubt`: see `OffsetStore.fetch_stable`."""
+        self._offsets.fetch_stable(group_id, member_id, member_epoch, keys, reply, in_doubt=in_doubt)
 
     def delete_offsets(
         self,

@@ -95,7 +95,7 @@ class DataApis:
         else:
             but |= {ApiKey.WRITE_TXN_MARKERS, ApiKey.TXN_OFFSET_COMMIT}
         if groups is not None:
-            group_handler = GroupHandler(groups, rights)
+            group_handler = GroupHandler(groups, rights, in_touch)
             self._handlers |= dict.fromkeys(group_handler.api_keys, group_handler.handle)
             if link is not None:
                 commits = TransactionalCommits(

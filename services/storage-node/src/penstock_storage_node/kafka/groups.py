@@ -107,9 +107,11 @@ class DeferredReply:
 class GroupHandler:
     """Answers the group APIs and those of offsets."""
 
-    def __init__(self, host: GroupHost, rights: Rights) -> None:
+    def __init__(self, host: GroupHost, rights: Rights, in_touch: Callable[[], bool] = lambda: True) -> None:
+        """`in_touch`: whether this node may take it that it leads what its metadata say."""
         self._host = host
         self._rights = rights
+        self._in_touch = in_touch
         self._hot: dict[int, Callable[[RequestContext, RequestHeader, Buffer], Answer]] = {
             ApiKey.HEARTBEAT: self._heartbeat,
             ApiKey.OFFSET_COMMIT: self._commit,
@@ -458,7 +460,8 @@ class GroupHandler:
 
         who_asks = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
         if require_stable:
-            shard.fetch_stable(group.group_id, *who_asks, keys, answer)
+            in_doubt = not self._in_touch()
+            shard.fetch_stable(group.group_id, *who_asks, keys, answer, in_doubt=in_doubt)
         else:
             answer(*shard.fetch(group.group_id, *who_asks, keys))
 
