@@ -154,7 +154,8 @@ def test_what_hangs_is_found_and_ended(
     producer.begin_transaction()
     producer.produce(topic, b"later", partition=0)
     producer.commit_transaction(60)
-    assert values(bootstrap, topic) == [b"alive", b"later"]
+    # A commit is answered once it is decided; readers are given it when its markers are written, a moment later.
+    wait_for(lambda: values(bootstrap, topic) == [b"alive", b"later"], "what was committed is read")
 
 
 def test_what_its_coordinator_knows_is_not_ended_by_hand(
@@ -171,7 +172,7 @@ def test_what_its_coordinator_knows_is_not_ended_by_hand(
     out = cli("transaction", "abort", "known", "0", "--start-offset", "0", "--yes", expect=1)
     assert "Ongoing of transactional id 'known'" in out
     producer.commit_transaction(60)
-    assert values(bootstrap, "known") == [b"x"]
+    wait_for(lambda: values(bootstrap, "known") == [b"x"], "what was committed is read")
 
 
 class _Any:
