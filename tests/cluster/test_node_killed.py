@@ -146,10 +146,14 @@ def test_nodes_leave_a_controller_that_hangs(tmp_path: Path) -> None:
 
 
 def brokers(bootstrap: str) -> set[int]:
-    """Ids of the nodes that metadata name; to librdkafka they name dead ones too (decision 0075)."""
+    """Ids of the nodes that live, by DescribeCluster: to librdkafka metadata name dead ones too (decision 0075)."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        return {broker["node_id"] for broker in admin.describe_cluster()["brokers"]}
+        return {
+            broker["broker_id"]
+            for broker in admin.describe_cluster()["brokers"]
+            if not broker.get("is_fenced")
+        }
     finally:
         admin.close()
 
