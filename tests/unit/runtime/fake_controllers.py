@@ -178,18 +178,18 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "behind")
         sent = request.from_version
         if sent < self.history_kept_from or sent == 0:
-            image = cluster.image
-            records = list(image.to_records())
+            # Read once: a test may change the image in place as soon as its last piece is out.
+            sent = cluster.image.version
+            records = list(cluster.image.to_records())
             for i, record in enumerate(records or [None]):
                 yield pb.WatchMetadataResponse(
                     snapshot=metadata_pb2.MetadataSnapshotChunk(
-                        version=image.version,
+                        version=sent,
                         records=[record] if record else [],
                         first=i == 0,
                         last=i >= len(records) - 1,
                     )
                 )
-            sent = image.version
         while True:
             changed = cluster.changed
             while sent < cluster.image.version - self.behind:
