@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataRequest as KpRequest
 from kafka.protocol.metadata import MetadataResponse as KpResponse
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import TopicId
+from penstock_core.ids import NodeId, TopicId
 from penstock_core.metadata import MetadataImage, NodeImage
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
@@ -114,6 +114,16 @@ def test_response_for_kio(version: int) -> None:
     assert codec.encode_response(header, entity) == data
     if version >= 10:
         assert entity.topics[0].topic_id.bytes == ORDERS
+
+
+@pytest.mark.parametrize("version", [1, 9, 13])
+def test_a_fenced_node_may_be_named_and_leads_nothing_all_the_same(version: int) -> None:
+    header = RequestHeader(ApiKey.METADATA, version, 21, None, 0)
+    data = encode_metadata_response(header, ALL, image(), address, 2, named_fenced=frozenset({NodeId(3)}))
+    _, named = codec.decode_response(ApiKey.METADATA, version, data)
+    _, plain = codec.decode_response(ApiKey.METADATA, version, encode(version))
+    assert [(b.node_id, b.host, b.port) for b in named.brokers[2:]] == [(3, "node-3", 9003)]
+    assert (named.brokers[:2], named.topics) == (plain.brokers, plain.topics)
 
 
 @pytest.mark.parametrize("version", range(6))

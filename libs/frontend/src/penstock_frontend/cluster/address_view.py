@@ -30,3 +30,9 @@ class AddressView(Protocol):
     def apis(self, image: MetadataImage) -> Mapping[int, tuple[int, int]]:
         """Version ranges to advertise."""
         ...
+
+
+def is_relayed(address: tuple[str, int], node: NodeImage) -> bool:
+    """Whether it is a gateway's address that clients are told for the node: at its own listeners it is the node's
+    own, whatever gateways do."""
+    return all((each.host, each.port) != address for each in node.listeners.values())

@@ -28,13 +28,14 @@ from penstock_frontend.cluster.auto_create import AutoCreate
 from penstock_frontend.cluster.configs import Configs
 from penstock_frontend.cluster.controller_calls import ControllerCalls
 from penstock_frontend.cluster.find_coordinator import Coordinators
-from penstock_frontend.cluster.lost_nodes import CLIENT_SOFTWARE, LostNodes
+from penstock_frontend.cluster.lost_nodes import LostNodes
 from penstock_frontend.cluster.metadata_answers import MetadataAnswers, cluster_operations
 from penstock_frontend.cluster.quorum import QuorumApis, features_of
 from penstock_frontend.cluster.quotas import Quotas
 from penstock_frontend.cluster.reassignments import Reassignments
 from penstock_frontend.cluster.users import Users
 from penstock_frontend.listener.answers import CLOSE, Response
+from penstock_frontend.listener.client_software import note_client_software
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_frontend.listener.quota_gate import QuotaGate
@@ -249,7 +250,7 @@ class ClusterApis:
             if not (is_software_word(software) and is_software_word(version)):
                 self._metrics.count_error(header.api_key, ErrorCode.INVALID_REQUEST)
                 return encode_api_versions_response(header, {}, ErrorCode.INVALID_REQUEST)
-            connection.state[CLIENT_SOFTWARE] = f"{software} {version}"[:200]
+            note_client_software(connection, software, version)
         image = self._metadata.image
         return encode_api_versions_response(header, self._addresses.apis(image), features=features_of(image))
 

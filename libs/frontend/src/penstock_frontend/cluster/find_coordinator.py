@@ -16,9 +16,9 @@ from penstock_core.metadata.image import MetadataImage
 from penstock_core.metadata.levels import METADATA_LEVEL, TRANSACTIONS_LEVEL, level_of
 from penstock_core.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock_frontend.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
-from penstock_frontend.cluster.address_view import AddressView
+from penstock_frontend.cluster.address_view import AddressView, is_relayed
 from penstock_frontend.cluster.describe import items
-from penstock_frontend.cluster.lost_nodes import is_librdkafka, is_relayed
+from penstock_frontend.listener.client_software import is_librdkafka
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.metrics import KafkaMetrics
 from penstock_kafka.wire import codec

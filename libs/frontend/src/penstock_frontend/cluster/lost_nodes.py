@@ -18,24 +18,12 @@ from typing import Final
 
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import MetadataImage, NodeImage
-from penstock_frontend.cluster.address_view import AddressView
+from penstock_frontend.cluster.address_view import AddressView, is_relayed
+from penstock_frontend.listener.client_software import is_librdkafka
 from penstock_frontend.listener.connection import Connection
 
-CLIENT_SOFTWARE: Final = "client_software"
-"""Where a connection keeps what its client calls itself (KIP-511)."""
-_RDKAFKA: Final = "rdkafka"
 NAMED_MS: Final = 20 * 60_000
 """For how long a dead node is named at the listeners of others."""
-
-
-def is_librdkafka(connection: Connection) -> bool:
-    """Whether the client is librdkafka or made with it, as far as it says so."""
-    return _RDKAFKA in connection.state.get(CLIENT_SOFTWARE, "")
-
-
-def is_relayed(address: tuple[str, int], node: NodeImage) -> bool:
-    """Whether clients are told a gateway's address for the node: at its own listeners it is the node's own."""
-    return all((each.host, each.port) != address for each in node.listeners.values())
 
 
 class LostNodes:

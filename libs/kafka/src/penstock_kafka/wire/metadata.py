@@ -1,10 +1,11 @@
 """Metadata requests and responses, by hand: the largest answer that clients ask for.
 
 Fenced nodes are not named as brokers, but those that a caller wants named; their replicas
-count as offline. A partition whose leader is fenced or has no address is answered
-LEADER_NOT_AVAILABLE, as Kafka does (KRaftMetadataCache). A response depends on request,
-image, addresses and those nodes alone, so a caller may keep it by these; only the
-correlation id at its start changes.
+count as offline. A partition whose leader is fenced is answered
+LEADER_NOT_AVAILABLE, one whose leader has no address for the client LISTENER_NOT_FOUND,
+as Kafka does (KRaftMetadataCache). A response depends on request, image, addresses and
+those nodes alone, so a caller may keep it by these; only the correlation id at its
+start changes.
 
 Versions 0-13. Topic ids are answered from 10 on, and asked for from 12 on.
 """

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.answers import WatchedReply
+from penstock_frontend.listener.client_software import client_software
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
@@ -48,8 +49,6 @@ RELAYED: Final[dict[int, _RelayedMaker]] = {
 
 _CLIENT_RELAY: Final = "relay"
 _NAMED_TOPICS: Final = "named_topics"
-CLIENT_SOFTWARE: Final = "client_software"
-"""Where `ClusterApis` notes name and version of a client's software."""
 
 
 class GatewayHandler:
@@ -106,9 +105,9 @@ class GatewayHandler:
         A listing of all topics before anything else on a connection (`kcat -L`) is for
         people to read and gets plain addresses all the same.
         """
-        state = connection.state
-        if header.api_key != ApiKey.METADATA or not needs_distinct_names(state.get(CLIENT_SOFTWARE, "")):
+        if header.api_key != ApiKey.METADATA or not needs_distinct_names(client_software(connection)):
             return self._cluster
+        state = connection.state
         asked = decode_metadata(frame, header).topics
         if asked:
             state[_NAMED_TOPICS] = True
