@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.local.cluster import LocalCluster
@@ -22,6 +23,7 @@ from support.cluster import running_cluster, start_ready
 from support.java import missing_java, needs_java
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
 from support.transactions import (
+    CALL_S,
     CLIENTS,
     WRITERS,
     ByLibrdkafka,
@@ -330,6 +332,43 @@ def test_transactions_go_on_at_the_other_gateway(tmp_path: Path, client: str) ->
                 grew(load, 20)
             start_ready(cluster, "gateway-1")
         check_all(cluster, topic, loads)
+
+
+def test_a_producer_that_was_told_of_a_gateway_after_its_loss_goes_on(tmp_path: Path) -> None:
+    """librdkafka takes a transaction's coordinator's address from Metadata alone, and reads these at once when a
+    connection is lost: before the other gateway can have heard why."""
+    with running_cluster(
+        tmp_path, controllers=1, nodes=3, gateways=2, settings=SETTINGS, steady=True
+    ) as cluster:
+        topic = "told"
+        create_topic(cluster.bootstrap, topic, PARTITIONS)
+        writers = [ByLibrdkafka(cluster.bootstrap, f"told-{number}") for number in range(4)]
+
+        def transactions() -> None:
+            for number, writer in enumerate(writers):
+                writer.begin()
+                writer.send(topic, number, "row")
+                writer.producer.commit_transaction(CALL_S)
+
+        transactions()
+        lost = int(cluster.bootstrap.split(",")[0].rpartition(":")[2])
+        # Nobody hears of the loss while the only controller stands still.
+        cluster.kill("controller-1", signal.SIGSTOP)
+        cluster.kill("gateway-1")
+        for writer in writers:
+            assert lost in ports(writer.producer)
+        cluster.kill("controller-1", signal.SIGCONT)
+        other = AdminClient(client_config(cluster.bootstrap))
+        wait_for(lambda: lost not in ports(other), "the loss is known")
+        transactions()
+        assert sum(map(len, read_to_end(cluster.bootstrap, topic, "read_committed").values())) == 2 * len(
+            writers
+        )
+
+
+def ports(client: AdminClient | Producer) -> set[int]:
+    """Where this client is told that nodes are."""
+    return {broker.port for broker in client.list_topics(timeout=CALL_S).brokers.values()}
 
 
 def test_transactions_go_on_while_the_cluster_changes_their_version(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ _AFTER_LOSS_MS: Final = 300_000
 _TOLD: Final = {GROUP: "group_coordinator_loss_told", TRANSACTION: "transaction_coordinator_loss_told"}
 """Where a connection keeps the loss that it was told of, by what was looked for."""
 
+_NO_SUCH_NODE: Final = -2
+"""An id that no node has, and other than the one that says that there is none."""
+
 _Found = tuple[int, str, int, ErrorCode, str | None]
 """Node id, host, port, code, message."""
 
@@ -64,9 +67,11 @@ class LostGateways:
     address now. COORDINATOR_NOT_AVAILABLE makes it forget the id (rd_kafka_cgrp_handle_FindCoordinator): so each of
     its connections gets that once after each loss, and the address when it asks again, half a second later.
 
-    A transactional producer takes the address not from that answer but from what it knows of the node
-    (rd_kafka_txn_coord_set), and the answer mends that a moment too late: it dials the lost gateway once more, asks
-    again and, as the node is the same, stays there. So it is told at every other question of a connection.
+    A transactional producer takes nothing of that answer but the node's id (rd_kafka_txn_handle_FindCoordinator): the
+    address is the one that it was told by Metadata. Where it asked for these before the loss was known here, it
+    dials the lost gateway until it reads them by the clock, after five minutes: so it is named a node that there is
+    not, at which it reads them at once. The answer may be there before they are, and then stays: so it is told so at
+    every other question of a connection.
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
@@ -236,6 +241,8 @@ class Coordinators:
                 f"the partition of {_KINDS[key_type][2]} {key} has no leader",
             )
         if is_relayed(address, node) and self._lost.has_to_forget(connection, key_type):
+            if key_type == TRANSACTION:
+                return _NO_SUCH_NODE, *address, ErrorCode.NONE, None
             return _nowhere(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a gateway was lost: ask again")
         return node.node_id, address[0], address[1], ErrorCode.NONE, None
 
