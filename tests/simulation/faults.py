@@ -53,6 +53,8 @@ class Faults:
             (1, "controller disk lost", self._lose_controller_disk),
             (1, "bit rot in a controller's files", self._rot),
             (0, "active controller stopped", self._pause_active),
+            (0, "two nodes apart for long", self._part_nodes),
+            (0, "node cut off for long", self._isolate_node),
         ]
         # Each seed has a taste of its own.
         favoured = world.settings.favoured
@@ -207,12 +209,21 @@ class Faults:
         network = self._world.network
         for source, target in ways:
             network.block(source, target)
+        return self._heal_later(ways, self._while_us(most_s))
+
+    def _block_for(self, ways: list[tuple[str, str]], us: int) -> bool:
+        for source, target in ways:
+            self._world.network.block(source, target)
+        return self._heal_later(ways, us)
+
+    def _heal_later(self, ways: list[tuple[str, str]], us: int) -> bool:
+        network = self._world.network
 
         def heal() -> None:
             for source, target in ways:
                 network.unblock(source, target)
 
-        self._later(self._while_us(most_s), heal)
+        self._later(us, heal)
         return True
 
     def _isolate(self) -> bool:
@@ -237,6 +248,24 @@ class Faults:
         if self._rng.random() < 0.6:
             ways.append((other.name, one.name))
         return self._block(ways, 12)
+
+    def _part_nodes(self) -> bool:
+        """Long enough for their connections to be given up."""
+        one, other = self._rng.sample([h.name for h in self._world.hosts if h.kind == "n"], 2)
+        return self._block_for([(one, other), (other, one)], self._long_us())
+
+    def _isolate_node(self) -> bool:
+        """Long enough for others to take its place."""
+        host = self._pick("n")
+        if host is None:
+            return False
+        others = [h.name for h in self._world.hosts if h is not host]
+        return self._block_for(
+            [(host.name, o) for o in others] + [(o, host.name) for o in others], self._long_us()
+        )
+
+    def _long_us(self) -> int:
+        return int((4.2 + 3.3 * self._rng.random()) * S)
 
     def _halves(self) -> bool:
         left = [h.name for h in self._world.hosts if self._rng.random() < 0.5]

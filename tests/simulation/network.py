@@ -37,6 +37,9 @@ class NetworkProfile:
     reorder_probability: float = 0.01
     late_us_max: int = 1_500_000
     """How late one may come that is overtaken."""
+    late_share: float = 0.0
+    """What a block held back follows at most so many times its length later: the longer nothing was answered, the
+    more seldom a kernel sends again. 0: at once."""
 
 
 class Network:
@@ -130,6 +133,7 @@ class Pipe:
     __slots__ = (
         "_arrival_us",
         "_held",
+        "_late_until_us",
         "_network",
         "_packet",
         "_sent_count",
@@ -151,6 +155,8 @@ class Pipe:
         self._arrival_us = [0, 0]
         self._held: tuple[list[tuple[int, list[Any]]], list[tuple[int, list[Any]]]] = ([], [])
         """What a block holds back: what was under way already when it began comes first."""
+        self._late_until_us = 0
+        """When all that the last block held back has been sent again."""
         self._sent_count = [0, 0]
         self._stalled_us = [-1, -1]
         self._packet: list[list[Any]] = [[], []]
@@ -240,17 +246,40 @@ class Pipe:
     def on_unblocked(self, source: str, target: str) -> None:
         for end in (0, 1):
             if (self.ends[end], self.ends[1 - end]) == (source, target):
-                held, self._held[end][:] = list(self._held[end]), []
-                for number, packet in held:
-                    self._carry(end, number, packet)
+                self._release_later(end)
                 if (target, source) not in self._network.blocked:
                     self._stalled_us = [-1, -1]
                     if self.closed[0] != self.closed[1]:
                         # Given up by one end meanwhile: whatever the other one sends now is answered with a reset.
                         left = self.closed.index(False)
-                        self._network.scheduler.after(
-                            self._network.delay_us(), self._end, left, "reset by peer"
-                        )
+                        scheduler = self._network.scheduler
+                        if self._late_until_us > scheduler.now_us:
+                            scheduler.at(self._late_until_us, self._reset, left)
+                        else:
+                            scheduler.after(self._network.delay_us(), self._end, left, "reset by peer")
+
+    def _release_later(self, end: int) -> None:
+        network = self._network
+        share, now_us = network.profile.late_share, network.scheduler.now_us
+        if not (share and network.is_faulty and self._held[end]):
+            self._release(end)
+            return
+        late_us = int(network._rng.random() * share * (now_us - max(self._stalled_us)))
+        self._late_until_us = max(self._late_until_us, now_us + late_us)
+        network.scheduler.after(late_us, self._release, end)
+
+    def _release(self, end: int) -> None:
+        if (self.ends[end], self.ends[1 - end]) in self._network.blocked:
+            return  # once more
+        held, self._held[end][:] = list(self._held[end]), []
+        for number, packet in held:
+            self._carry(end, number, packet)
+
+    def _reset(self, end: int) -> None:
+        """Behind what was sent before."""
+        scheduler = self._network.scheduler
+        arrival_us = max(self._arrival_us[end], scheduler.now_us + self._network.delay_us())
+        scheduler.at(arrival_us, self._end, end, "reset by peer")
 
     def stall(self, end: int) -> None:
         """From now on this end's pings are not answered."""

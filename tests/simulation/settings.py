@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulation.network import NetworkProfile
 
@@ -25,6 +25,33 @@ FOCI: dict[str, tuple[str, ...]] = {
     "disks": ("crash at a disk operation", "disk hung", "disk full"),
 }
 """Half of the seeds have one: such faults come as often as all others together."""
+
+
+@dataclass(slots=True)
+class TransactionSettings:
+    """What a planted bug leaves no choice in of transactions; None: as the seed draws it."""
+
+    ids: int | None = None
+    partitions: int | None = None
+    """Of each topic."""
+    protocol: int | None = None
+    """1: librdkafka's, 2: that of KIP-890."""
+    is_direct: bool | None = None
+    """All go to the nodes themselves, or all by gateways."""
+    timeout_ms: int | None = None
+    pause_us: int | None = None
+    """Between two transactions, on average."""
+    linger_chance: float | None = None
+    act_us: int | None = None
+    """Between two things that befall producers, on average."""
+    stop_share: float = 0.15
+    """Of these: a process is stopped (SIGSTOP)."""
+    stop_kinds: str = "gn"
+    """Which ones: gateways, nodes."""
+    commit_share: float = 0.75
+    """Of transactions: their program wants to commit."""
+    given_up: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Requests by name, of which a part is given up after at most so many microseconds."""
 
 
 @dataclass(slots=True)
@@ -74,6 +101,7 @@ class Settings:
     """Consumer groups for sure; else a part of the seeds has them, see `groups`."""
     with_transactions: bool = False
     """Transactions for sure; else a part of the seeds has them, see `transactions`."""
+    transactions: TransactionSettings = field(default_factory=TransactionSettings)
     with_rights: bool = False
     """Users and rights for sure; else a part of the seeds has them, see `rights`."""
     with_operations: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock_core.ids import TopicPartition
 from penstock_core.metadata.levels import TRANSACTION_VERSION, transaction_version
@@ -28,6 +28,8 @@ from simulation.txn_clients import MS, Attempt, S, TxnProducer, Watcher
 if TYPE_CHECKING:
     from simulation.settings import Settings
     from simulation.world import World
+
+T = TypeVar("T")
 
 CHANCE = 0.25
 """Of a seed to have transactions."""
@@ -184,11 +186,13 @@ class Transactions:
         self.finder = Finder()
         self.checker = TxnChecker(world, self)
         self.is_finishing = False
-        self._act_us = rng.choice((S, 2 * S, 4 * S))
+        self.wanted = wanted = world.settings.transactions
+        self._act_us = _first(wanted.act_us, rng.choice((S, 2 * S, 4 * S)))
         self._has_passing = rng.random() < 0.4
         self._changes_version = rng.random() < 0.25
         self._is_passing_busy = False
-        self.slots = [self._slot(number) for number in range(1, rng.choice((2, 3, 4)) + 1)]
+        ids = _first(wanted.ids, rng.choice((2, 3, 4)))
+        self.slots = [self._slot(number) for number in range(1, ids + 1)]
         self._producers: list[TxnProducer] = []
         self._zombies: list[TxnProducer] = []
         self._watchers = [Watcher(self, slot) for slot in self.slots if rng.random() < 0.5]
@@ -204,15 +208,15 @@ class Transactions:
         return cls(world, rng) if has or settings.with_transactions else None
 
     def _slot(self, number: int) -> Slot:
-        rng = self.rng
+        rng, wanted = self.rng, self.wanted
         return Slot(
             self,
             f"{TXN_PREFIX}{number}",
-            rng.choice((wire.OLD, wire.NEW)),
-            rng.random() < 0.4,
-            rng.choice((3_000, 8_000, 30_000)),
-            rng.choice((50 * MS, 300 * MS, S)),
-            rng.choice((0.0, 0.1, 0.5)),
+            _first(wanted.protocol, rng.choice((wire.OLD, wire.NEW))),
+            _first(wanted.is_direct, rng.random() < 0.4),
+            _first(wanted.timeout_ms, rng.choice((3_000, 8_000, 30_000))),
+            _first(wanted.pause_us, rng.choice((50 * MS, 300 * MS, S))),
+            _first(wanted.linger_chance, rng.choice((0.0, 0.1, 0.5))),
             (TOPICS[0], 0),
         )
 
@@ -236,7 +240,8 @@ class Transactions:
             "index.interval.bytes": str(settings.index_interval_bytes),
         }
         for name in TOPICS:
-            self.world.scheduler.after(S, self.world.workload._create, name, self.rng.choice((1, 2)), configs)
+            partitions = _first(self.wanted.partitions, self.rng.choice((1, 2)))
+            self.world.scheduler.after(S, self.world.workload._create, name, partitions, configs)
         for slot in self.slots:
             self.world.scheduler.after(int((2 + 2 * self.rng.random()) * S), self._start, slot)
         for reader in self.readers:
@@ -320,7 +325,7 @@ class Transactions:
         if self.is_finishing or world.scheduler.now_us > RUN_US:
             return
         world.scheduler.after(int(rng.expovariate(1) * self._act_us) + 1, self._act)
-        if rng.random() < 0.15 and not world.is_calm:
+        if rng.random() < self.wanted.stop_share and not world.is_calm:
             self._stop_somebody()
             return
         slot = rng.choice(self.slots)
@@ -344,7 +349,7 @@ class Transactions:
 
     def _stop_somebody(self) -> None:
         """SIGSTOP: what clients have sent to a process, and given up since, is done when it goes on."""
-        up = [host for host in self.world.hosts if host.kind in "gn" and host.is_running]
+        up = [host for host in self.world.hosts if host.kind in self.wanted.stop_kinds and host.is_running]
         if not up:
             return
         process = self.rng.choice(up).process
@@ -422,3 +427,8 @@ class Transactions:
         """After the run."""
         for producer in [*self._producers, *self._watchers]:
             producer.dispose()
+
+
+def _first(wanted: T | None, drawn: T) -> T:
+    """What is drawn is drawn in any case: the rest of the seed stays as it is."""
+    return drawn if wanted is None else wanted

@@ -239,11 +239,15 @@ class TxnProducer(Program):
             resume(None)
 
     def _send(
-        self, connection: _Connection, frame: Callable[[int], bytes], resume: Callable[[Any], None]
+        self,
+        connection: _Connection,
+        frame: Callable[[int], bytes],
+        resume: Callable[[Any], None],
+        patience_us: int = REQUEST_TIMEOUT_US,
     ) -> None:
         self._number += 1
         number = self._number
-        timer = self.world.scheduler.after(REQUEST_TIMEOUT_US, self._timed_out, connection)
+        timer = self.world.scheduler.after(patience_us, self._timed_out, connection)
         connection.waiting[number] = (resume, timer)
         connection.carrier.send(frame(number), lambda data: self._answered(connection, number, data))
 
@@ -270,8 +274,15 @@ class TxnProducer(Program):
         def frame(number: int) -> bytes:
             return wire.encode(api_key, version, number, self.name, **values)
 
-        data = await Pause(lambda resume: self._send(connection, frame, resume))
+        patience_us = self._patience_us(api_key.name)
+        data = await Pause(lambda resume: self._send(connection, frame, resume, patience_us))
         return None if data is None else wire.decode(api_key, version, data)
+
+    def _patience_us(self, what: str) -> int:
+        share, most_us = self.transactions.wanted.given_up.get(what, (0.0, 0))
+        if not share or self.transactions.is_finishing or self.rng.random() >= share:
+            return REQUEST_TIMEOUT_US
+        return int(self.rng.random() * most_us) + 1
 
     # --- coordinators
 
@@ -411,7 +422,7 @@ class TxnProducer(Program):
         self.attempt = attempt
         self.slot.attempts.append(attempt)
         self._added.clear()
-        commits = self.rng.random() < 0.75 or self.transactions.is_finishing
+        commits = self.rng.random() < self.transactions.wanted.commit_share or self.transactions.is_finishing
         try:
             await self._write(attempt, places, count)
             if commits or self.rng.random() < 0.5:
@@ -595,7 +606,8 @@ class TxnProducer(Program):
             def frame(number: int, batches: Any = batches) -> bytes:
                 return wire.produce(version, number, self.name, self.slot.transactional_id, batches)
 
-            self._send(connection, frame, lambda data, index=index: answered(index, data))  # type: ignore[misc]
+            patience_us = self._patience_us("PRODUCE")
+            self._send(connection, frame, lambda data, index=index: answered(index, data), patience_us)  # type: ignore[misc]
 
     def _take_answers(
         self, attempt: Attempt, queues: dict[TopicPartition, list[_Batch]], requests: Any, answers: Any

@@ -27,7 +27,8 @@ from penstock_storage_node.transactions.records import Status
 from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Answer, Begin
 from penstock_storage_node.transactions.verifier import Guards
-from simulation.settings import Settings
+from simulation.settings import Settings, TransactionSettings
+from simulation.txn_wire import NEW, OLD
 
 Patch = tuple[Any, str, Any]
 
@@ -35,6 +36,38 @@ Patch = tuple[Any, str, Any]
 def with_transactions(settings: Settings) -> None:
     """Every seed has transactions."""
     settings.with_transactions = True
+
+
+def _busy(settings: Settings, protocol: int) -> TransactionSettings:
+    """One transaction after the other by one protocol, open for a while each, and little else."""
+    with_transactions(settings)
+    wanted = settings.transactions
+    wanted.protocol, wanted.ids, wanted.partitions = protocol, 8, 1
+    wanted.is_direct = False
+    wanted.pause_us, wanted.linger_chance, wanted.timeout_ms = 50_000, 0.5, 30_000
+    wanted.act_us = 8_000_000
+    settings.producers, settings.produce_interval_us = 1, 800_000
+    return wanted
+
+
+def _late_markers(settings: Settings, protocol: int = OLD) -> None:
+    """What nodes have sent one another comes long after they have made a new connection."""
+    _busy(settings, protocol)
+    settings.network.late_share = 1.0
+    settings.favoured = ("two nodes apart for long",) * 20
+    settings.fault_interval_us = 4_000_000
+    settings.lag_max_ms = 500
+
+
+def _late_coordinators(settings: Settings) -> None:
+    """So do those of a coordinator that was deposed meanwhile."""
+    _late_markers(settings)
+    settings.favoured = ("two nodes apart for long",) * 20 + ("node killed",) * 20
+    settings.fault_interval_us = 2_600_000
+
+
+def _late_new_markers(settings: Settings) -> None:
+    _late_markers(settings, NEW)
 
 
 # --- the coordinator ------------------------------------------------------------------------
@@ -159,40 +192,16 @@ def _late_requests() -> list[Patch]:
 # --- leaders ----------------------------------------------------------------------------------
 
 
-def _fence_of_log() -> list[Patch]:
-    check = Admission.check_marker
-
-    def lax(admission: Any, order: Any, state_epoch: int | None) -> Any:
-        entry = admission._producers.producer(order.producer_id)
-        if entry is None:
-            return check(admission, order, state_epoch)
-        saved, entry.coordinator_epoch = entry.coordinator_epoch, -1
-        try:
-            return check(admission, order, state_epoch)
-        finally:
-            entry.coordinator_epoch = saved
-
-    return [(Admission, "check_marker", lax)]
-
-
-def _fence_of_metadata() -> list[Patch]:
-    check = Admission.check_marker
-    return [(Admission, "check_marker", lambda a, order, _: check(a, order, order.coordinator_epoch))]
-
-
-def _fence_of_answers() -> list[Patch]:
-    appended = Admission.appended
-    return [(Admission, "appended", lambda a, info, guard, _epoch: appended(a, info, guard, -1))]
-
-
 def _no_fences() -> list[Patch]:
+    """Of log, metadata and answers together: of these three any one does."""
+
     def lax(admission: Any, order: Any, _state_epoch: int | None) -> ErrorCode:
         entry = admission._producers.producer(order.producer_id)
         if entry is not None and admission_module._is_of_older_epoch(order, entry):
             return ErrorCode.INVALID_PRODUCER_EPOCH
         return ErrorCode.NONE
 
-    return [(Admission, "check_marker", lax), *_stream_numbers()]
+    return [(Admission, "check_marker", lax)]
 
 
 def _stream_numbers() -> list[Patch]:
@@ -200,7 +209,12 @@ def _stream_numbers() -> list[Patch]:
 
 
 def _older_epoch_allowed() -> list[Patch]:
-    return [(admission_module, "_is_of_older_epoch", lambda order, entry: order.producer_epoch < entry.epoch)]
+    """That streams have numbers does it as well, so these are off too."""
+
+    return [
+        (admission_module, "_is_of_older_epoch", lambda order, entry: order.producer_epoch < entry.epoch),
+        *_stream_numbers(),
+    ]
 
 
 def _not_verified() -> list[Patch]:
@@ -305,8 +319,8 @@ def _offset_marker_at_append() -> list[Patch]:
 
 
 ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]]] = [
-    (name, what, patches, with_transactions)
-    for name, what, patches in (
+    (name, what, patches, prepare[0] if prepare else with_transactions)
+    for name, what, patches, *prepare in (
         ("marker-at-append", "a marker is sent when its decision is appended", _marker_at_append),
         ("loaded-tail-decides", "a transaction coordinator serves a tail that may be lost", _loaded_tail),
         ("complete-early", "a transaction is complete before its last marker", _complete_early),
@@ -317,12 +331,14 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
         ("sentence-without-barrier", "a deposed coordinator ends producers", _no_barrier),
         ("producer-ids-twice", "every process gives out the same producer ids", _ids_twice),
         ("late-requests-done", "requests of closed connections are done", _late_requests),
-        ("marker-fence-of-log", "a marker may have a lower epoch than one before it", _fence_of_log),
-        ("marker-fence-of-metadata", "a deposed coordinator's markers are written", _fence_of_metadata),
-        ("marker-fence-of-answers", "who vouched is not remembered", _fence_of_answers),
-        ("marker-streams-unnumbered", "frames of an older stream count", _stream_numbers),
-        ("marker-fences-off", "all of these", _no_fences),
-        ("marker-of-next-epoch", "a late marker has the next transaction's epoch", _older_epoch_allowed),
+        ("marker-streams-unnumbered", "frames of an older stream count", _stream_numbers, _late_markers),
+        ("marker-fences-off", "a deposed coordinator's markers are written", _no_fences, _late_coordinators),
+        (
+            "marker-of-next-epoch",
+            "a late marker ends the transaction whose epoch it has",
+            _older_epoch_allowed,
+            _late_new_markers,
+        ),
         ("partitions-not-verified", "leaders do not ask for old producers", _not_verified),
         ("guard-not-unique", "an answer about the last transaction admits the next", _any_guard),
         ("batches-overtake", "a batch passes one that is being verified", _overtaking),
