@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -40,6 +40,8 @@ class NetworkProfile:
     late_share: float = 0.0
     """What a block held back follows at most so many times its length later: the longer nothing was answered, the
     more seldom a kernel sends again. 0: at once."""
+    late_lanes: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Of channels by their lane: a part of the packets takes longer, at most so many microseconds."""
 
 
 class Network:
@@ -141,12 +143,14 @@ class Pipe:
         "_stalled_us",
         "closed",
         "ends",
+        "lane",
         "on_end",
         "on_messages",
     )
 
-    def __init__(self, network: Network, client: str, server: str) -> None:
+    def __init__(self, network: Network, client: str, server: str, lane: str = "") -> None:
         self.ends = (client, server)
+        self.lane = lane
         self.on_messages: list[Callable[[list[Any]], None]] = [_drop, _drop]
         """Called at end i (0 client, 1 server) with messages to it that arrive together."""
         self.on_end: list[Callable[[str], None]] = [_drop, _drop]
@@ -189,6 +193,9 @@ class Pipe:
         if network.is_faulty and network._rng.random() < network.profile.loss_probability:
             network.lost += 1
             delay_us += RETRANSMIT_US
+        share, most_us = network.profile.late_lanes.get(self.lane, (0.0, 0))
+        if share and network.is_faulty and network._rng.random() < share:
+            delay_us += int(network._rng.random() * most_us)
         arrival_us = max(self._arrival_us[other], network.scheduler.now_us + delay_us)
         self._arrival_us[other] = arrival_us
         network.scheduler.at(arrival_us, self._arrive, other, number, packet)

@@ -253,7 +253,7 @@ class SimChannelPool:
     def get(self, address: str, role: str, lane: str = "") -> SimChannel:
         channel = self._channels.get((address, lane))
         if channel is None:
-            channel = self._channels[address, lane] = SimChannel(self._process, address)
+            channel = self._channels[address, lane] = SimChannel(self._process, address, lane)
         return channel
 
     async def drop(self, address: str) -> None:
@@ -269,8 +269,9 @@ class SimChannelPool:
 class SimChannel:
     """One connection to one address, made when it is needed, and made again when it broke."""
 
-    def __init__(self, process: Process, address: str) -> None:
+    def __init__(self, process: Process, address: str, lane: str = "") -> None:
         self._process = process
+        self._lane = lane
         self._world = process.world
         self._address = address
         self._server_host = address.partition(":")[0]
@@ -380,7 +381,7 @@ class SimChannel:
             self._break(f"failed to connect to {self._address}", retry=True)
             return
         self._failures = 0
-        pipe = Pipe(world.network, self._process.name, self._server_host)
+        pipe = Pipe(world.network, self._process.name, self._server_host, self._lane)
         self._pipe = pipe
         pipe.on_messages[0] = self._on_messages
         pipe.on_end[0] = lambda reason: self._on_end(pipe, reason)

@@ -38,6 +38,8 @@ class TransactionSettings:
     """1: librdkafka's, 2: that of KIP-890."""
     is_direct: bool | None = None
     """All go to the nodes themselves, or all by gateways."""
+    passing: bool | None = None
+    """A topic is deleted and made again."""
     timeout_ms: int | None = None
     pause_us: int | None = None
     """Between two transactions, on average."""
@@ -48,6 +50,13 @@ class TransactionSettings:
     """Of these: a process is stopped (SIGSTOP)."""
     stop_kinds: str = "gn"
     """Which ones: gateways, nodes."""
+    stop_s: tuple[float, float] = (2.0, 7.0)
+    """For how long, at least and at most."""
+    delivery_timeout_us: int = 4_000_000
+    """Kafka's delivery.timeout.ms: a batch is given up then, and with it its transaction. Shorter than most faults, so
+    that requests arrive which nobody waits for any more."""
+    late: tuple[float, int] = (0.0, 0)
+    """A part of what clients send takes longer on its way, at most so many microseconds."""
     commit_share: float = 0.75
     """Of transactions: their program wants to commit."""
     given_up: dict[str, tuple[float, int]] = field(default_factory=dict)

@@ -188,7 +188,7 @@ class Transactions:
         self.is_finishing = False
         self.wanted = wanted = world.settings.transactions
         self._act_us = _first(wanted.act_us, rng.choice((S, 2 * S, 4 * S)))
-        self._has_passing = rng.random() < 0.4
+        self._has_passing = _first(wanted.passing, rng.random() < 0.4)
         self._changes_version = rng.random() < 0.25
         self._is_passing_busy = False
         ids = _first(wanted.ids, rng.choice((2, 3, 4)))
@@ -360,7 +360,8 @@ class Transactions:
             if process.is_up and process.is_paused:
                 process.resume()
 
-        self.world.scheduler.after(int((2 + 5 * self.rng.random()) * S), resume)
+        least_s, most_s = self.wanted.stop_s
+        self.world.scheduler.after(int((least_s + (most_s - least_s) * self.rng.random()) * S), resume)
 
     def see(self, reader: Reader, key: TopicPartition, values: Any) -> None:
         """A reader got records: the first reader's count, the others read the same."""

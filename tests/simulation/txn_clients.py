@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 MS = 1_000
 S = 1_000_000
 REQUEST_TIMEOUT_US = 3 * S
-DELIVERY_TIMEOUT_US = 4 * S
-"""Kafka's delivery.timeout.ms: a batch is given up then, and with it its transaction. Shorter than most faults, so
-that requests arrive which nobody waits for any more."""
 LEFT_AFTER_LOAD_MS = 10_000
 """A transaction has that much left when its coordinator moved: wall clocks may jump."""
 _LOOK_AGAIN = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
@@ -463,7 +460,7 @@ class TxnProducer(Program):
                 queue.append(_Batch(place, [value]))
         # At once, or one partition after the other, as an application comes to write to them.
         rounds = [list(queues)] if self.rng.random() < 0.5 else [[key] for key in queues]
-        until_us = self.world.scheduler.now_us + DELIVERY_TIMEOUT_US
+        until_us = self.world.scheduler.now_us + self.transactions.wanted.delivery_timeout_us
         for keys in rounds:
             if self.protocol == OLD:
                 await self._add({names[key] for key in keys})
@@ -676,7 +673,7 @@ class TxnProducer(Program):
             self._settle("AddOffsetsToTxn", ErrorCode(int(answer.error_code)))
             self._added.add(("__consumer_offsets", 0))
         version = VERSIONS[self.protocol][wire.COMMIT]
-        until_us = self.world.scheduler.now_us + DELIVERY_TIMEOUT_US
+        until_us = self.world.scheduler.now_us + self.transactions.wanted.delivery_timeout_us
         while self.world.scheduler.now_us < until_us:
             answer = await self._coordinate(
                 "group",

@@ -12,6 +12,7 @@ from penstock_frontend.producer_ids import ProducerIdAllocator
 from penstock_storage_node.groups.transactional_offsets import TransactionalOffsets
 from penstock_storage_node.kafka.client_stream import LateRequests
 from penstock_storage_node.kafka.fetch import _Look
+from penstock_storage_node.kafka.retry_gate import RetryGate
 from penstock_storage_node.kafka.transactional_appends import HeldBatch, TransactionalAppends
 from penstock_storage_node.log import truncation as truncation_module
 from penstock_storage_node.log.aborted_index import AbortedIndex
@@ -68,6 +69,39 @@ def _late_coordinators(settings: Settings) -> None:
 
 def _late_new_markers(settings: Settings) -> None:
     _late_markers(settings, NEW)
+
+
+def _stopped_gateways(settings: Settings) -> None:
+    """Requests wait in stopped gateways, and are given up and sent again by other ones meanwhile."""
+    wanted = _busy(settings, OLD)
+    settings.gateways = 3
+    settings.fault_interval_us = 5_000_000
+    wanted.act_us, wanted.stop_share, wanted.stop_kinds = 1_500_000, 0.95, "g"
+
+
+def _late_batches(settings: Settings) -> None:
+    """Batches take their time to arrive, and transactions are given up meanwhile."""
+    wanted = _busy(settings, OLD)
+    wanted.late = (0.1, 2_500_000)
+    wanted.given_up = {"PRODUCE": (1.0, 500_000)}
+    wanted.delivery_timeout_us, wanted.pause_us = 400_000, 1_000_000
+    settings.fault_interval_us = 5_000_000
+
+
+def _new_producers(settings: Settings) -> None:
+    """Leaders and coordinators of transactions come and go, and the leader knows nothing of a producer yet."""
+    wanted = _busy(settings, OLD)
+    wanted.is_direct, wanted.passing = True, True
+    wanted.late = (0.2, 300_000)
+    settings.favoured = ("node killed", "two nodes apart for long") * 10
+    settings.fault_interval_us = 2_000_000
+
+
+def _late_answers(settings: Settings) -> None:
+    """So do the answers of coordinators that leaders ask about them."""
+    _late_batches(settings)
+    settings.transactions.late = (0.0, 0)
+    settings.network.late_lanes = {"transactions": (0.1, 2_000_000)}
 
 
 # --- the coordinator ------------------------------------------------------------------------
@@ -226,6 +260,7 @@ def _any_guard() -> list[Patch]:
 
 
 def _overtaking() -> list[Patch]:
+    """That the one before it was refused a moment ago turns it away as well, so this is off too."""
     admit, go_on = TransactionalAppends.admit, TransactionalAppends._go_on
 
     def alone(appends: Any, request: Any, partition: Any, leadership: Any, checked: Any, held: Any) -> None:
@@ -242,14 +277,17 @@ def _overtaking() -> list[Patch]:
         if key in appends._lines:
             go_on(appends, key)
 
-    def in_any_order(*_: Any) -> None:
-        return None
+    check = RetryGate.check
+
+    def let_by(gate: Any, item: Any, info: Any, is_next: bool, now_ms: int) -> None:
+        if not info.is_transactional:
+            check(gate, item, info, is_next, now_ms)
 
     return [
         (TransactionalAppends, "admit", alone),
         (TransactionalAppends, "hold", hold),
         (TransactionalAppends, "_go_on", nothing),
-        (Guards, "check", in_any_order),
+        (RetryGate, "check", let_by),
     ]
 
 
@@ -330,7 +368,7 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
         ("init-leaves-open", "a new producer goes on with the open transaction", _init_leaves_open),
         ("sentence-without-barrier", "a deposed coordinator ends producers", _no_barrier),
         ("producer-ids-twice", "every process gives out the same producer ids", _ids_twice),
-        ("late-requests-done", "requests of closed connections are done", _late_requests),
+        ("late-requests-done", "requests of closed connections are done", _late_requests, _stopped_gateways),
         ("marker-streams-unnumbered", "frames of an older stream count", _stream_numbers, _late_markers),
         ("marker-fences-off", "a deposed coordinator's markers are written", _no_fences, _late_coordinators),
         (
@@ -339,9 +377,14 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
             _older_epoch_allowed,
             _late_new_markers,
         ),
-        ("partitions-not-verified", "leaders do not ask for old producers", _not_verified),
-        ("guard-not-unique", "an answer about the last transaction admits the next", _any_guard),
-        ("batches-overtake", "a batch passes one that is being verified", _overtaking),
+        ("partitions-not-verified", "leaders do not ask for old producers", _not_verified, _late_batches),
+        (
+            "guard-not-unique",
+            "an answer about the last transaction admits the next",
+            _any_guard,
+            _late_answers,
+        ),
+        ("batches-overtake", "a batch passes one that is being verified", _overtaking, _new_producers),
         ("stable-before-watermark", "an ended transaction bounds nobody at once", _ended_forgotten),
         ("follower-tells-all", "followers tell readers of committed records all", _followers_tell_all),
         ("snapshot-without-open", "snapshots forget open transactions", _snapshots_without),

@@ -159,6 +159,14 @@ class _Lingering(KafkaConnection):
         """Whether the client is, as far as the server's kernel has heard."""
         return self._end_us is None or self.process.world.scheduler.now_us < self._end_us
 
+    def _delay_us(self, way: int) -> int:
+        world = self.process.world
+        share, most_us = world.settings.transactions.late
+        if share and way == 0 and world.network.is_faulty and world.rng.random() < share:
+            arrival_us = world.scheduler.now_us + int(world.rng.random() * most_us)
+            self._arrival_us[0] = max(self._arrival_us[0], arrival_us)
+        return super()._delay_us(way)
+
     def close(self) -> None:
         if self.closed:
             return
