@@ -247,9 +247,14 @@ class CheckedLog(PartitionLog):
     def truncate_to(self, offset: int) -> int:
         self.first_cut, self.cut_from = LONG_MAX, self.log_end_offset
         try:
-            return super().truncate_to(offset)
+            end = super().truncate_to(offset)
         finally:
             self._cut_shadow()
+        # What is at hand of it: to read its file would be an event of its own.
+        for row in self.segments[-1].aborted.rows or ():
+            if row.last_offset >= end:
+                _the_checker().fail("the aborted index is right", f"{self} was cut to {end}, and has {row}")
+        return end
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         self.first_cut, self.cut_from = LONG_MAX, self.log_end_offset

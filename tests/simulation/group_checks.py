@@ -28,11 +28,12 @@ from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.consumer.group import LEAVE_FOR_NOW, ConsumerGroup, Parts, to_parts
 from penstock_storage_node.groups.consumer.subscription import read_assignment
-from penstock_storage_node.groups.host import GroupHost, OffsetsLog
+from penstock_storage_node.groups.host import OffsetsLog
 from penstock_storage_node.groups.records import OffsetValue, Record
 from penstock_storage_node.groups.shard import Shard
 from simulation.group_wire import Place
 from simulation.invariants import Entry
+from simulation.txn_checks import CheckedOffsetsHost
 
 if TYPE_CHECKING:
     from simulation.group_members import Member
@@ -631,7 +632,7 @@ class CheckedShard(Shard):
         return error, found
 
 
-class CheckedGroupHost(GroupHost):
+class CheckedGroupHost(CheckedOffsetsHost):
     """The coordinators of a node; what they have read is compared with what is there."""
 
     log_class = CheckedPartitionLog

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from penstock_core.errors import InvariantBroken
 from penstock_core.metadata.image import Endpoint
 from penstock_storage_node.disk.group_flush import GroupFlush
-from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.ports import NodeParts, NodePorts
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
@@ -22,7 +21,7 @@ from simulation.group_checks import CheckedGroupHost
 from simulation.groups import GROUP_TICK_MS
 from simulation.process import Process
 from simulation.rpc import RunningServer, SimChannelPool, SimServer
-from simulation.txn_checks import CheckedTransactionHost
+from simulation.txn_checks import CheckedOffsetsHost, CheckedTransactionHost
 from support.simulated_fs import SimulatedFileSystem
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class NodeProcess(Process):
                 log=CheckedLog,
                 replica=CheckedReplica,
                 registration=CheckedRegistration,
-                groups=GroupHost if groups is None else CheckedGroupHost,
+                groups=CheckedOffsetsHost if groups is None else CheckedGroupHost,
                 transactions=TransactionHost if self.world.transactions is None else CheckedTransactionHost,
             ),
             # As `ControllerProcess` has it; groups have a short tick where there are any.

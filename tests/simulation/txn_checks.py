@@ -12,6 +12,7 @@ and judged when they are committed. So each check says which record broke it.
 * A marker says what was decided of the transaction that it ends, and is not written before that is committed.
 * The last stable offset of each replica is what the committed batches and markers give, at every watermark.
 * Readers of committed records get those of committed transactions, and no others; once.
+* A group's coordinator lets offsets of a transaction count once the watermark covers their marker.
 * What a producer was told is so; where a new one begins is where the last committed transaction ended.
 """
 
@@ -30,7 +31,9 @@ from penstock_kafka.records.markers import Marker, read_marker
 from penstock_kafka.records.read import read_records
 from penstock_storage_node.coordinator_host import CoordinatorLog
 from penstock_storage_node.groups import records as group_records
+from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.log.reader import AbortedJob
+from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.host import TransactionHost
 from penstock_storage_node.transactions.records import (
@@ -433,6 +436,15 @@ class TxnChecker:
                 f"{producer.name} begins at {found}; committed when it asked {known}, now {newest}",
             )
 
+    def on_offsets_end(self, partition: Partition, producer_id: int, offset: int) -> None:
+        """A group's coordinator lets offsets of a transaction count, or go: nobody hears what a lost marker says."""
+        high_watermark = partition.replica.high_watermark
+        if offset >= high_watermark:
+            self.fail(
+                "offsets count once their marker is committed",
+                f"{partition.name}: a marker of producer {producer_id} at {offset}, watermark {high_watermark}",
+            )
+
     def on_told(self, producer: TxnProducer, attempt: Attempt) -> None:
         """A producer knows that its transaction is committed, or aborted."""
         position = self.committed_position(producer.slot.transactional_id)
@@ -526,3 +538,12 @@ class CheckedTransactionHost(TransactionHost):
     """The transaction coordinators of a node."""
 
     log_class = CheckedStateLog
+
+
+class CheckedOffsetsHost(GroupHost):
+    """The group coordinators of a node: offsets of transactions count when their marker does."""
+
+    def on_marker(self, partition: Partition, producer_id: int, offset: int, *, commits: bool) -> None:
+        if _checker is not None and partition.replica.topic == OFFSETS_TOPIC:
+            _checker.on_offsets_end(partition, producer_id, offset)
+        super().on_marker(partition, producer_id, offset, commits=commits)

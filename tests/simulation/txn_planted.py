@@ -97,6 +97,23 @@ def _new_producers(settings: Settings) -> None:
     settings.fault_interval_us = 2_000_000
 
 
+def _cut_markers(settings: Settings) -> None:
+    """Transactions are aborted, one follower of a leader hears nothing of it, and leads when the leader dies."""
+    wanted = _busy(settings, OLD)
+    wanted.is_direct = True
+    wanted.given_up = {"PRODUCE": (1.0, 500_000)}
+    wanted.delivery_timeout_us = 400_000
+    settings.nodes, settings.lag_max_ms = 3, 10_000
+    settings.favoured = ("node killed", "two nodes apart for long") * 20
+    settings.fault_interval_us = 2_000_000
+
+
+def _repeated_ends(settings: Settings) -> None:
+    """Most answers to EndTxn come too late."""
+    wanted = _busy(settings, NEW)
+    wanted.given_up = {"END_TXN": (0.7, 100_000)}
+
+
 def _late_answers(settings: Settings) -> None:
     """So do the answers of coordinators that leaders ask about them."""
     _late_batches(settings)
@@ -363,7 +380,12 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
         ("loaded-tail-decides", "a transaction coordinator serves a tail that may be lost", _loaded_tail),
         ("complete-early", "a transaction is complete before its last marker", _complete_early),
         ("commit-repeated-refused", "a commit that is asked for again was none", _repetition_refused),
-        ("commit-repeated-raises", "a commit that is asked for again raises the epoch", _repetition_raises),
+        (
+            "commit-repeated-raises",
+            "a commit that is asked for again raises the epoch",
+            _repetition_raises,
+            _repeated_ends,
+        ),
         ("timeout-keeps-epoch", "a transaction that takes too long keeps its epoch", _timeout_keeps_epoch),
         ("init-leaves-open", "a new producer goes on with the open transaction", _init_leaves_open),
         ("sentence-without-barrier", "a deposed coordinator ends producers", _no_barrier),
@@ -388,7 +410,7 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
         ("stable-before-watermark", "an ended transaction bounds nobody at once", _ended_forgotten),
         ("follower-tells-all", "followers tell readers of committed records all", _followers_tell_all),
         ("snapshot-without-open", "snapshots forget open transactions", _snapshots_without),
-        ("aborted-index-not-cut", "the aborted index is not cut with its log", _index_not_cut),
+        ("aborted-index-not-cut", "the aborted index is not cut with its log", _index_not_cut, _cut_markers),
         ("aborted-index-gaps", "some aborted transactions are not in the index", _no_entry),
         (
             "aborted-index-misplaced",
