@@ -145,14 +145,14 @@ def _marker_at_append() -> list[Patch]:
                     value.client_version,
                 )
             )
-            shard._due[value.producer_id, value.producer_epoch] = (entry, {"not covered", *value.partitions})
+            key = value.producer_id, value.producer_epoch
+            shard._due._left[key] = (entry, {"not covered", *value.partitions})
 
     def late(shard: Any, entry: Any, value: Any) -> None:
-        found = shard._due.get((value.producer_id, value.producer_epoch))
-        if found is None:
+        if (value.producer_id, value.producer_epoch) in shard._due:
+            shard.markers_written(value.producer_id, value.producer_epoch, ("not covered",))
+        else:
             decided(shard, entry, value)
-            return
-        shard.markers_written(value.producer_id, value.producer_epoch, ("not covered",))
 
     return [(Shard, "_append", eager), (Shard, "_decided", late)]
 
@@ -171,8 +171,7 @@ def _complete_early() -> list[Patch]:
     written = Shard.markers_written
 
     def all_at_once(shard: Any, producer_id: int, epoch: int, partitions: Any) -> None:
-        found = shard._due.get((producer_id, epoch))
-        written(shard, producer_id, epoch, partitions if found is None else set(found[1]))
+        written(shard, producer_id, epoch, shard._due.left.get((producer_id, epoch), partitions))
 
     return [(Shard, "markers_written", all_at_once)]
 
