@@ -17,7 +17,14 @@ counts as evidence of what stands there: polls, acknowledgements, and replicas' 
 | ABORTED_READ | a record was read whose send failed definitely (G1a); sends that ended as INFO may be read |
 | UNKNOWN_VALUE | a record was read that nobody sent (or that is damaged) |
 
-G0 and G1c are cycles between transactions, precommitted reads speak of commits: not here.
+What speaks of transactions is in `transaction_checker`, which uses this for all else:
+
+| class | meaning |
+|---|---|
+| PRECOMMITTED_READ | a transaction was given its own write before it was committed |
+| TORN | a transaction of which something was read, and something by nobody |
+| CIRCULAR_READS | transactions that read one another's writes in a circle (G1c by write-read edges) |
+| WRITE_CYCLE | records of transactions stand in another order in one partition than in another (G0): allowed, counted |
 
 Theory: offsets are the version order, so nothing needs a search: three passes with dict
 look-ups. A place is one integer, partition and offset, to spare a tuple per row.
@@ -52,10 +59,19 @@ class Anomaly(StrEnum):
     INT_SEND_SKIP = "int-send-skip"
     ABORTED_READ = "G1a-aborted-read"
     UNKNOWN_VALUE = "unknown-value"
+    PRECOMMITTED_READ = "precommitted-read"
+    TORN = "torn-transaction"
+    CIRCULAR_READS = "G1c-circular-reads"
+    WRITE_CYCLE = "G0-write-cycle"
 
 
-ALLOWED = frozenset({Anomaly.INT_SEND_SKIP})
-"""Not promised by any log: a burst shares its partition with other producers."""
+TRANSACTIONAL = frozenset(
+    {Anomaly.PRECOMMITTED_READ, Anomaly.TORN, Anomaly.CIRCULAR_READS, Anomaly.WRITE_CYCLE}
+)
+"""What only a history with transactions can show."""
+
+ALLOWED = frozenset({Anomaly.INT_SEND_SKIP, Anomaly.WRITE_CYCLE})
+"""Not promised by any log: a burst shares its partition with other producers, and so does a transaction."""
 
 
 @dataclass

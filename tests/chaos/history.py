@@ -7,6 +7,9 @@ a process stand in the order in which it did things; rows of different processes
 mixed in any way, since no rule compares the clocks of two processes.
 
 Columns are arrays and not objects: a history of a million records is 100 MB less so.
+
+With transactions (`TransactionalHistory`) a send has its own end, what became of its record in the log, and its
+transaction another, which decides whether readers of committed records are given it.
 """
 
 from __future__ import annotations
@@ -107,3 +110,28 @@ class History:
 
     sends: Sends = field(default_factory=Sends)
     polls: Polls = field(default_factory=Polls)
+
+
+@dataclass
+class Transaction:
+    """What one process did between begin and commit or abort. INFO: nobody knows how it ended."""
+
+    process: int
+    outcome: Status = Status.INFO
+    rows: list[int] = field(default_factory=list)
+    """Of `Sends`: what was written in it."""
+    reads: list[int] = field(default_factory=list)
+    """Values that its process was given as a reader of committed records while it was open."""
+
+
+@dataclass
+class TransactionalHistory:
+    """What the clients of a topic with transactions did and saw. Sends of no transaction are plain ones."""
+
+    sends: Sends = field(default_factory=Sends)
+    """`status` and `offset` are those of the delivery, not of the transaction."""
+    transactions: list[Transaction] = field(default_factory=list)
+    polls: Polls = field(default_factory=Polls)
+    """What readers of committed records were given."""
+    raw: Polls = field(default_factory=Polls)
+    """What stands in the log, aborted or not: readers of everything, replicas' files."""
