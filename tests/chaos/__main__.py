@@ -20,7 +20,7 @@ from chaos.run import Phases, Result
 from chaos.runner import as_json, run_all
 from chaos.scenario import SCENARIOS, Scenario
 
-SHORT = ("leader-kill", "leader-stop", "everything-kill", "leader-isolated")
+SHORT = ("leader-kill", "leader-stop", "everything-kill", "leader-isolated", "transactions-leader-kill")
 SHORT_SECONDS = 3.0
 
 
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parent,
         keep=options.keep,
         is_secure=options.secure,
+        is_transactional=options.transactions,
         tell=Printer(len(chosen), quiet=options.json),
     )
     if options.json:
@@ -102,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         "--secure",
         action="store_true",
         help="TLS between processes, SASL_SSL listeners and ACLs, as of `local up --secure`",
+    )
+    parser.add_argument(
+        "--transactions",
+        action="store_true",
+        help="a transactional load beside the ordinary one, in every scenario that is run",
     )
     parser.add_argument("--json", action="store_true", help="results as JSON in place of the table")
     parser.add_argument(

@@ -102,6 +102,15 @@ class Verdict:
     def count(self, *anomalies: Anomaly) -> int:
         return sum(self.found[one].count for one in anomalies if one in self.found)
 
+    def take(self, other: Verdict) -> None:
+        """What another history of the same run shows."""
+        for name in ("sent", "acked", "failed", "unknown", "polled"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for anomaly, found in other.found.items():
+            mine = self.found.setdefault(anomaly, Found())
+            mine.count += found.count
+            mine.examples = (mine.examples + found.examples)[:EXAMPLES_MAX]
+
     @property
     def lost(self) -> int:
         return self.count(Anomaly.LOST_WRITE, Anomaly.UNSEEN)

@@ -18,7 +18,15 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from chaos.history import NO_OFFSET, UNREADABLE, Polls, Sends, Status
 from support.kafka import client_config, watermarks
@@ -56,6 +64,12 @@ def number_of(value: bytes | None) -> int:
         return UNREADABLE
     number = int(head)
     return number if value == value_of(number) else UNREADABLE
+
+
+def partition_of(message: Message) -> int:
+    partition = message.partition()
+    assert partition is not None
+    return partition
 
 
 class Sender:
@@ -190,6 +204,7 @@ class Reader:
         self._partitions = partitions
         self.pause_s = pause_s
         self._op = 0
+        self._at_end: set[int] = set()
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"reader-{process}", daemon=True)
@@ -208,13 +223,17 @@ class Reader:
         )
 
     def start(self) -> None:
-        self._assign()
+        self.assign()
         self._thread.start()
+
+    def close(self) -> None:
+        """Instead of `finish`, of one that was polled by another thread."""
+        self._consumer.close()
 
     def finish(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._consumer.close()
+        self.close()
         if self._failure is not None:
             raise AssertionError(f"consumer {self.process}: {self._failure}")
 
@@ -226,10 +245,10 @@ class Reader:
                 _, high = watermarks(self._consumer, self._topic, partition)
                 if high:
                     ends[partition] = high
-            self._assign()
+            self.assign()
 
             def at_end() -> bool:
-                for partition, offset in self._poll(0.2).items():
+                for partition, offset in self.poll(0.2).items():
                     if offset + 1 >= ends.get(partition, 0):
                         ends.pop(partition, None)
                 return not ends
@@ -238,7 +257,22 @@ class Reader:
         finally:
             self._consumer.close()
 
-    def _assign(self) -> None:
+    def read_until_told(self) -> None:
+        """As `read_to_end`, for a log whose last offset may be a marker, which no reader is given: until the client
+        says of each partition that there is no more for it now (`enable.partition.eof`)."""
+        try:
+            self.assign()
+
+            def at_end() -> bool:
+                self.poll(0.2)
+                return len(self._at_end) == self._partitions
+
+            wait_for(at_end, f"consumer {self.process} at the end", FINAL_READ_TIMEOUT_S)
+        finally:
+            self._consumer.close()
+
+    def assign(self) -> None:
+        """From the first offset on."""
         self._consumer.assign(
             [TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in range(self._partitions)]
         )
@@ -246,24 +280,26 @@ class Reader:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._poll(0.1)
+                self.poll(0.1)
                 self._stop.wait(self.pause_s)
         except BaseException as error:
             self._failure = error
 
-    def _poll(self, timeout_s: float) -> dict[int, int]:
+    def poll(self, timeout_s: float) -> dict[int, int]:
         """One operation; the last offset by partition."""
         self._op += 1
         last: dict[int, int] = {}
         for message in self._consumer.consume(500, timeout=timeout_s):
             error = message.error()
             if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    self._at_end.add(partition_of(message))
+                    continue
                 self.errors.append(str(error))
                 if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                     raise KafkaException(error)
                 continue
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
+            partition, offset = partition_of(message), message.offset()
             assert offset is not None
             last[partition] = offset
             self.polls.add(self.process, self._op, 0, partition, offset, number_of(message.value()))

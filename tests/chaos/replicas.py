@@ -1,4 +1,5 @@
-"""What stands on the disk of one replica: its segment files, read without the server's own log code.
+"""What stands on the disk of one replica: its segment files, read without the server's own log code. Markers of
+transactions are passed over.
 
 Only for a node that is not running. Each batch's CRC is checked; a batch that fails, or a file
 that ends within one, counts as one UNREADABLE record at its base offset.
@@ -19,6 +20,7 @@ from penstock_kafka.records.read import read_records
 HEADER_BYTES = 61
 LENGTH_OVERHEAD_BYTES = 12
 CRC_START = 21
+CONTROL_BIT = 0x20
 
 
 def read_replica(data_dir: Path, process: int, topic: str, partitions: Iterable[int]) -> Polls:
@@ -44,9 +46,12 @@ def _read_segment(data: bytes, polls: Polls, process: int, op: int, partition: i
         ):
             polls.add(process, op, 0, partition, base_offset, UNREADABLE)
             return
+        position = end
+        (attributes,) = struct.unpack_from(">h", batch, CRC_START)
+        if attributes & CONTROL_BIT:
+            continue
         try:
             for record in read_records(batch):
                 polls.add(process, op, 0, partition, record.offset, number_of(record.value))
         except PenstockError:
             polls.add(process, op, 0, partition, base_offset, UNREADABLE)
-        position = end

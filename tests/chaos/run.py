@@ -23,11 +23,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from chaos.checker import Verdict, check
+from chaos.checker import ALLOWED, Verdict, check
 from chaos.cluster import Cluster
 from chaos.history import History, Polls
 from chaos.load import Reader, Sender
 from chaos.replicas import read_replica
+from chaos.transactional_part import TOPIC as TRANSACTIONAL_TOPIC
+from chaos.transactional_part import TransactionalPart
 from support.kafka import CALL_TIMEOUT_S, Ledger, client_config
 from support.waiting import wait_for
 
@@ -82,7 +84,9 @@ class Result:
 class Run:
     """What a scenario is given: the cluster, who leads, and the marks in time that it must set."""
 
-    def __init__(self, cluster: Cluster, phases: Phases, dice: random.Random) -> None:
+    def __init__(
+        self, cluster: Cluster, phases: Phases, dice: random.Random, *, is_transactional: bool = False
+    ) -> None:
         self.cluster = cluster
         self.phases = phases
         self.dice = dice
@@ -98,12 +102,18 @@ class Run:
         """What a scenario wrote to a topic of its own."""
         through, straight = cluster.clients("kafka"), cluster.clients("direct")
         self._admin = AdminClient(client_config(through["bootstrap.servers"], **through))
-        self._create_topic()
+        self._topics = [TOPIC]
+        self._create_topic(TOPIC)
         partitions = len(ASSIGNMENT)
         self.sender = Sender(GATEWAY_SENDER, through, TOPIC, partitions, RATE_PER_S)
         self.direct_sender = Sender(DIRECT_SENDER, straight, TOPIC, partitions, RATE_PER_S / 2)
         self.reader = Reader(GATEWAY_READER, through, TOPIC, partitions)
         self.direct_reader = Reader(DIRECT_READER, straight, TOPIC, partitions)
+        self.transactions: TransactionalPart | None = None
+        if is_transactional:
+            self._create_topic(TRANSACTIONAL_TOPIC)
+            self._topics.append(TRANSACTIONAL_TOPIC)
+            self.transactions = TransactionalPart(cluster, partitions)
 
     # --- for scenarios -----------------------------------------------------------
 
@@ -143,8 +153,8 @@ class Run:
 
     def in_sync(self) -> bool:
         """Whether every replica of every partition is in sync."""
-        parts = self._partitions()
-        return bool(parts) and all(sorted(p.isrs) == sorted(p.replicas) for p in parts)
+        found = [self._partitions(topic) for topic in self._topics]
+        return all(found) and all(sorted(p.isrs) == sorted(p.replicas) for parts in found for p in parts)
 
     def placed(self, topic: str = TOPIC) -> dict[int, list[int]]:
         """The replicas of each partition."""
@@ -164,10 +174,19 @@ class Run:
             self.cluster.network.mend()
         self.cluster.start(*self.cluster.names)
         self.wait_in_sync()
-        for sender in (self.sender, self.direct_sender):
-            sender.finish()
-        for reader in (self.reader, self.direct_reader):
-            reader.finish()
+        self.finish()
+
+    def clients(self) -> list[Sender | Reader | TransactionalPart]:
+        """The whole load, producers first."""
+        found: list[Sender | Reader | TransactionalPart] = [self.sender, self.direct_sender]
+        if self.transactions is not None:
+            found.append(self.transactions)
+        return [*found, self.reader, self.direct_reader]
+
+    def finish(self) -> None:
+        """End the load, and wait for all its answers."""
+        for client in self.clients():
+            client.finish()
 
     def change_metadata(self) -> bool:
         """Create one more topic; whether that was acknowledged. What was must be there at the end."""
@@ -197,25 +216,25 @@ class Run:
 
     # --- inside ------------------------------------------------------------------
 
-    def _create_topic(self) -> None:
+    def _create_topic(self, name: str) -> None:
         new = NewTopic(
-            TOPIC,
+            name,
             num_partitions=len(ASSIGNMENT),
             replica_assignment=[list(one) for one in ASSIGNMENT],
             config={"min.insync.replicas": "2", "retention.ms": "-1"},
         )
 
         def created() -> bool:
-            made = self._admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[TOPIC]
+            made = self._admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[name]
             try:
                 made.result(ANSWER_TIMEOUT_S)
             except KafkaException as error:
                 # A node on a busy machine may be fenced for a moment, and no replica may be put there then.
-                self.note(f"topic {TOPIC} refused: {error}")
+                self.note(f"topic {name} refused: {error}")
                 return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
             return True
 
-        wait_for(created, f"topic {TOPIC}")
+        wait_for(created, f"topic {name}")
         self.wait_in_sync()
 
     def _partitions(self, topic: str = TOPIC) -> list[Any]:
@@ -233,8 +252,7 @@ class Run:
 
 def carry_out(run: Run, inject: Any, result: Result) -> None:
     """All phases of a run; fills `result` and raises AssertionError where a deadline passed."""
-    clients: list[Sender | Reader] = [run.sender, run.direct_sender, run.reader, run.direct_reader]
-    for client in clients:
+    for client in run.clients():
         client.start()
     begun_s = time.monotonic()
     _wait_until_served(run, begun_s, "before the fault")
@@ -251,8 +269,7 @@ def carry_out(run: Run, inject: Any, result: Result) -> None:
     run.wait_in_sync()
     result.recovered_s = time.monotonic() - run.heal_s
     time.sleep(run.phases.after_s)
-    for client in clients:
-        client.finish()
+    run.finish()
     # A busy machine may have put a replica out of sync since; all that was sent is on each of them before they stop.
     run.wait_in_sync()
     result.gap_s = run.sender.longest_gap_s()
@@ -282,6 +299,8 @@ def judge(run: Run, result: Result) -> Verdict:
         last = Reader(process, cluster.clients(use), TOPIC, partitions)
         last.read_to_end()
         history.polls.extend(last.polls)
+    if run.transactions is not None:
+        run.transactions.read_back()
     # What is lost never comes back; a gateway may hear late of what is not.
     try:
         wait_for(lambda: not run.lost_topics(), "all topics that were acknowledged")
@@ -292,6 +311,7 @@ def judge(run: Run, result: Result) -> Verdict:
     for name in cluster.traces():
         run.note(f"stack trace in the log of {name}")
     placed = run.placed()
+    placed_transactions = run.placed(TRANSACTIONAL_TOPIC) if run.transactions is not None else {}
     cluster.down()
     replicas = {}
     for name in cluster.nodes:
@@ -301,9 +321,28 @@ def judge(run: Run, result: Result) -> Verdict:
         replicas[name] = read_replica(cluster.data_dir(name), REPLICA_PROCESS + node_id, TOPIC, held)
         history.polls.extend(replicas[name])
     verdict = check(history)
+    if run.transactions is not None:
+        verdict.take(_judge_transactions(run, run.transactions, placed_transactions))
     result.lost, result.duplicated = verdict.lost, verdict.duplicated
     result.anomalies = {str(kind): found.count for kind, found in verdict.found.items()}
     _compare_replicas(placed, {cluster.state.member(name).id: polls for name, polls in replicas.items()})
+    if run.transactions is not None:
+        assert not run.transactions.fatal(), f"fatal errors of producers: {run.transactions.fatal()}"
+    return verdict
+
+
+def _judge_transactions(run: Run, part: TransactionalPart, placed: Mapping[int, Sequence[int]]) -> Verdict:
+    """Of the transactional load, once all processes have ended."""
+    on_disk = {}
+    for name in run.cluster.nodes:
+        node_id = run.cluster.state.member(name).id
+        held = [partition for partition, nodes in placed.items() if node_id in nodes]
+        data = run.cluster.data_dir(name)
+        on_disk[node_id] = read_replica(data, REPLICA_PROCESS + node_id, TRANSACTIONAL_TOPIC, held)
+    _compare_replicas(placed, on_disk)
+    verdict = part.judge(on_disk.values())
+    allowed = {str(kind): found.count for kind, found in verdict.found.items() if kind in ALLOWED}
+    run.note(f"{part.figures()}; counted and allowed: {allowed}")
     return verdict
 
 
@@ -314,6 +353,8 @@ def _wait_until_served(run: Run, since_s: float, when: str) -> None:
             f"every partition acknowledges {who} {when}",
             SERVED_TIMEOUT_S,
         )
+    if run.transactions is not None:
+        run.transactions.wait_until_served(since_s, when)
 
 
 def _wait_until_changed(run: Run, when: str) -> None:

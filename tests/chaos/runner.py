@@ -34,10 +34,15 @@ def run_scenario(
     *,
     keep: bool = False,
     is_secure: bool = False,
+    is_transactional: bool = False,
 ) -> Result:
-    """One scenario. The cluster's directory is kept when something went wrong, or with `keep`."""
+    """One scenario, with a transactional load if it or the caller says so. The cluster's directory is kept when
+    something went wrong, or with `keep`."""
     result = Result(scenario.name, seed=seed)
+    is_transactional = is_transactional or scenario.is_transactional
     why = scenario.missing()
+    if is_secure and is_transactional:
+        why = "the user of a secure cluster's load has no right to transactions"
     if why:
         result.status = "skipped"
         result.notes.append(why)
@@ -52,7 +57,7 @@ def run_scenario(
             Janitor() as janitor,
             Cluster(directory, scenario.needs, janitor, is_secure=is_secure) as cluster,
         ):
-            run = Run(cluster, phases, dice)
+            run = Run(cluster, phases, dice, is_transactional=is_transactional)
             _carry_out_and_judge(run, scenario, result)
     except AssertionError as error:
         result.status = "failed"
@@ -106,6 +111,7 @@ def run_all(
     *,
     keep: bool,
     is_secure: bool = False,
+    is_transactional: bool = False,
     tell: Tell,
 ) -> list[Result]:
     """All of them; `tell` hears of each result at once. Ctrl-C ends the run and keeps what there is."""
@@ -114,7 +120,15 @@ def run_all(
         signal.signal(signal.SIGTERM, _interrupt)
     for scenario in scenarios:
         try:
-            result = run_scenario(scenario, phases, seed, parent, keep=keep, is_secure=is_secure)
+            result = run_scenario(
+                scenario,
+                phases,
+                seed,
+                parent,
+                keep=keep,
+                is_secure=is_secure,
+                is_transactional=is_transactional,
+            )
         except (KeyboardInterrupt, Interrupted):
             break
         results.append(result)

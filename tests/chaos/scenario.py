@@ -24,6 +24,8 @@ class Scenario:
     what: str
     inject: Inject
     needs: Needs
+    is_transactional: bool = False
+    """Whether it has a transactional load beside the ordinary one."""
 
     def missing(self) -> str:
         """Why this machine cannot run it; empty when it can."""
@@ -38,12 +40,14 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(name: str, what: str, needs: Needs | None = None) -> Callable[[Inject], Inject]:
+def scenario(
+    name: str, what: str, needs: Needs | None = None, *, is_transactional: bool = False
+) -> Callable[[Inject], Inject]:
     """Register a function under a name."""
 
     def register(inject: Inject) -> Inject:
         assert name not in SCENARIOS, name
-        SCENARIOS[name] = Scenario(name, what, inject, needs or Needs())
+        SCENARIOS[name] = Scenario(name, what, inject, needs or Needs(), is_transactional)
         return inject
 
     return register

@@ -25,6 +25,7 @@ from chaos.scenario import SCENARIOS
 from penstock.local.processes import ProcessState, identity, process_state
 from penstock_kafka.records.batch import stamp
 from penstock_kafka.records.build import NewRecord, build_batch
+from penstock_kafka.records.markers import Marker, build_marker
 from support.waiting import wait_for
 
 
@@ -57,6 +58,15 @@ def test_replica_is_read_from_its_files(tmp_path: Path) -> None:
     polls = read_replica(tmp_path, 101, "t", range(2))
     assert list(polls.offset) == list(polls.value) == [0, 1, 2, 3, 10, 11]
     assert set(polls.process) == {101}
+
+
+def test_markers_on_a_replicas_disk_are_passed_over(tmp_path: Path) -> None:
+    file = segment(tmp_path, 0)
+    marker = bytearray(build_marker(7, 0, Marker(commits=True, coordinator_epoch=0), 0))
+    marker[:16] = stamp(2, 3, marker)
+    with file.open("ab") as log:
+        log.write(marker)
+    assert list(read_replica(tmp_path, 101, "t", range(1)).value) == [0, 1]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])

@@ -380,23 +380,23 @@ class TransactionalLoad:
                 writer.send(topic, partition, value)
             if number % 4 == 3:
                 writer.flush()
-                _again(writer.abort)
+                again(writer.abort)
                 return
             one.outcome = Outcome.UNKNOWN
-            _again(writer.commit)
+            again(writer.commit)
             one.outcome = Outcome.COMMITTED
             self.story.commit_times_s.append(time.monotonic())
         except ERRORS as error:
             if verdict(error) is Verdict.FATAL:
                 raise
             self.story.aborts.append(f"{name}: {error!r}")
-            _again(writer.abort)
+            again(writer.abort)
             # librdkafka and Java let it be aborted only where the commit was not done; of the others nobody knows.
             if not isinstance(error, PYTHON_ERRORS):
                 one.outcome = Outcome.ABORTED
 
 
-def _again(call: Any) -> None:
+def again(call: Any) -> None:
     """Until it is done, while its client says that the same call may be made again."""
     deadline_s = time.monotonic() + 180
     while True:

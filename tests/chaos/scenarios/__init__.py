@@ -6,5 +6,6 @@ from chaos.scenarios import networks
 from chaos.scenarios import disks
 from chaos.scenarios import clients
 from chaos.scenarios import operations
+from chaos.scenarios import transactions
 
-__all__ = ["clients", "disks", "networks", "operations", "processes"]
+__all__ = ["clients", "disks", "networks", "operations", "processes", "transactions"]

@@ -1,0 +1,185 @@
+"""The transactional load of a run: four producers and two readers of a topic of their own, beside the ordinary load.
+
+Rules: half of the producers are confluent-kafka and half aiokafka, one of each through the gateways and one on the
+direct listeners. After the heal each must commit again, and when all have ended every last stable offset must reach
+its watermark, both by a deadline. A fatal error of a client fails the run: nobody fences these, and no fault lasts as
+long as their transactions may.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, PartitionMetadata
+
+from chaos.checker import Verdict
+from chaos.cluster import Cluster
+from chaos.history import Polls, Status, TransactionalHistory
+from chaos.load import Reader
+from chaos.transaction_checker import check_transactions
+from chaos.transactional_load import TransactionalClient
+from penstock.cli import wire
+from penstock.cli.kafka import Bootstrap
+from penstock.errors import CommandError
+from penstock_core.topics import TRANSACTIONS_TOPIC
+from penstock_kafka.wire.groups import transaction_partition
+from support.kafka import CALL_TIMEOUT_S, client_config
+from support.transactions import is_decided
+from support.waiting import wait_for
+
+TOPIC = "chaos-transactions"
+SERVED_TIMEOUT_S = 120.0
+DECIDED_TIMEOUT_S = 120.0
+CLIENTS = (
+    ("confluent-kafka", "kafka"),
+    ("aiokafka", "kafka"),
+    ("confluent-kafka", "direct"),
+    ("aiokafka", "direct"),
+)
+FIRST_CLIENT, FIRST_CLIENTS_READER, FIRST_READER, FIRST_LAST_READER, RAW_READER = 40, 50, 60, 70, 80
+
+
+class TransactionalPart:
+    """What a run with transactions has beside."""
+
+    def __init__(self, cluster: Cluster, partitions: int) -> None:
+        self._cluster = cluster
+        self._partitions = partitions
+        self._admin = AdminClient(client_config(cluster.bootstrap(), **cluster.clients()))
+        self.history = TransactionalHistory()
+        self.clients = [
+            TransactionalClient(
+                FIRST_CLIENT + number,
+                by,
+                cluster.bootstrap(use),
+                self._reader(FIRST_CLIENTS_READER + number, use),
+                TOPIC,
+                partitions,
+            )
+            for number, (by, use) in enumerate(CLIENTS)
+        ]
+        self._readers = [
+            self._reader(FIRST_READER + number, use) for number, use in enumerate(("kafka", "direct"))
+        ]
+        self.decided_in_s = 0.0
+
+    def start(self) -> None:
+        for one in self._all():
+            one.start()
+
+    def wait_until_served(self, since_s: float, when: str) -> None:
+        """Until each producer has committed something since."""
+        for one in self.clients:
+            wait_for(
+                lambda one=one: one.has_committed_since(since_s),  # type: ignore[misc]
+                f"{one.name} ({one.by}) commits {when}; it has heard {(one.fatal + one.aborts)[-3:]}",
+                SERVED_TIMEOUT_S,
+            )
+
+    def finish(self) -> None:
+        for one in self._all():
+            one.finish()
+
+    def move_coordinators(self) -> int:
+        """Each transactional id gets another coordinator; how many partitions of `__transaction_state` moved."""
+        ours = {transaction_partition(one.name, len(self._states())) for one in self.clients}
+        for partition in sorted(ours):
+            self._move(partition)
+        return len(ours)
+
+    def read_back(self) -> None:
+        """Once all producers have ended and all is healed: note what they did and what readers find."""
+        begun_s = time.monotonic()
+        wait_for(
+            lambda: is_decided(self._cluster.bootstrap(), TOPIC, self._partitions),
+            "every last stable offset at its watermark",
+            DECIDED_TIMEOUT_S,
+        )
+        self.decided_in_s = time.monotonic() - begun_s
+        history = self.history
+        for one in self.clients:
+            # Rows of one history, not of one client's sends.
+            first = len(history.sends)
+            history.sends.extend(one.sends)
+            for transaction in one.transactions:
+                transaction.rows = [first + row for row in transaction.rows]
+                history.transactions.append(transaction)
+        for reader in (*self._readers, *(one.reader for one in self.clients)):
+            history.polls.extend(reader.polls)
+        for number, use in enumerate(("kafka", "direct")):
+            history.polls.extend(self._read_all(FIRST_LAST_READER + number, use, "read_committed"))
+        history.raw.extend(self._read_all(RAW_READER, "kafka", "read_uncommitted"))
+
+    def judge(self, replicas: Iterable[Polls]) -> Verdict:
+        """`replicas`: what stands on each disk."""
+        for on_disk in replicas:
+            self.history.raw.extend(on_disk)
+        return check_transactions(self.history)
+
+    def figures(self) -> str:
+        """For people."""
+        outcomes = [one.outcome for one in self.history.transactions]
+        gap_s = max(one.longest_gap_s() for one in self.clients)
+        asked = sum(len(one.aborts) for one in self.clients)
+        return (
+            f"transactions: {outcomes.count(Status.OK)} committed, {outcomes.count(Status.FAIL)} aborted, "
+            f"{outcomes.count(Status.INFO)} unknown, {asked} aborts asked for by a client, "
+            f"longest gap {gap_s:.2f} s, all decided {self.decided_in_s:.2f} s after the last"
+        )
+
+    def fatal(self) -> list[str]:
+        return [what for one in self.clients for what in one.fatal]
+
+    # --- inside ------------------------------------------------------------------
+
+    def _all(self) -> list[TransactionalClient | Reader]:
+        return [*self.clients, *self._readers]
+
+    def _reader(self, process: int, use: str, **more: str) -> Reader:
+        settings = {"isolation.level": "read_committed", **self._cluster.clients(use), **more}
+        return Reader(process, settings, TOPIC, self._partitions)
+
+    def _read_all(self, process: int, use: str, isolation: str) -> Polls:
+        reader = self._reader(process, use, **{"isolation.level": isolation, "enable.partition.eof": "true"})
+        reader.read_until_told()
+        return reader.polls
+
+    def _states(self) -> dict[int, PartitionMetadata]:
+        """Partitions of `__transaction_state`."""
+
+        def found() -> dict[int, PartitionMetadata]:
+            with suppress(KafkaException):
+                topic = self._admin.list_topics(TRANSACTIONS_TOPIC, timeout=CALL_TIMEOUT_S).topics[
+                    TRANSACTIONS_TOPIC
+                ]
+                if topic.error is None:
+                    return dict(topic.partitions)
+            return {}
+
+        return wait_for(found, f"metadata of {TRANSACTIONS_TOPIC}")
+
+    def _move(self, partition: int) -> None:
+        """To the next of its replicas, which becomes the preferred one."""
+        before = self._states()[partition]
+        others = [node for node in before.replicas if node != before.leader]
+        order = [*others, *(node for node in before.replicas if node == before.leader)]
+        place = TopicPartition(TRANSACTIONS_TOPIC, partition)
+
+        def asked() -> bool:
+            with suppress(CommandError):
+                bootstrap = Bootstrap(self._cluster.bootstrap())
+                return not wire.alter_reassignments(bootstrap, {(TRANSACTIONS_TOPIC, partition): order})
+            return False
+
+        def moved() -> bool:
+            if self._states()[partition].leader == order[0]:
+                return True
+            with suppress(KafkaException):
+                self._admin.elect_leaders(ElectionType.PREFERRED, [place]).result(CALL_TIMEOUT_S)
+            return False
+
+        wait_for(asked, f"{TRANSACTIONS_TOPIC}-{partition} gets another order of replicas")
+        wait_for(moved, f"node-{order[0]} leads {TRANSACTIONS_TOPIC}-{partition}")
