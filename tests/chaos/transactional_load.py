@@ -20,16 +20,8 @@ from confluent_kafka import KafkaError
 
 from chaos.history import NO_OFFSET, Sends, Status, Transaction
 from chaos.load import DEFINITE, RETRY_BACKOFF_MS, VALUES_PER_PROCESS, Reader, value_of
-from support.transactions import (
-    ERRORS,
-    PYTHON_ERRORS,
-    ByAiokafka,
-    ByLibrdkafka,
-    Verdict,
-    Writer,
-    again,
-    verdict,
-)
+from support.transactional_writers import ByAiokafka, ByLibrdkafka, Writer
+from support.transactions import ERRORS, PYTHON_ERRORS, Verdict, again, is_broken, verdict
 
 TRANSACTION_TIMEOUT_MS = 240_000
 """Longer than any fault: what ends a transaction here is its client."""
@@ -115,6 +107,8 @@ class TransactionalClient:
         self.aborts: list[str] = []
         """Why the application was made to abort."""
         self.fatal: list[str] = []
+        self.broken: list[str] = []
+        """Producers that their library has ended at a lost connection."""
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = partitions
@@ -157,7 +151,7 @@ class TransactionalClient:
             while not self._stop.wait(PAUSE_S):
                 self._one(writer)
         except (*ERRORS, TimeoutError) as error:
-            self.fatal.append(f"{self.name} ({self.by}): {error!r}")
+            (self.broken if is_broken(error) else self.fatal).append(f"{self.name} ({self.by}): {error!r}")
             self._stop.wait(ANEW_AFTER_S)
         finally:
             if writer is not None:
@@ -182,7 +176,7 @@ class TransactionalClient:
             one.outcome = Status.OK
             self.committed_s.append(time.monotonic())
         except ERRORS as error:
-            if verdict(error) is Verdict.FATAL:
+            if verdict(error) is Verdict.FATAL or is_broken(error):
                 raise
             self.aborts.append(f"{self.name} ({self.by}): {error!r}")
             again(writer.abort)

@@ -124,10 +124,12 @@ class TransactionalPart:
         outcomes = [one.outcome for one in self.history.transactions]
         gap_s = max(one.longest_gap_s() for one in self.clients)
         asked = sum(len(one.aborts) for one in self.clients)
+        broken = sum(len(one.broken) for one in self.clients)
         return (
             f"transactions: {outcomes.count(Status.OK)} committed, {outcomes.count(Status.FAIL)} aborted, "
             f"{outcomes.count(Status.INFO)} unknown, {asked} aborts asked for by a client, "
-            f"longest gap {gap_s:.2f} s, all decided {self.decided_in_s:.2f} s after the last"
+            f"{broken} producers ended by their client, longest gap {gap_s:.2f} s, "
+            f"all decided {self.decided_in_s:.2f} s after the last"
         )
 
     def fatal(self) -> list[str]:

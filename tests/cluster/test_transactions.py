@@ -22,14 +22,10 @@ from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
 from support.java import missing_java, needs_java
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
+from support.transactional_writers import CALL_S, CLIENTS, WRITERS, ByLibrdkafka, Writer
 from support.transactions import (
-    CALL_S,
-    CLIENTS,
-    WRITERS,
-    ByLibrdkafka,
     Outcome,
     TransactionalLoad,
-    Writer,
     check_story,
     is_decided,
     only_in_long_form,

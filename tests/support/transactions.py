@@ -1,21 +1,18 @@
-"""Transactional producers of three clients behind one face, a load that knows what became of each transaction, and the
-reader that says whether it was so."""
+"""A transactional load that knows what became of each transaction, and the reader that says whether it was so."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -23,226 +20,19 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from kafka import KafkaProducer
 from kafka.errors import KafkaError as KafkaPythonError
 
-from support.java import JavaError, encode, needs_java, shared_driver
+from support.java import JavaError
 from support.kafka import client_config, describe
+from support.transactional_writers import CALL_S, WRITERS, Writer
 
-CALL_S = 60.0
 only_in_long_form = pytest.mark.skipif(
     "PENSTOCK_TRANSACTIONS" not in os.environ, reason="of the long form: make transactions-test"
 )
 """A proof of which `make test` has a shorter one."""
-
-
-class Writer(Protocol):
-    """A transactional producer. Whatever goes wrong is raised by whichever call hears of it."""
-
-    def begin(self) -> None: ...
-    def send(self, topic: str, partition: int, value: str) -> None: ...
-    def flush(self) -> None: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class ByLibrdkafka:
-    """confluent-kafka."""
-
-    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000, **more: Any) -> None:
-        settings = {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "linger.ms": 2, **more}
-        self.producer = Producer(client_config(bootstrap, **settings))
-        self.failures: list[KafkaError] = []
-        self.producer.init_transactions(CALL_S)
-
-    def begin(self) -> None:
-        self.failures.clear()
-        self.producer.begin_transaction()
-
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self.producer.produce(topic, value.encode(), partition=partition, on_delivery=self._delivered)
-        self.producer.poll(0)
-
-    def _delivered(self, error: KafkaError | None, _: Any) -> None:
-        if error is not None:
-            self.failures.append(error)
-
-    def flush(self) -> None:
-        assert not self.producer.flush(CALL_S)
-        if self.failures:
-            raise KafkaException(self.failures[0])
-
-    def commit(self) -> None:
-        self.producer.commit_transaction(CALL_S)
-
-    def abort(self) -> None:
-        self.producer.abort_transaction(CALL_S)
-
-    def close(self) -> None:
-        with suppress(KafkaException):  # one that was fenced says so again
-            self.producer.purge()
-            self.producer.flush(1)
-
-
-class ByKafkaPython:
-    """kafka-python."""
-
-    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000) -> None:
-        self.producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
-            transactional_id=name,
-            transaction_timeout_ms=timeout_ms,
-            max_block_ms=int(CALL_S * 1000),
-        )
-        self._sent: list[Any] = []
-        try:
-            self.producer.init_transactions()
-        except BaseException:
-            self.producer.close(timeout=1)
-            raise
-
-    def begin(self) -> None:
-        self._sent.clear()
-        self.producer.begin_transaction()
-
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self._sent.append(self.producer.send(topic, value.encode(), partition=partition))
-
-    def flush(self) -> None:
-        self.producer.flush(timeout=CALL_S)
-        for sent in self._sent:
-            sent.get(timeout=CALL_S)
-
-    def commit(self) -> None:
-        self.producer.commit_transaction()
-
-    def abort(self) -> None:
-        self.producer.abort_transaction()
-
-    def close(self) -> None:
-        self.producer.close(timeout=5)
-
-
-class ByAiokafka:
-    """aiokafka, on a loop in a thread of its own."""
-
-    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"aiokafka {name}", daemon=True)
-        self._thread.start()
-        self._sent: list[Any] = []
-        self.producer: Any = None
-
-        async def start() -> None:
-            self.producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap, transactional_id=name, transaction_timeout_ms=timeout_ms
-            )
-            await self.producer.start()
-
-        try:
-            self._do(start())
-        except BaseException:
-            self.close()
-            raise
-
-    def _do(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, CALL_S), self._loop).result()
-
-    def begin(self) -> None:
-        self._sent.clear()
-        self._do(self.producer.begin_transaction())
-
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self._sent.append(self._do(self.producer.send(topic, value.encode(), partition=partition)))
-
-    def flush(self) -> None:
-        async def all_of() -> None:
-            await self.producer.flush()
-            for sent in self._sent:
-                await sent
-
-        self._do(all_of())
-
-    def commit(self) -> None:
-        self._do(self.producer.commit_transaction())
-
-    def abort(self) -> None:
-        self._do(self.producer.abort_transaction())
-
-    def close(self) -> None:
-        if self.producer is not None:
-            with suppress(Exception):  # it tells once more what it died of
-                self._do(self.producer.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_S)
-        self._loop.close()
-
-
-class ByJava:
-    """Kafka's Java client 4.x, for which leaders add partitions where the cluster has transaction.version 2."""
-
-    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000) -> None:
-        self._driver = shared_driver()
-        config = {
-            "bootstrap.servers": bootstrap,
-            "transactional.id": name,
-            "transaction.timeout.ms": str(timeout_ms),
-            "max.block.ms": str(int(CALL_S * 1000)),
-        }
-        self._sent: list[Any] = []
-        self._handle = self._driver.call("producer.open", config=config)
-        try:
-            self._do("init_transactions")
-        except BaseException:
-            self.close()
-            raise
-
-    def _do(self, what: str, **arguments: Any) -> Any:
-        return self._driver.call(f"producer.{what}", handle=self._handle, **arguments)
-
-    def begin(self) -> None:
-        self._sent.clear()
-        self._do("begin")
-
-    def send(self, topic: str, partition: int, value: str) -> None:
-        rows = [{"partition": partition, "value": encode(value.encode())}]
-        self._sent.append(self._driver.start("producer.send", handle=self._handle, topic=topic, records=rows))
-
-    def flush(self) -> None:
-        self._do("flush")
-        for sent in self._sent:
-            for told in sent.result(CALL_S):
-                if "error" in told:
-                    raise JavaError(
-                        told["error"]["name"], -1, told["error"]["type"], told["error"]["message"]
-                    )
-
-    def commit(self) -> None:
-        self._do("commit")
-
-    def abort(self) -> None:
-        self._do("abort")
-
-    def close(self) -> None:
-        with suppress(JavaError):
-            self._do("close", timeout_ms=2_000)
-
-
-WRITERS: dict[str, Any] = {
-    "confluent-kafka": ByLibrdkafka,
-    "kafka-python": ByKafkaPython,
-    "aiokafka": ByAiokafka,
-    "java": ByJava,
-}
-CLIENTS: tuple[Any, ...] = tuple(
-    pytest.param(name, marks=needs_java) if name == "java" else name for name in WRITERS
-)
-"""For parameters of tests."""
 
 
 class Outcome(Enum):
@@ -298,6 +88,20 @@ def verdict(error: Exception) -> Verdict:
     return Verdict.AGAIN if error.kind == "TimeoutException" else Verdict.ABORT
 
 
+def is_broken(error: BaseException) -> bool:
+    """Whether aiokafka has ended a producer by itself: it does when the connection is lost on which it looks for a
+    coordinator (aiokafka 0.14 `Sender._find_coordinator`). Each call fails from then on, and nobody was told anything
+    by the cluster: an application begins anew with the same id."""
+    if not isinstance(error, AiokafkaError):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KafkaConnectionError):
+            return True
+        cause = cause.__cause__
+    return False
+
+
 PYTHON_ERRORS = KafkaPythonError, AiokafkaError
 ERRORS = KafkaException, JavaError, *PYTHON_ERRORS
 _FATAL_IN_PYTHON = frozenset(
@@ -334,12 +138,17 @@ class TransactionalLoad:
         *,
         rows: int = 12,
         by: str = "confluent-kafka",
+        story: Story | None = None,
+        pause_s: float = 0.0,
     ) -> None:
+        """`story` is one to be continued, of the same `name`; `pause_s` is between two transactions."""
         self.name = f"{name} ({by})"
-        self.story = Story()
+        self.story = story or Story()
         self._place = bootstrap, topic, partitions, name, rows
         self._by = by
+        self._pause_s = pause_s
         self._over = threading.Event()
+        self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"load {name}")
 
     def __enter__(self) -> TransactionalLoad:
@@ -355,16 +164,31 @@ class TransactionalLoad:
         self._thread.join(240)
         assert not self._thread.is_alive()
 
+    def leave(self) -> None:
+        """As an application that is killed does: nothing more is sent, and nobody ends the transaction. Returns when it
+        is so, in the middle of one."""
+        self._left.set()
+        self._thread.join(240)
+        assert not self._thread.is_alive()
+
     def _run(self) -> None:
         bootstrap, _, _, name, _ = self._place
-        try:
-            writer = WRITERS[self._by](bootstrap, name)
-            while not self._over.is_set():
-                self._one(writer, len(self.story.transactions))
-        except ERRORS as error:
-            self.story.fatal.append(f"{name}: {error!r}")
-        else:
-            writer.close()
+        while not self._over.is_set():
+            writer: Writer | None = None
+            try:
+                writer = WRITERS[self._by](bootstrap, name)
+                while not self._over.wait(self._pause_s):
+                    self._one(writer, len(self.story.transactions))
+            except _Left:
+                return
+            except (*ERRORS, TimeoutError) as error:
+                if not is_broken(error):
+                    self.story.fatal.append(f"{name}: {error!r}")
+                    return
+                self.story.aborts.append(f"{name}: {error!r}")
+            finally:
+                if writer is not None:
+                    writer.close()
 
     def _one(self, writer: Writer, number: int) -> None:
         _, topic, partitions, name, rows = self._place
@@ -378,6 +202,8 @@ class TransactionalLoad:
                 value = f"{name}:{number}:{row}"
                 one.rows.append((partition, value))
                 writer.send(topic, partition, value)
+                if self._left.is_set() and row >= rows // 2:
+                    raise _Left
             if number % 4 == 3:
                 writer.flush()
                 again(writer.abort)
@@ -387,13 +213,17 @@ class TransactionalLoad:
             one.outcome = Outcome.COMMITTED
             self.story.commit_times_s.append(time.monotonic())
         except ERRORS as error:
-            if verdict(error) is Verdict.FATAL:
+            if verdict(error) is Verdict.FATAL or is_broken(error):
                 raise
             self.story.aborts.append(f"{name}: {error!r}")
             again(writer.abort)
             # librdkafka and Java let it be aborted only where the commit was not done; of the others nobody knows.
             if not isinstance(error, PYTHON_ERRORS):
                 one.outcome = Outcome.ABORTED
+
+
+class _Left(Exception):
+    """The application is gone."""
 
 
 def again(call: Any) -> None:
