@@ -171,11 +171,11 @@ def _newest_record_not_loaded() -> list[Patch]:
         whole = shard.replay
         left = sum(1 for _ in read_all(data))
 
-        def some(key: bytes, value: bytes | None) -> None:
+        def some(*record: Any) -> None:
             nonlocal left
             left -= 1
             if left:
-                whole(key, value)
+                whole(*record)
 
         shard.replay = some
         try:

@@ -158,8 +158,8 @@ def _epoch_starts_not_recovered() -> list[Patch]:
 def _retention_above_watermark() -> list[Patch]:
     delete = PartitionLog.delete_old_segments
 
-    def too_far(log: Any, _high_watermark: int, now_ms: int) -> Any:
-        return delete(log, log.log_end_offset, now_ms)
+    def too_far(log: Any, _high_watermark: int, *rest: Any) -> Any:
+        return delete(log, log.log_end_offset, *rest)
 
     return [(PartitionLog, "delete_old_segments", too_far)]
 
