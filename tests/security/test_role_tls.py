@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,11 @@ from penstock.local.cluster import LocalCluster
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import controller_pb2_grpc, storage_pb2
 from penstock_runtime.grpc_tools import ChannelPool
-from penstock_runtime.security.grpc_tls import TARGET_NAME_OPTION
-from penstock_runtime.security.methods import METHOD_ROLES
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
 from support.certificates import as_flag
 from support.cluster import running_cluster
 from support.kafka import Load, create_topic, produce, read_all
-from support.secure import ListenerFiles
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,7 +40,6 @@ LEAVES = {
 }
 ADMIN = Leaf("admin", "ann")
 PATIENCE_S = 30.0
-REFUSED_WITHIN_S = 10.0
 
 
 def table(ca: CertificateAuthority, leaf: Leaf) -> dict[str, str]:
@@ -114,105 +110,6 @@ def test_certificates_are_replaced_under_load(cluster: LocalCluster, ca: Certifi
         cluster.kill(name)
         cluster.start(name)
     produce(bootstrap, "rotation", 50, first=1_000_000)
-
-
-STREAMED = {
-    f"/{service.full_name}/{method.name}"
-    for module in (api, storage_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-    if method.client_streaming
-}
-
-
-async def call(channel: Any, method: str) -> grpc.StatusCode:
-    """The status of a call; one empty message where the method takes one."""
-    if method in STREAMED:
-        # The server is silent until it is spoken to, unless it refuses the call.
-        stream = channel.stream_stream(method)(timeout=REFUSED_WITHIN_S)
-    else:
-        stream = channel.unary_stream(method)(b"", timeout=REFUSED_WITHIN_S)
-    try:
-        await stream.read()
-    except grpc.aio.AioRpcError:
-        pass
-    else:
-        stream.cancel()
-    code: grpc.StatusCode = await stream.code()
-    return code
-
-
-async def statuses(
-    cluster: LocalCluster, credentials: grpc.ChannelCredentials | None, refused: Mapping[str, frozenset[str]]
-) -> dict[str, grpc.StatusCode]:
-    """By method, of what the methods of `refused` answer."""
-    found = {}
-    for service, member, role in (
-        ("penstock.v1.Controller", "controller-1", "controller"),
-        ("penstock.v1.Storage", "node-1", "storage-node"),
-    ):
-        address = grpc_address(cluster, member)
-        channel = (
-            grpc.aio.insecure_channel(address)
-            if credentials is None
-            else grpc.aio.secure_channel(
-                address, credentials, options=[(TARGET_NAME_OPTION, f"{role}.{DOMAIN}")]
-            )
-        )
-        async with channel:
-            for method in refused:
-                if method.startswith(f"/{service}/"):
-                    found[method] = await call(channel, method)
-    return found
-
-
-def credentials_of(ca: CertificateAuthority, leaf: Leaf | None) -> grpc.ChannelCredentials:
-    authorities = (ca.directory / "ca.pem").read_bytes()
-    if leaf is None:
-        return grpc.ssl_channel_credentials(authorities)
-    ca.issue(leaf)
-    paths = ca.paths(leaf)
-    return grpc.ssl_channel_credentials(authorities, paths["key"].read_bytes(), paths["cert"].read_bytes())
-
-
-@pytest.mark.parametrize("kind", ["plaintext", "no certificate", "a client's", "another cluster's"])
-async def test_strangers_reach_no_method(
-    cluster: LocalCluster, ca: CertificateAuthority, tmp_path: Path, kind: str
-) -> None:
-    if kind == "plaintext":
-        credentials = None
-    elif kind == "no certificate":
-        credentials = credentials_of(ca, None)
-    elif kind == "a client's":
-        cert, key = ListenerFiles(tmp_path / "listener").client("alice")
-        authorities = (ca.directory / "ca.pem").read_bytes()
-        credentials = grpc.ssl_channel_credentials(authorities, key.read_bytes(), cert.read_bytes())
-    else:
-        other = CertificateAuthority.create(tmp_path / "other", DOMAIN)
-        paths = other.issue(Leaf("gateway", "*"))
-        credentials = grpc.ssl_channel_credentials(
-            (ca.directory / "ca.pem").read_bytes(), paths["key"].read_bytes(), paths["cert"].read_bytes()
-        )
-    found = await statuses(cluster, credentials, METHOD_ROLES)
-    assert found == dict.fromkeys(METHOD_ROLES, grpc.StatusCode.UNAVAILABLE)
-
-
-@pytest.mark.parametrize("leaf", [*LEAVES.values(), ADMIN], ids=lambda leaf: leaf.role)
-async def test_a_role_reaches_its_own_methods_and_no_others(
-    cluster: LocalCluster, ca: CertificateAuthority, tmp_path: Path, leaf: Leaf
-) -> None:
-    other = Leaf(leaf.role, "2" if leaf.name == "1" else leaf.name)
-    credentials = credentials_of(ca, other)
-    refused = {method: roles for method, roles in METHOD_ROLES.items() if leaf.role not in roles}
-    found = await statuses(cluster, credentials, refused)
-    assert found == dict.fromkeys(refused, grpc.StatusCode.PERMISSION_DENIED)
-    allowed = {
-        method: roles
-        for method, roles in METHOD_ROLES.items()
-        if leaf.role in roles and method not in STREAMED  # they would wait for what we say
-    }
-    found = await statuses(cluster, credentials, allowed)
-    assert not {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE} & set(found.values())
 
 
 async def test_a_named_node_speaks_for_itself_alone(cluster: LocalCluster, ca: CertificateAuthority) -> None:

@@ -6,18 +6,10 @@ from pathlib import Path
 
 from penstock_proto.v1 import controller_pb2, storage_pb2
 from penstock_runtime.security.methods import ADMIN, CONTROLLER, GATEWAY, METHOD_ROLES, STORAGE_NODE
+from support.role_methods import BOUND, SAYS_OF_ANOTHER, methods, names_a_caller
 
 PAGE = Path(__file__).parents[4] / "docs" / "certificates.md"
 ROLES = (CONTROLLER, STORAGE_NODE, GATEWAY, ADMIN)
-BOUND = {
-    "/penstock.v1.Controller/RegisterNode": STORAGE_NODE,
-    "/penstock.v1.Controller/NodeSession": STORAGE_NODE,
-    "/penstock.v1.Controller/AlterPartitions": STORAGE_NODE,
-    "/penstock.v1.Controller/RegisterGateway": GATEWAY,
-    "/penstock.v1.Controller/GatewaySession": GATEWAY,
-    "/penstock.v1.Storage/Replicate": STORAGE_NODE,
-}
-"""Methods that say who calls: the name in the certificate has to be that one."""
 
 
 def page_table() -> str:
@@ -37,3 +29,12 @@ def page_table() -> str:
 
 def test_the_page_has_the_table_of_the_code() -> None:
     assert page_table() in PAGE.read_text(), page_table()
+
+
+def test_a_method_that_says_who_calls_is_bound_or_said_to_be_none() -> None:
+    """A new message with an id of a node or gateway asks: whose?"""
+    single = {STORAGE_NODE}, {GATEWAY}
+    found = {name for name, method in methods().items() if names_a_caller(method)}
+    assert found == BOUND.keys() | SAYS_OF_ANOTHER.keys()
+    for name in BOUND:
+        assert METHOD_ROLES[name] in single, name
