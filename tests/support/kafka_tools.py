@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.peer import KafkaCluster, fetch_jars
 
@@ -65,7 +66,10 @@ def complaints(output: str, *, gaps_allowed: bool = False) -> list[str]:
 def check_directories(directories: Sequence[Path], *, gaps_allowed: bool = False) -> str:
     """DumpLogSegments over every segment, index and snapshot in them: deeply, then the indexes' own checks."""
     files = [
-        f for d in directories for f in sorted(d.iterdir()) if f.suffix in (".log", ".index", ".timeindex")
+        f
+        for d in directories
+        for f in sorted(d.iterdir())
+        if f.suffix in (".log", ".index", ".timeindex", ".txnindex")
     ]
     files += [f for d in directories for f in sorted(d.glob("*.snapshot"))]
     assert any(f.suffix == ".log" for f in files)
@@ -79,12 +83,12 @@ def check_directories(directories: Sequence[Path], *, gaps_allowed: bool = False
 
 
 @contextmanager
-def running_kafka(folder: Path) -> Iterator[KafkaCluster]:
-    """A real broker of one node, stopped at the end."""
+def running_kafka(folder: Path, **more: Any) -> Iterator[KafkaCluster]:
+    """A real broker of one node, stopped at the end; `more` are words of `KafkaCluster`."""
     picker = random.SystemRandom()
     candidates = (picker.randrange(21_000, 29_000) for _ in range(500))
     port = next(p for p in candidates if all(ports.is_free(p + i) for i in range(3)))
-    cluster = KafkaCluster(folder, 1, first_port=port)
+    cluster = KafkaCluster(folder, 1, first_port=port, **more)
     cluster.start()
     try:
         yield cluster

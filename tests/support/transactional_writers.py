@@ -16,7 +16,7 @@ from confluent_kafka import (
 )
 from kafka import KafkaProducer
 
-from support.java import JavaError, encode, needs_java, shared_driver
+from support.java import JavaDriver, JavaError, encode, needs_java, shared_driver
 from support.kafka import client_config
 
 CALL_S = 60.0
@@ -190,8 +190,11 @@ class ByAiokafka:
 class ByJava:
     """Kafka's Java client 4.x, for which leaders add partitions where the cluster has transaction.version 2."""
 
-    def __init__(self, bootstrap: str, name: str, timeout_ms: int = 60_000) -> None:
-        self._driver = shared_driver()
+    def __init__(
+        self, bootstrap: str, name: str, timeout_ms: int = 60_000, *, driver: JavaDriver | None = None
+    ) -> None:
+        """`driver`: a JVM that the test ends by itself, else that of the test run."""
+        self._driver = driver or shared_driver()
         config = {
             "bootstrap.servers": bootstrap,
             "transactional.id": name,
