@@ -55,6 +55,7 @@ class Faults:
             (0, "active controller stopped", self._pause_active),
             (0, "two nodes apart for long", self._part_nodes),
             (0, "node cut off for long", self._isolate_node),
+            (0, "disk full for long", self._fill_disk_for_long),
         ]
         # Each seed has a taste of its own.
         favoured = world.settings.favoured
@@ -322,6 +323,15 @@ class Faults:
             return False
         host.fill()
         self._later(self._while_us(6), host.mend_disk)
+        return True
+
+    def _fill_disk_for_long(self) -> bool:
+        """Long enough for all that others do about it."""
+        host = self._pick("n")
+        if host is None or host.disk_fault:
+            return False
+        host.fill()
+        self._later(2 * self._long_us(), host.mend_disk)
         return True
 
     def _break_disk(self) -> bool:

@@ -166,9 +166,11 @@ def _old_builds(settings: Settings) -> None:
 
 
 def _full_disks(settings: Settings) -> None:
+    """For longer than the checks have patience, and nothing else happens meanwhile; no follower leaves for its lag."""
     settings.with_operations = True
-    settings.favoured = ("disk full",)
-    settings.fault_interval_us = 2_600_000
+    settings.favoured = ("disk full for long",) * 20
+    settings.fault_interval_us = 9_000_000
+    settings.lag_max_ms = 30_000
 
 
 ROWS: list[Row] = [
