@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError
 from chaos.history import NO_OFFSET, Sends, Status, Transaction
 from chaos.load import DEFINITE, RETRY_BACKOFF_MS, VALUES_PER_PROCESS, Reader, value_of
 from support.transactional_writers import ByAiokafka, ByLibrdkafka, Writer
-from support.transactions import ERRORS, PYTHON_ERRORS, Verdict, again, is_broken, verdict
+from support.transactions import ERRORS, abort_after, again, is_broken
 
 TRANSACTION_TIMEOUT_MS = 240_000
 """Longer than any fault: what ends a transaction here is its client."""
@@ -176,12 +176,7 @@ class TransactionalClient:
             one.outcome = Status.OK
             self.committed_s.append(time.monotonic())
         except ERRORS as error:
-            if verdict(error) is Verdict.FATAL or is_broken(error):
-                raise
-            self.aborts.append(f"{self.name} ({self.by}): {error!r}")
-            again(writer.abort)
-            # librdkafka lets it be aborted only where the commit was not done; of the others nobody knows.
-            if not isinstance(error, PYTHON_ERRORS):
+            if abort_after(error, writer, f"{self.name} ({self.by}): {error!r}", self.aborts):
                 one.outcome = Status.FAIL
 
     def _send(self, writer: NotingWriter, one: Transaction, op: int, place: int) -> None:

@@ -142,24 +142,20 @@ class ByAiokafka:
         return asyncio.run_coroutine_threadsafe(self._watched(coroutine), self._loop).result()
 
     async def _watched(self, coroutine: Any) -> Any:
-        """What a call brings. Some never return once the producer's sender has ended: then what it has ended of."""
+        """What a call brings. Once the producer's sender has ended some never return, and some say no more than that
+        they are not for a producer of that state: then what the sender has ended of is raised."""
         call = asyncio.ensure_future(coroutine)
         sender = self.producer and self.producer._sender.sender_task
-        await asyncio.wait(
-            {call, sender} if sender else {call}, timeout=CALL_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not call.done() and sender and sender.done():
-            await asyncio.wait({call}, timeout=AFTER_ITS_END_S)
-        if call.done() and not call.cancelled() and isinstance(call.exception(), AssertionError) and sender:
-            # What was called is not for a producer that has ended: its own word, where what it has ended of is wanted.
-            await asyncio.wait({sender}, timeout=AFTER_ITS_END_S)
-            if sender.done():
-                sender.result()
+        both = {call, sender} if sender else {call}
+        await asyncio.wait(both, timeout=CALL_S, return_when=asyncio.FIRST_COMPLETED)
+        if not _says_more(call):
+            await asyncio.wait(both, timeout=AFTER_ITS_END_S)
+        if not _says_more(call) and sender and sender.done():
+            call.cancel()
+            sender.result()
         if call.done():
             return call.result()
         call.cancel()
-        if sender and sender.done():
-            sender.result()
         raise TimeoutError(f"no answer within {CALL_S:.0f} s")
 
     def begin(self) -> None:
@@ -190,6 +186,11 @@ class ByAiokafka:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_S)
         self._loop.close()
+
+
+def _says_more(call: asyncio.Future[Any]) -> bool:
+    """Whether a call has ended, and not of the state that its producer is in."""
+    return call.done() and not isinstance(call.exception(), AssertionError)
 
 
 class ByJava:

@@ -213,17 +213,23 @@ class TransactionalLoad:
             one.outcome = Outcome.COMMITTED
             self.story.commit_times_s.append(time.monotonic())
         except ERRORS as error:
-            if verdict(error) is Verdict.FATAL or is_broken(error):
-                raise
-            self.story.aborts.append(f"{name}: {error!r}")
-            again(writer.abort)
-            # librdkafka and Java let it be aborted only where the commit was not done; of the others nobody knows.
-            if not isinstance(error, PYTHON_ERRORS):
+            if abort_after(error, writer, f"{name}: {error!r}", self.story.aborts):
                 one.outcome = Outcome.ABORTED
 
 
 class _Left(Exception):
     """The application is gone."""
+
+
+def abort_after(error: Exception, writer: Writer, words: str, aborts: list[str]) -> bool:
+    """As an application does whose client tells it of an error: what ends its producer is raised, else the transaction
+    is aborted, and `words` noted. Whether it is sure that nothing of it counts."""
+    if verdict(error) is Verdict.FATAL or is_broken(error):
+        raise error
+    aborts.append(words)
+    again(writer.abort)
+    # librdkafka and Java let it be aborted only where the commit was not done; of the others nobody knows.
+    return not isinstance(error, PYTHON_ERRORS)
 
 
 def again(call: Any) -> None:

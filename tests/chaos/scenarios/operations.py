@@ -6,6 +6,7 @@ for harm. A rolling restart moves nothing: its source is the node that comes nex
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -18,6 +19,7 @@ from chaos.cluster import Needs
 from chaos.operations import Commands, Json, Operation, Restarter, running_nodes
 from chaos.run import ASSIGNMENT, TOPIC, Run
 from chaos.scenario import scenario
+from penstock_controller.state.operations.engine.window import LIMITS
 from support.kafka import CALL_TIMEOUT_S, check_nothing_lost, client_config, produce, read_all
 from support.waiting import wait_for
 
@@ -44,6 +46,17 @@ class Change:
     """Whom the copies are made from, or whom they leave."""
     holds: Callable[[dict[tuple[str, int], list[int]]], bool]
     """Asked of the replicas of each partition."""
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """An operation that was hurt, at its end."""
+
+    name: str
+    """Of the process that was killed; empty for the command."""
+    away_s: float
+    """From then until it was ready again."""
+    ended: Json
 
 
 def _is_drained(placed: dict[tuple[str, int], list[int]]) -> bool:
@@ -87,10 +100,11 @@ def _register(change: Change, victim: str) -> None:
         commands = Commands(run.cluster)
         words = (*change.words, "--throttle", str(_rate(run, commands, change.words)))
         by_name = {"source": change.source, "target": TARGET}
-        _, ended = _put_on_record_and_hurt(run, commands, words, victim, by_name)
-        if change.name == REBALANCE and victim == "target" and ended["progress"]["moves_skipped"]:
+        hurt = _put_on_record_and_hurt(run, commands, words, victim, by_name)
+        if change.name == REBALANCE and victim == "target" and hurt.ended["progress"]["moves_skipped"]:
             # A rebalance does without a node that stays away, and says so. On a busy machine it is away for so long.
-            run.note(f"{TARGET} was away for too long: the rebalance goes on with another one")
+            assert hurt.away_s * 1000 >= LIMITS.skip_after_ms, f"given up too early: {hurt}"
+            run.note(f"{TARGET} was away for {hurt.away_s:.0f} s: the rebalance goes on with another one")
             with Operation.begun(commands, run.cluster.directory / "again.txt", *words) as again:
                 again.wait_until_done()
         _check(run, commands, change)
@@ -104,7 +118,7 @@ def _register_rolling(victim: str) -> None:
     def inject(run: Run) -> None:
         with Restarter(run.cluster) as restarter:
             words = ("cluster", ROLLING, *restarter.words)
-            killed, _ = _put_on_record_and_hurt(run, Commands(run.cluster), words, victim, {}, restarter)
+            killed = _put_on_record_and_hurt(run, Commands(run.cluster), words, victim, {}, restarter).name
             assert not restarter.failures, restarter.failures
             # Who was killed and started while the restart was under way is a new process already, and is left alone.
             counts = {name: restarter.counts[name] for name in run.cluster.names}
@@ -122,8 +136,7 @@ def _put_on_record_and_hurt(
     victim: str,
     by_name: dict[str, str],
     restarter: Restarter | None = None,
-) -> tuple[str, Json]:
-    """The name of the process that was killed, empty for the command; and the operation at its end."""
+) -> Hurt:
     cluster = run.cluster
     alone: AbstractContextManager[object] = restarter.lock if restarter is not None else nullcontext()
     with ExitStack() as stack:
@@ -151,6 +164,8 @@ def _put_on_record_and_hurt(
             with alone:
                 cluster.start(name, ready=False)
             cluster.wait_ready(name)
+        assert run.fault_s is not None
+        away_s = time.monotonic() - run.fault_s
         resume = restarter.words if restarter is not None else []
         ended = operation.wait_until_done(*resume)
         if operation.reasons:
@@ -158,7 +173,7 @@ def _put_on_record_and_hurt(
         if victim != "command" or operation.reasons:
             status = operation.command_status()
             assert status == 0, f"the command ended with {status}: {operation.last_words()}"
-    return name, ended
+    return Hurt(name, away_s, ended)
 
 
 def _add_ballast(run: Run) -> None:
