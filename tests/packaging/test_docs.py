@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -28,8 +29,14 @@ def test_scenarios_that_durability_names_exist() -> None:
         for name in re.findall(r"`([a-z0-9-]+)`", some)
     }
     assert len(named) > 10
+    # As `make chaos` runs it.
     run = subprocess.run(
-        [sys.executable, "-m", "chaos", "--list"], cwd=TESTS, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "chaos", "--list"],
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     missing = named - {line.split()[0] for line in run.stdout.splitlines() if line.strip()}
     assert not missing, missing
