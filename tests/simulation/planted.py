@@ -339,6 +339,10 @@ def _late_batch_overtakes() -> list[Patch]:
     ]
 
 
+def _gap_of_a_new_leader() -> list[Patch]:
+    return [(PartitionLog, "is_producer_new_since", lambda *_: False)]
+
+
 def _gap_of_a_deposed_leader() -> list[Patch]:
     return [(Registration, "in_touch", lambda _: True)]
 
@@ -348,6 +352,14 @@ def _hopping(settings: Settings) -> None:
     settings.gateways = 2
     settings.hop_probability = 0.2
     settings.favoured = ("network in two halves", "host cut off")
+    settings.fault_interval_us = 600_000
+    settings.producers, settings.produce_interval_us = 3, 300_000
+
+
+def _straight_to_leaders(settings: Settings) -> None:
+    # Leaders that are silent with a request of theirs, and few records in each.
+    settings.direct_probability = 1.0
+    settings.favoured = ("process stopped (SIGSTOP)", "host cut off", "host cut off, one way")
     settings.fault_interval_us = 600_000
     settings.producers, settings.produce_interval_us = 3, 300_000
 
@@ -477,6 +489,12 @@ BUGS = [
         "a node that may be deposed calls batches out of order",
         _gap_of_a_deposed_leader,
         _hopping,
+    ),
+    Bug(
+        "new-leader-judges",
+        "a new leader calls batches out of order, or takes them, while earlier ones are out to the one before it",
+        _gap_of_a_new_leader,
+        _straight_to_leaders,
     ),
 ]
 BUGS += [Bug(*row) for row in planted_log.ROWS]

@@ -14,7 +14,9 @@ An ack counts for all earlier batches that wait to be sent again, whatever they 
 without those before it. So none may ever be written past one that is not there; and no more
 than five batches are ever unsettled, as many as a log remembers to tell a repetition.
 
-A direct client goes to the leader that metadata name, and never back to an earlier one: a node that
+A direct client goes to the leader that metadata name, also while earlier batches are out to the one
+before it (librdkafka drains at errors alone, and sends on while fewer than five records are out;
+rd_kafka_toppar_producer_serve), and never back to an earlier one: a node that
 was deposed while it was cut off or stopped still names itself, until it hears. Produce carries no
 leader epoch (KIP-359 was never built), so such a node, Kafka's too, can only say that the sequence
 has a gap. Therefore clients leave metadata of a lower leader epoch than they have seen alone:
@@ -195,8 +197,8 @@ class Producer:
                 soonest_us = min(soonest_us, head.retry_at_us)
                 continue
             route = self._leader(queue) if self.is_direct else 0
-            if route is None or (route != queue.route and queue.in_flight):
-                # No leader; or another one, while requests to the old one are out.
+            if route is None or (route != queue.route and not self._may_change_route(queue)):
+                # No leader; or another one, while too much is out to the old one.
                 soonest_us = min(soonest_us, now_us + 50_000)
                 continue
             if queue.is_draining and queue.in_flight:
@@ -208,6 +210,14 @@ class Producer:
             self._send_to(route, heads)
         if soonest_us < 1 << 62:
             self._pump_soon(soonest_us - now_us)
+
+    def _may_change_route(self, queue: PartitionQueue) -> bool:
+        """Whether a batch may go to another leader while others are out to the old one.
+
+        librdkafka lets it when fewer than five records are out (rd_kafka_toppar_producer_serve). By a gateway there
+        is one connection.
+        """
+        return sum(len(batch.values) for batch in queue.in_flight) < (IN_FLIGHT_MAX if self.is_direct else 1)
 
     def _leader(self, queue: PartitionQueue) -> int | None:
         state = self._world.partition_for(queue.key, queue.leader_epoch)

@@ -98,6 +98,8 @@ class Settings:
     hop_probability: float = 0.0
     """How often a producer loses its connection before it sends, and comes back by any gateway: by one that
     is behind the last one, too."""
+    direct_probability: float = 0.3
+    """How often a producer goes to the leaders themselves."""
     fallback_silences: float = 1.2
     """How long a leader of the quorum that hears no majority goes on, in times of `silence_s`."""
     commit_timeout_ms: int = 10_000

@@ -38,7 +38,7 @@ class Workload:
     def start(self) -> None:
         settings = self._world.settings
         for number in range(1, settings.producers + 1):
-            direct = self._rng.random() < 0.3
+            direct = self._rng.random() < settings.direct_probability
             self.producers.append(Producer(self._world, number, -1, direct=direct))
         if self._rng.random() < 0.3:
             self.producers.append(Producer(self._world, len(self.producers) + 1, 1, direct=False))

@@ -33,9 +33,10 @@ from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.retry_gate import RetryGate
 from penstock_storage_node.kafka.rights import Rights
 from penstock_storage_node.kafka.transactional_appends import HeldBatch, MustWait, TransactionalAppends
-from penstock_storage_node.log import Appended, LogState
+from penstock_storage_node.log import Appended, LogState, PartitionLog
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
+from penstock_storage_node.replication.leadership import Leadership
 from penstock_storage_node.transactions.link import TransactionLink
 
 ACKS_ALL = -1
@@ -338,8 +339,8 @@ class ProduceHandler:
                 produce_version=request.version,
                 allow_transactional=self._transactions is not None,
             )
-        if self._retry_gate and info.producer_id >= 0:
-            self._retry_gate.check(item, info, log.is_next_of_producer(info), request.now_ms)
+        if info.producer_id >= 0 and (leadership.epoch or self._retry_gate):
+            self._check_order(request, item, info, log, leadership)
         transactions = self._transactions if info.attributes & TRANSACTIONAL_BIT else None
         if transactions is not None:
             transactions.admit(request, partition, leadership, (batch, info, settings), held)
@@ -363,6 +364,29 @@ class ProduceHandler:
             log.log_start_offset,
         )
         return AppendedBatch(leadership, info, appended.last_offset + 1, result, partition)
+
+    def _check_order(
+        self,
+        request: ProduceInProgress,
+        item: ProducePartition,
+        info: BatchInfo,
+        log: PartitionLog,
+        leadership: Leadership,
+    ) -> None:
+        """Raises NOT_LEADER_OR_FOLLOWER for a batch that may have overtaken one before it (`retry_gate`)."""
+        is_next = log.is_next_of_producer(info)
+        came_again = self._retry_gate.check(item, info, is_next, request.now_ms)
+        if (
+            not is_next
+            and not came_again
+            and leadership.epoch
+            and log.is_producer_new_since(info, leadership.epoch_start_offset)
+        ):
+            raise PenstockError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"producer {info.producer_id} begins with sequence {info.base_sequence} at the leader of epoch"
+                f" {leadership.epoch}; those before it may be out to the leader before: retry",
+            )
 
     def _writable(self, request: ProduceInProgress, item: ProducePartition, deferred: bool) -> Partition:
         """The partition that a batch is for, if its client may write to it and its disk works. Raises PenstockError."""

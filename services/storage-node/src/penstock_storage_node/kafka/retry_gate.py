@@ -12,6 +12,13 @@ So R2 is answered NOT_LEADER_OR_FOLLOWER, "certainly not written, send it again"
 has come again or has had time to; then R3 until R2 has, which was refused too and may still be
 on its way back to the client. Gateways do the same for what they fail themselves.
 
+A new leader knows of no refusal when R1 is out to the leader before it: librdkafka and the Java client
+send R2 to the new one without waiting for R1's answer. So the first batch of a producer that a leader
+sees, other than that of the partition's first leader, counts as refused behind R1 unless it is next in
+line. Once is enough, and needs no clock: clients send nothing again before all that is out was answered
+(librdkafka: rd_kafka_idemp_drain_toppar; Java: RecordAccumulator.shouldStopDrainBatchesForPartition). What
+comes again is a gap indeed, or of a producer whose state expired.
+
 The same holds for R1 that was written here and answered REQUEST_TIMED_OUT, as this node no
 longer led: it may cut R1 off as a follower and lead again, all before R2 arrives.
 """
@@ -82,8 +89,9 @@ class RetryGate:
                 refused.expires_ms = known.expires_ms
         self._refused[key] = refused
 
-    def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> None:
-        """Raises NOT_LEADER_OR_FOLLOWER for a batch behind one that was refused and has not come again.
+    def check(self, item: ProducePartition, info: BatchInfo, is_next: bool, now_ms: int) -> bool:
+        """Whether the batch was refused before, and comes again. Raises NOT_LEADER_OR_FOLLOWER for one behind one
+        that was refused and has not come again.
 
         `is_next`: in the log it is the next of its producer, or there already, so nothing is missing
         before it.
@@ -91,10 +99,10 @@ class RetryGate:
         key = (info.producer_id, info.producer_epoch, item.topic, item.topic_id, item.partition)
         refused = self._refused.get(key)
         if refused is None:
-            return
+            return False
         if refused.expires_ms <= now_ms:
             del self._refused[key]
-            return
+            return False
         place, first = _place(info), refused.awaited[0]
         if place.is_behind(first) and not is_next:
             raise PenstockError(
@@ -102,9 +110,11 @@ class RetryGate:
                 f"sequence {first.base_sequence} of producer {info.producer_id} was refused and must come again"
                 f" before sequence {info.base_sequence}: retry",
             )
+        came_again = place in refused.awaited
         refused.awaited = still_awaited(refused.awaited, place)
         if not refused.awaited:
             del self._refused[key]
+        return came_again
 
 
 def _place(info: BatchInfo) -> ProducerSequence:

@@ -266,6 +266,10 @@ class PartitionLog:
         """Whether a batch with a producer id is the one that must come next (`ProducerState.is_next`)."""
         return self._data.producers.is_next(info)
 
+    def is_producer_new_since(self, info: BatchInfo, start_offset: int) -> bool:
+        """Whether its producer has written nothing from there on (`ProducerState.is_new_since`)."""
+        return self._data.producers.is_new_since(info, start_offset)
+
     @property
     def is_busy(self) -> bool:
         """A job is out: nothing that needs the log for itself may start."""

@@ -117,6 +117,14 @@ class ProducerState:
             return True
         return _is_known(info, entry)
 
+    def is_new_since(self, info: BatchInfo, start_offset: int) -> bool:
+        """Whether nothing of the batch's producer was written from `start_offset` on, and its epoch is not over."""
+        entry = self._entries.get(info.producer_id)
+        if entry is None:
+            return True
+        is_old = not entry.batches or entry.batches[-1][2] < start_offset
+        return is_old and info.producer_epoch >= entry.epoch
+
     def is_duplicate(self, info: BatchInfo) -> bool:
         """Whether the batch is among those that are remembered of its producer."""
         entry = self._entries.get(info.producer_id)
