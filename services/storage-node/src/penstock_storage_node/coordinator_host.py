@@ -38,6 +38,8 @@ LOAD_RETRY_S = 0.5
 WRITES_MAX = 20_000
 """Writes of one coordinator that wait for the high watermark; beyond it requests are refused."""
 _NEVER_MS = 1 << 62
+_LOOK_MS = 1_000
+"""Nothing waits longer without a look: the clock need not be the event loop's."""
 
 Done = Callable[[ErrorCode], None]
 
@@ -52,6 +54,9 @@ class Coordinator(Protocol):
     @property
     def next_timer_ms(self) -> int:
         """`tick` has nothing to do before that time."""
+
+    def tell_earlier(self, told: Callable[[], None]) -> None:
+        """Have `told` called whenever `next_timer_ms` comes earlier than it was."""
 
     def tick(self, most: int | None = None) -> int:
         """Ring the timers that are due, `most` of them; how many rang."""
@@ -186,10 +191,13 @@ class CoordinatorHost(Generic[S]):
     """What is coordinated, as in "group"."""
 
     def __init__(self, manager: ReplicaManager, lifecycle: Lifecycle, tick_ms: int = TICK_MS) -> None:
+        """`tick_ms`: timers ring together that are due within so long."""
         self._manager = manager
         self._lifecycle = lifecycle
         self._clock_s = manager.clocks.s
         self._tick_ms = tick_ms
+        self._earlier = asyncio.Event()
+        """Something may ring earlier than it seemed."""
         self._hosted: dict[int, Hosted[S]] = {}
         self.loaded_records = 0
         self.bad_records = 0
@@ -312,6 +320,8 @@ class CoordinatorHost(Generic[S]):
             return
         self.serve(hosted)
         hosted.ready = True
+        hosted.shard.tell_earlier(self._earlier.set)
+        self._earlier.set()
         self._note_loaded(hosted, count, self._clock_s() - started_s)
 
     def _note_loaded(self, hosted: Hosted[S], count: int, took_s: float) -> None:
@@ -361,9 +371,25 @@ class CoordinatorHost(Generic[S]):
 
     # -- time ----------------------------------------------------------------------------------
 
+    async def _until_due(self) -> None:
+        """Wait until a timer is due; a node whose coordinators wait for nothing does nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._earlier.clear()
+            wait_ms = min((shard.next_timer_ms for shard in self.shards()), default=_NEVER_MS)
+            wait_ms -= self._manager.clock_ms()
+            if wait_ms <= 0:
+                return
+            timer = loop.call_later(min(wait_ms, _LOOK_MS) / 1000, self._earlier.set)
+            try:
+                await self._earlier.wait()
+            finally:
+                timer.cancel()
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._tick_ms / 1000)
+            await self._until_due()
             now_ms = self._manager.clock_ms()
             due = [shard for shard in self.shards() if shard.next_timer_ms <= now_ms]
             # However many timers end together, others are served in between.

@@ -1,11 +1,13 @@
 """Deadlines as data: a heap of them, and `due` for whoever owns the clock.
 
 Heartbeats move a deadline all the time; so moving one later costs an assignment, and the heap
-is told only when it rings too early. Nothing here calls anything back.
+is told only when it rings too early. No timer calls anything back; a queue tells only that it has to
+be looked at earlier than it said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -47,12 +49,17 @@ class TimerQueue:
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
         self._swept_count = 0
+        self.on_earlier: Callable[[], None] | None = None
+        """Told, by `set`, when `next_ms` comes earlier than it was."""
 
     def set(self, timer: Timer, deadline_ms: int) -> None:
         """Have `timer` ring at `deadline_ms`, and at no other time."""
         timer.deadline_ms = deadline_ms
         if deadline_ms < timer.armed_ms:
+            is_first = deadline_ms < self.next_ms
             self._arm(timer)
+            if is_first and self.on_earlier is not None:
+                self.on_earlier()
 
     def _arm(self, timer: Timer) -> None:
         timer.armed_ms = timer.deadline_ms

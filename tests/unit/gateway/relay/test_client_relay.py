@@ -77,6 +77,20 @@ async def test_one_leader_gets_the_bytes_as_they_came(rig: Rig) -> None:
     assert rig.nodes[1].streams == 1
 
 
+async def test_time_passes_for_busy_clients_alone(rig: Rig) -> None:
+    client = rig.client()
+
+    def ticks() -> bool:
+        return rig.relay._timer is not None
+
+    assert not ticks()
+    for _ in range(2):
+        await outcome(rig.submit(client, Produce, produce_frame((0, b"a"))))
+        assert ticks()
+        await eventually(lambda: not ticks(), "nobody is busy any more")
+    assert not rig.relay.busy
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_several_leaders_split_and_joined(rig: Rig, version: int) -> None:
     frame = produce_frame((0, b"a"), (1, b"bb"), (2, b"ccc"), (7, b"no"), version=version)

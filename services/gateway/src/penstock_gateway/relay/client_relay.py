@@ -78,6 +78,9 @@ class GatewayRelay(Protocol):
     on_stream_lost: Callable[[NodeId], None]
     """Told of a node whose stream broke."""
 
+    def note_busy(self, client: ClientRelay) -> None:
+        """The passing of time means something to it from now on."""
+
 
 class ClientRelay:
     """One client's requests on their way to leaders and back."""
@@ -104,7 +107,7 @@ class ClientRelay:
         """Route a request; its `finish` is called once, maybe at once. In order of arrival."""
         if isinstance(request, Produce):
             request.unknown_topics = self._unknown_topics
-        self._relay.busy[self] = None
+        self._relay.note_busy(self)
         request.times.arrived_s = self._metrics.clock_s()
         authorizer = self._relay.authorizer
         rights = RequestRights(authorizer, self._client.identity) if authorizer.is_enabled else None
@@ -143,7 +146,7 @@ class ClientRelay:
             if not self._leaving_until_ms and relay.leaving_count < LEAVING_MAX:
                 relay.leaving_count += 1
                 self._leaving_until_ms = relay.clock_ms() + LEAVING_MS
-                relay.busy[self] = None
+                relay.note_busy(self)
             if relay.clock_ms() < self._leaving_until_ms:
                 return
         if self._leaving_until_ms:

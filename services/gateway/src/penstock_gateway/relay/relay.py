@@ -57,15 +57,29 @@ class Relay:
         """Told of a node whose stream broke."""
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        """Of the next tick, while anybody is busy."""
+        self._is_ticking = False
         metrics.in_flight = lambda: sum(client.waiting_count for client in self.clients)
         self._off = metadata.on_change(lambda old, new, _: self._image_changed(old, new))
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Begin to tick, while anybody is busy."""
+        self._is_ticking = True
+        if self.busy:
+            self._arm()
+
+    def note_busy(self, client: ClientRelay) -> None:
+        """The passing of time means something to it from now on."""
+        self.busy[client] = None
+        if self._timer is None and self._is_ticking:
+            self._arm()
+
+    def _arm(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._tick_ms / 1000, self._tick)
 
     def stop(self) -> None:
         """Close the relays of all clients; their requests stay unanswered."""
+        self._is_ticking = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,4 +110,6 @@ class Relay:
             client.tick()
             if client.idle:
                 self.busy.pop(client, None)
-        self.start()
+        self._timer = None
+        if self.busy:
+            self._arm()

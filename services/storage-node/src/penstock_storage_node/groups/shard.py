@@ -192,6 +192,10 @@ class Shard:
         """`tick` has nothing to do before that time."""
         return self._store.timers.next_ms
 
+    def tell_earlier(self, told: Callable[[], None]) -> None:
+        """See `Coordinator`."""
+        self._store.timers.on_earlier = told
+
     # -- requests of the classic protocol ---------------------------------------------------------
 
     def join(self, request: JoinRequest, reply: JoinReply) -> None:

@@ -129,6 +129,10 @@ class Transitions:
         """`tick` has nothing to do before that time."""
         return self._timers.next_ms
 
+    def tell_earlier(self, told: Callable[[], None]) -> None:
+        """See `Coordinator`."""
+        self._timers.on_earlier = told
+
     @property
     def id_count(self) -> int:
         """Transactional ids."""
