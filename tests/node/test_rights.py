@@ -21,6 +21,8 @@ from penstock_storage_node.kafka.dispatch import DataApis
 from penstock_storage_node.kafka.groups import GroupHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.kafka.write_markers import WriteMarkersHandler
+from penstock_storage_node.transactions.leading import LeadingSide
 from support.acls import acl
 from support.rights_table import (
     ALICE,
@@ -30,6 +32,7 @@ from support.rights_table import (
     PARTITION_ROWS,
     TOPIC,
     TOPICS_OF_GROUPS_ROWS,
+    TRANSACTION_ROWS,
     Row,
     authorizer_of,
     codes_of,
@@ -101,6 +104,18 @@ async def test_partitions_and_the_node_itself(cluster: MiniCluster, row: Row) ->
             row,
             version,
             lambda authorizer: ask(DataApis(node.manager, authorizer, lambda: True), row, version),  # noqa: B023
+        )
+
+
+async def test_markers_of_an_operator(cluster: MiniCluster) -> None:
+    """Either right will do, and who has none is told of one: that which Kafka asks for aloud."""
+    (row,) = (row for row in TRANSACTION_ROWS if row.api is ApiKey.WRITE_TXN_MARKERS)
+    leading = LeadingSide(cluster.nodes[1].manager)
+    for version in row.versions():
+        await check(
+            row,
+            version,
+            lambda authorizer: ask(WriteMarkersHandler(leading, Rights(authorizer)), row, version),  # noqa: B023
         )
 
 

@@ -3,8 +3,8 @@
 Coordinators of this cluster do not come this way (see `rpc.transaction_service`): Kafka's form names no partition of
 `__transaction_state`, so two of a marker's three fences can't be looked at.
 
-Rules (KafkaApis.handleWriteTxnMarkersRequest): ALTER or CLUSTER_ACTION on the cluster; each partition has its own
-answer, once the high watermark covers its marker.
+Rules (KafkaApis.handleWriteTxnMarkersRequest): ALTER or CLUSTER_ACTION on the cluster, and the audit log is told of the
+second alone; each partition has its own answer, once the high watermark covers its marker.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class WriteMarkersHandler:
         if not rights.is_enabled:
             return True
         kind = ResourceType.CLUSTER
-        return rights.may_see(caller, Operation.CLUSTER_ACTION, kind, CLUSTER_NAME) or rights.may(
-            caller, Operation.ALTER, kind, CLUSTER_NAME
+        return rights.may_see(caller, Operation.ALTER, kind, CLUSTER_NAME) or rights.may(
+            caller, Operation.CLUSTER_ACTION, kind, CLUSTER_NAME
         )
 
     async def _write(self, markers: Any, codes: list[_Codes]) -> None:
