@@ -19,6 +19,7 @@ MODULES = (
     "sign_in",
     "administered",
     "transactions",
+    "markers",
     "transacting",
 )
 

@@ -70,6 +70,10 @@ class Asker:
             self._wires[address] = Wire(address)
         return self._wires[address]
 
+    def once(self, address: str, request: Any) -> Any:
+        """The answer, whatever it is."""
+        return self._wire(address).call(request)
+
     def coordinator(self, name: str) -> str:
         """Where an id's coordinator is reached."""
         request = build.request("find_coordinator", 1, {"key": name, "key_type": 1})
@@ -95,13 +99,21 @@ class Asker:
             made = self.settled(at, build.request("init_producer_id", 1, init))
         found = Producer(int(made.producer_id), int(made.producer_epoch))
         if state != "empty":
-            self._ok(at, "add_partitions_to_txn", 0, added(name, found, topic))
+            self.add(at, name, found, topic, 0)
         if state in ("committed", "aborted"):
-            ending = {"transactional_id": name, "committed": state == "committed", **found.fields}
-            self._ok(at, "end_txn", 0, ending)
-            # Until its markers are written everything else is told that it is under way.
-            self._ok(at, "end_txn", 0, ending)
+            self.end(at, name, found, commit=state == "committed")
         return at, found
+
+    def add(self, at: str, name: str, producer: Producer, topic: str, partition: int) -> None:
+        """A partition to the transaction of an id."""
+        self._ok(at, "add_partitions_to_txn", 0, added(name, producer, topic, partition))
+
+    def end(self, at: str, name: str, producer: Producer, *, commit: bool = True) -> None:
+        """The transaction of an id, and wait until its markers are written."""
+        ending = {"transactional_id": name, "committed": commit, **producer.fields}
+        self._ok(at, "end_txn", 0, ending)
+        # Until then everything else is told that it is under way.
+        self._ok(at, "end_txn", 0, ending)
 
     def _ok(self, at: str, api: str, version: int, values: dict[str, Any]) -> None:
         answer = self.settled(at, build.request(api, version, values))

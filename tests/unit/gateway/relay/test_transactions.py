@@ -267,6 +267,51 @@ def test_markers_are_split_by_leader_and_joined_by_producer(version: int) -> Non
     }
 
 
+def told_of_markers(response: Any) -> list[tuple[int, str, int, int]]:
+    return [
+        (m.producer_id, t.name, p.partition_index, int(p.error_code))
+        for m in response.markers
+        for t in m.topics
+        for p in t.partitions
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_of_markers_of_several_producers_each_is_answered_though_a_leader_moved(version: int) -> None:
+    """Partition 0 is another node's by now, partition 4 has answers for both producers."""
+    call = Call(ApiKey.WRITE_TXN_MARKERS, version, {"markers": [marker(1, 4, 0), marker(2, 4)]})
+    assert call.flight is not None
+
+    def done(producer_id: int, *codes: tuple[int, int]) -> Any:
+        parts = tuple(
+            call.item("WritableTxnMarkerPartitionResult", partition_index=partition, error_code=code)
+            for partition, code in codes
+        )
+        topic = call.item("WritableTxnMarkerTopicResult", name="t", partitions=parts)
+        return call.item("WritableTxnMarkerResult", producer_id=producer_id, topics=(topic,))
+
+    said = (done(1, (4, 0), (0, E.NOT_LEADER_OR_FOLLOWER)), done(2, (4, 47)))
+    refusal = call.request.refused(call.flight.payload, [codec.respond(call.header, markers=said)])
+    assert refusal.refused == [1]
+    call.request.settle(refusal.results, 2)
+    (again,) = call.flight.split([[1]])
+    call.answer(again, markers=(done(1, (0, 0)),))
+    assert told_of_markers(call.result()) == [(1, "t", 4, 0), (1, "t", 0, 0), (2, "t", 4, 47)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_partition_that_a_producers_markers_name_twice_is_answered_once(version: int) -> None:
+    call = Call(ApiKey.WRITE_TXN_MARKERS, version, {"markers": [marker(1, 0, 4), marker(1, 0)]})
+    assert call.flight is not None
+    first, second = call.flight.split([[0, 2], [1]])
+    part = call.item("WritableTxnMarkerPartitionResult", partition_index=0, error_code=0)
+    topic = call.item("WritableTxnMarkerTopicResult", name="t", partitions=(part,))
+    one = call.item("WritableTxnMarkerResult", producer_id=1, topics=(topic,))
+    call.answer(first, markers=(one,))
+    call.request.failed(second.payload, E.NOT_LEADER_OR_FOLLOWER)
+    assert told_of_markers(call.result()) == [(1, "t", 0, 0), (1, "t", 4, E.NOT_LEADER_OR_FOLLOWER)]
+
+
 def test_no_markers_are_answered_here() -> None:
     assert Call(ApiKey.WRITE_TXN_MARKERS, 2, {"markers": []}).result().markers == ()
 

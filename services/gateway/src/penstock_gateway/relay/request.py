@@ -12,7 +12,7 @@ driven by the client's relay, which owns the table of flights.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Generic
@@ -136,6 +136,14 @@ class Relayed(ABC, Generic[R]):
     def join(self, results: list[R]) -> list[Buffer]:
         """The client's response."""
 
+    def item_keys(self) -> Sequence[Hashable]:
+        """What tells each item from the others."""
+        return self.names()
+
+    def answer_key(self, answer: ItemAnswer[R]) -> Hashable:
+        """That of the item that a node's answer is about."""
+        return answer.named
+
     def part_bytes(self, indices: Sequence[int]) -> int:
         """About how many bytes `encode` gives."""
         return PART_BYTES * (1 + len(indices))
@@ -231,13 +239,13 @@ class Relayed(ABC, Generic[R]):
 
     def refused(self, part: Part, chunks: Sequence[Buffer]) -> Refusal[R]:
         """What a node refused of a part, and the rest of its answer."""
-        answers = {answer.named: answer for answer in self.decode(_whole(chunks))}
-        names = self.names()
+        answers = {self.answer_key(answer): answer for answer in self.decode(_whole(chunks))}
+        keys = self.item_keys()
         refused: list[int] = []
         sent_again: list[int] = []
         results: list[R] = []
         for position, index in enumerate(part.indices):
-            answer = answers.get(names[index])
+            answer = answers.get(keys[index])
             if answer is None:
                 results.append(self.failure(index, ErrorCode.UNKNOWN_SERVER_ERROR))
             elif answer.error in FIND_LEADER:  # the client is not told: another node is asked

@@ -6,7 +6,7 @@ send; when leaders differ: WriteTxnMarkers, by which an operator ends a transact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -189,6 +189,12 @@ class MarkersCall(Relayed[MarkerAnswer]):
     def names(self) -> Sequence[Named]:
         return [named for _, named in self._items]
 
+    def item_keys(self) -> Sequence[Hashable]:
+        return [(int(self._request.markers[number].producer_id), named) for number, named in self._items]
+
+    def answer_key(self, answer: ItemAnswer[MarkerAnswer]) -> Hashable:
+        return answer.result.producer_id, answer.named
+
     def start(
         self, image: MetadataImage, veto: Veto | None = None, rights: RequestRights | None = None
     ) -> InFlight[Part] | None:
@@ -247,13 +253,10 @@ class MarkersCall(Relayed[MarkerAnswer]):
         ]
 
     def join(self, results: list[MarkerAnswer]) -> list[Buffer]:
-        """By producer id, as Kafka has it."""
-        found: dict[int, dict[str, list[Any]]] = {}
+        """By producer id, as Kafka has it; what several of its markers name is there once."""
+        found: dict[int, dict[str, dict[int, int]]] = {}
         for producer_id, topic, partition, code in results:
-            one = codec.item(
-                self.header, "WritableTxnMarkerPartitionResult", partition_index=partition, error_code=code
-            )
-            found.setdefault(producer_id, {}).setdefault(topic, []).append(one)
+            found.setdefault(producer_id, {}).setdefault(topic, {})[partition] = code
         markers = tuple(
             codec.item(
                 self.header,
@@ -261,9 +264,20 @@ class MarkersCall(Relayed[MarkerAnswer]):
                 producer_id=producer_id,
                 topics=tuple(
                     codec.item(
-                        self.header, "WritableTxnMarkerTopicResult", name=name, partitions=tuple(partitions)
+                        self.header,
+                        "WritableTxnMarkerTopicResult",
+                        name=name,
+                        partitions=tuple(
+                            codec.item(
+                                self.header,
+                                "WritableTxnMarkerPartitionResult",
+                                partition_index=partition,
+                                error_code=code,
+                            )
+                            for partition, code in codes.items()
+                        ),
                     )
-                    for name, partitions in topics.items()
+                    for name, codes in topics.items()
                 ),
             )
             for producer_id, topics in found.items()

@@ -4,7 +4,8 @@ Coordinators of this cluster do not come this way (see `rpc.transaction_service`
 `__transaction_state`, so two of a marker's three fences can't be looked at.
 
 Rules (KafkaApis.handleWriteTxnMarkersRequest): ALTER or CLUSTER_ACTION on the cluster, and the audit log is told of the
-second alone; each partition has its own answer, once the high watermark covers its marker.
+second alone; each partition has its own answer, once the high watermark covers its marker. Where several markers of one
+producer name a partition, all are written and the last one's answer is told.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ class WriteMarkersHandler:
             for code in found.values():
                 if code:
                     caller.note(code)
-        rows = (_row(header, marker, found) for marker, found in zip(markers, codes, strict=True))
+        by_producer: dict[int, _Codes] = {}
+        for marker, found in zip(markers, codes, strict=True):
+            if found:
+                by_producer.setdefault(marker.producer_id, {}).update(found)
+        rows = (_row(header, producer_id, found) for producer_id, found in by_producer.items())
         return [codec.respond(header, markers=tuple(rows))]
 
     def _may(self, caller: RequestContext) -> bool:
@@ -105,22 +110,15 @@ class WriteMarkersHandler:
             is_over = True
 
 
-def _row(header: RequestHeader, marker: Any, codes: _Codes) -> Any:
-    topics = tuple(
-        codec.item(
-            header,
-            "WritableTxnMarkerTopicResult",
-            name=topic.name,
-            partitions=tuple(
-                codec.item(
-                    header,
-                    "WritableTxnMarkerPartitionResult",
-                    partition_index=index,
-                    error_code=codes[TopicPartitionName(topic.name, index)],
-                )
-                for index in topic.partition_indexes
-            ),
+def _row(header: RequestHeader, producer_id: int, codes: _Codes) -> Any:
+    by_topic: dict[str, list[Any]] = {}
+    for name, code in codes.items():
+        one = codec.item(
+            header, "WritableTxnMarkerPartitionResult", partition_index=name.partition, error_code=code
         )
-        for topic in marker.topics
+        by_topic.setdefault(name.topic, []).append(one)
+    topics = tuple(
+        codec.item(header, "WritableTxnMarkerTopicResult", name=topic, partitions=tuple(partitions))
+        for topic, partitions in by_topic.items()
     )
-    return codec.item(header, "WritableTxnMarkerResult", producer_id=marker.producer_id, topics=topics)
+    return codec.item(header, "WritableTxnMarkerResult", producer_id=producer_id, topics=topics)
