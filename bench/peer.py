@@ -152,9 +152,12 @@ class KafkaCluster:
             self._java(
                 folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), *user
             ).wait(60)
-        for index in range(self.node_count):
-            folder = self.folder / f"kafka-{index + 1}"
-            self.processes.append(self._java(folder, "kafka.Kafka", str(folder / "server.properties")))
+        self.run()
+
+    def run(self) -> None:
+        """Start every node on what it has; none may be running."""
+        folders = [self.folder / f"kafka-{index + 1}" for index in range(self.node_count)]
+        self.processes = [self._java(f, "kafka.Kafka", str(f / "server.properties")) for f in folders]
 
     def _listeners(self, client_port: int, controller_port: int) -> str:
         if self._door is None:
@@ -189,6 +192,13 @@ class KafkaCluster:
         said = (self.folder / f"kafka-{index + 1}" / "kafka.Kafka.log").read_text(errors="replace")
         how = "ended by itself" if any(ended) else "runs"
         return f"broker {index + 1} {how} and said last: {' / '.join(said.splitlines()[-3:])}"
+
+    def kill(self) -> None:
+        """SIGKILL to every node."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait(10)
 
     def stop(self) -> None:
         for process in self.processes:

@@ -1,18 +1,30 @@
-"""Transactions in files of nodes that were killed, by Kafka's own tool."""
+"""Transactions in files of killed nodes, by Kafka's own tool; such files in Kafka, and Kafka's in Penstock."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.peer import KafkaCluster
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
+from conformance import build
+from conformance.wire import Wire
+from penstock.local.cluster import LocalCluster
+from penstock_kafka.records.batch import iter_batches
+from penstock_kafka.records.read import read_records
+from penstock_storage_node.transactions import records as stored
 from support import transaction_history as told
 from support.cluster import running_cluster
 from support.java import needs_java
-from support.kafka import wait_for_full_isr
-from support.kafka_tools import check_directories, complaints, dump_log_segments
+from support.kafka import client_config, wait_for_full_isr
+from support.kafka_tools import check_directories, complaints, dump_log_segments, running_kafka
+from support.operated import said
+from support.transactional_writers import ByJava, ByLibrdkafka
 from support.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900), needs_java]
@@ -20,11 +32,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900), n
 STATE_PARTITIONS = 4
 """Of either coordinator's topic: fewer files to be read."""
 STATE, OFFSETS = "__transaction_state", "__consumer_offsets"
+TOPICS = {told.TOPIC: told.PARTITIONS, told.INPUT: 1, STATE: STATE_PARTITIONS, OFFSETS: STATE_PARTITIONS}
 OF_PENSTOCK = {
     "controller": {
         "offsets_topic_num_partitions": str(STATE_PARTITIONS),
         "transaction_state_log_num_partitions": str(STATE_PARTITIONS),
     }
+}
+OF_KAFKA = {
+    "offsets.topic.num.partitions": str(STATE_PARTITIONS),
+    "transaction.state.log.num.partitions": str(STATE_PARTITIONS),
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
 }
 
 
@@ -94,3 +114,143 @@ def check_offsets(rows: list[tuple[dict[str, Any], dict[str, Any] | None]]) -> N
         value["offset"] for key, value in rows if value and key.get("group") == told.GROUP and "topic" in key
     ]
     assert found == [told.STABLE_OFFSET, told.ABORTED_OFFSET, told.PENDING_OFFSET]
+
+
+def _answers(bootstrap: str) -> bool:
+    """A broker that is not there yet is told by its silence, and the tool of the client by an error."""
+    try:
+        return bool(AdminClient(client_config(bootstrap)).list_topics(timeout=5).brokers)
+    except KafkaException:
+        return False
+
+
+def _ready(kafka: KafkaCluster) -> str:
+    wait_for(lambda: _answers(kafka.bootstrap), "Kafka answers", 300)
+    return kafka.bootstrap
+
+
+def _partitions(data: Path) -> Iterator[Path]:
+    for topic, count in TOPICS.items():
+        for partition in range(count):
+            yield data / f"{topic}-{partition}"
+
+
+def _end_what_is_open(bootstrap: str) -> None:
+    """Their producers come again, which aborts what they had left."""
+    ByLibrdkafka(bootstrap, "open-old", told.TIMEOUT_MS).close()
+    ByJava(bootstrap, "open-new", told.TIMEOUT_MS).close()
+
+
+def _check_readers(bootstrap: str, found: Any, history: told.History) -> None:
+    """They find what they had found elsewhere; and once nothing is open, all that was committed."""
+    assert told.readings(bootstrap) == found
+    wait_for(lambda: told.committed_offset(bootstrap) == told.STABLE_OFFSET, "the group's offset")
+    _end_what_is_open(bootstrap)
+    _, everything = found
+    wait_for(
+        lambda: told.readings(bootstrap) == (history.seen(everything), everything), "what was open is aborted"
+    )
+    assert told.committed_offset(bootstrap) == told.STABLE_OFFSET
+    writer = ByLibrdkafka(bootstrap, "old", told.TIMEOUT_MS)
+    told.one_more(writer, "old", history)
+    writer.close()
+    committed, everything = told.readings(bootstrap)
+    assert committed == history.seen(everything)
+
+
+def test_kafka_starts_on_the_files_of_a_killed_node(killed: dict[str, Any], tmp_path: Path) -> None:
+    with running_kafka(tmp_path, settings=OF_KAFKA) as kafka:
+        told.make_topics(_ready(kafka))
+        kafka.stop()
+        data = tmp_path / "kafka-1/data"
+        for theirs in _partitions(data):
+            ours = killed["directories"][0] / theirs.name
+            # Which id a topic has stands in Kafka's metadata.
+            topic_id = (theirs / "partition.metadata").read_bytes()
+            shutil.rmtree(theirs)
+            shutil.copytree(ours, theirs)
+            (theirs / "partition.metadata").write_bytes(topic_id)
+        for kept in (*data.glob("*-checkpoint"), data / ".kafka_cleanshutdown"):
+            kept.unlink(missing_ok=True)
+        kafka.run()
+        _check_readers(_ready(kafka), killed["found"], killed["history"])
+
+
+def _producer_ids(data: Path) -> set[int]:
+    """Every one that these files have: in batches, and as what the coordinator gave."""
+    found = set()
+    for directory in _partitions(data):
+        for log in directory.glob("*.log"):
+            content = log.read_bytes()
+            for info in iter_batches(content):
+                found.add(info.producer_id)
+                if not directory.name.startswith(STATE):
+                    continue
+                for record in read_records(content[info.position : info.position + info.size_bytes]):
+                    if record.value is not None:
+                        value = stored.read_value(record.value)
+                        found |= {value.producer_id, value.previous_id, value.next_id}
+    return found - {-1}
+
+
+def _new_ids(address: str) -> list[int]:
+    """Of idempotent producers."""
+    request = build.request("init_producer_id", 4, {"transaction_timeout": 0, "producer_id": -1})
+    found = []
+    with Wire(address) as wire:
+        for _ in range(5):
+            answer = wire.call(request)
+            assert not int(answer.error_code), answer
+            found.append(int(answer.producer_id))
+    return found
+
+
+def test_a_directory_of_kafka_is_taken_over(tmp_path: Path) -> None:
+    with running_kafka(tmp_path, settings=OF_KAFKA) as kafka:
+        told.make_topics(_ready(kafka))
+        history = told.write_history(kafka.bootstrap)
+        found = told.readings(kafka.bootstrap)
+        assert told.committed_offset(kafka.bootstrap) == told.STABLE_OFFSET
+        kafka.kill()
+    theirs = tmp_path / "kafka-1/data"
+    old_ids = _producer_ids(theirs)
+    assert len(old_ids) > len(told.STATUSES)
+
+    with running_cluster(
+        tmp_path / "ours", controllers=1, nodes=1, steady=True, settings=OF_PENSTOCK
+    ) as cluster:
+        # Producers of a new cluster begin as Kafka's do, and each process has more ids at hand.
+        doors = (cluster.bootstrap, cluster.direct_bootstrap)
+        assert {n for door in doors for n in _new_ids(door)} & old_ids
+        cluster.kill("node-1")
+        for directory in _partitions(theirs):
+            shutil.copytree(directory, cluster.directory / "node-1/data" / directory.name)
+        cluster.start("node-1")
+        wait_for(lambda: _offered(cluster) == TOPICS, "the node offers what it has")
+        taken = said(cluster, "cluster", "recover", "--from-nodes", "--yes")
+        assert [topic["error"] for topic in taken["topics"]] == [None] * len(TOPICS)
+        for topic in TOPICS:
+            wait_for_full_isr(cluster.bootstrap, topic)
+
+        new_ids = [n for door in doors for n in _new_ids(door)]
+        assert not set(new_ids) & old_ids
+        listed = _listed(cluster)
+        assert {row["producer_id"] for row in listed.values()} <= old_ids
+        assert {name for name, row in listed.items() if row["state"] == "Ongoing"} == {"open-old", "open-new"}
+        _check_readers(cluster.bootstrap, found, history)
+        for number in range(3):
+            ByLibrdkafka(cluster.bootstrap, f"later-{number}").close()
+        listed = _listed(cluster)
+        new_ids += [listed[f"later-{number}"]["producer_id"] for number in range(3)]
+        assert not set(new_ids) & old_ids
+
+
+def _offered(cluster: LocalCluster) -> dict[str, int]:
+    """Topics that nodes have and the metadata lack, with how many partitions."""
+    found = said(cluster, "cluster", "recover", "--from-nodes", "--dry-run")["topics"]
+    return {topic["topic"]: len(topic["partitions"]) for topic in found}
+
+
+def _listed(cluster: LocalCluster) -> dict[str, dict[str, Any]]:
+    """Transactional ids."""
+    return {row["transactional_id"]: row for row in said(cluster, "transaction", "list")["transactions"]}

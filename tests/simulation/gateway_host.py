@@ -78,6 +78,7 @@ class GatewayProcess(Process):
             ports.tick_ms,
         )
         self.producer_ids = ProducerIdAllocator(self.controllers, self.name)
+        self.metadata.on_change(self.producer_ids.metadata_changed)
         # The controllers probe this port.
         SimServer(self, f"{self.name}:{GATEWAY_PORT}")
         registration = Registration(

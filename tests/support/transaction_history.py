@@ -112,6 +112,11 @@ def write_history(bootstrap: str) -> History:
     return history
 
 
+def one_more(writer: Writer, name: str, history: History) -> None:
+    """A transaction after those of the history; it commits."""
+    _one(writer, name, ROUNDS, history, counts=True)
+
+
 def _one(writer: Writer, name: str, number: int, history: History, *, counts: bool) -> None:
     writer.begin()
     _send(writer, name, number, history, counts=counts)

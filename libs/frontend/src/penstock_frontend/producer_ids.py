@@ -2,15 +2,21 @@
 
 A block (1,000 ids, KIP-730) comes from a committed command of the controllers and lives
 in memory alone: a restarted process asks for a new one, so no id is ever given twice.
+
+Logs that come from elsewhere have ids of their own. When the cluster takes some it passes over all that they may have,
+more than a block at once; what is at hand from before is given up then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.limits import PRODUCER_ID_BLOCK_COUNT
+from penstock_core.metadata.image import MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.controller_client import ControllerClient
 
 _REFILL_BELOW_COUNT = 100
@@ -24,6 +30,8 @@ class ProducerIdAllocator:
         self._owner = owner
         self._next = 0
         self._end = 0
+        self._least = 0
+        """Those below may be in logs that came from elsewhere."""
         self._following: tuple[int, int] | None = None
         self._fetching: asyncio.Task[None] | None = None
         self.on_arrival: Callable[[], None] = lambda: None
@@ -59,6 +67,22 @@ class ProducerIdAllocator:
                 ) from None
         return producer_id
 
+    def metadata_changed(
+        self, old: MetadataImage, _new: MetadataImage, records: Sequence[metadata_pb2.MetadataRecord]
+    ) -> None:
+        """Be told of every change. After a snapshot nobody knows whether ids were passed over: they may have been."""
+        before = old.next_producer_id
+        for record in records:
+            if record.HasField("producer_ids"):
+                after = record.producer_ids.next_producer_id
+                if after - before > PRODUCER_ID_BLOCK_COUNT:
+                    self._least = after
+                before = after
+        if self._next < self._least:
+            self._next = self._end = 0
+        if self._following is not None and self._following[0] < self._least:
+            self._following = None
+
     async def close(self) -> None:
         """Give up a fetch that is under way."""
         if self._fetching is not None:
@@ -86,4 +110,5 @@ class ProducerIdAllocator:
         if response.count < 1:
             raise PenstockError(ErrorCode.UNKNOWN_SERVER_ERROR, "the controller gave an empty block of ids")
         first = response.first_producer_id
-        self._following = (first, first + response.count)
+        if first >= self._least:
+            self._following = (first, first + response.count)

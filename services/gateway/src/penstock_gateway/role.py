@@ -192,6 +192,7 @@ class Gateway:
         self._book = AddressBook(settings.gateway_id, self._own, _host_gateways())
         self._addresses = GatewayAddresses(self._book, lambda: self._metadata.image)
         self._producer_ids = ProducerIdAllocator(self._controllers, settings.gateway_id)
+        self._metadata.on_change(self._producer_ids.metadata_changed)
         self._bound: dict[str, Endpoint] = {}
         self._grpc_endpoint = Endpoint("", "", 0)
         self._http_endpoint = Endpoint("", "", 0)

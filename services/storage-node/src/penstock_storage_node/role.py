@@ -312,6 +312,7 @@ class StorageNode:
         suspected_leaders = SuspectedLeaders(self._metadata, self._clocks.ms)
         self._build_replication(suspected_leaders)
         self._producer_ids = ProducerIdAllocator(self._controllers, owner)
+        self._metadata.on_change(self._producer_ids.metadata_changed)
         self._build_groups()
         self._build_transactions()
         self._data = DataApis(

@@ -44,8 +44,8 @@ def image_of(*records: pb.MetadataRecord, nodes: tuple[int, ...] = (1, 2, 3)) ->
     return MetadataImage.from_records([restored, *known, *records], RESTORED + 10)
 
 
-def context(image: MetadataImage) -> Context:
-    return Context(image, random.Random(1), alive=lambda _: True)
+def context(image: MetadataImage, now_ms: int = 0) -> Context:
+    return Context(image, random.Random(1), alive=lambda _: True, now_ms=now_ms)
 
 
 def replica(topic_id: bytes, index: int, epoch: int, end: int, **more: object) -> api.UnknownReplica:
@@ -163,6 +163,18 @@ def test_an_unknown_topic_comes_back_with_all_who_have_it() -> None:
     assert [t.error.message for t in offered(new, offers, ["t"])] == [
         "t: the metadata know all of it that nodes have"
     ]
+
+
+@pytest.mark.parametrize(("given", "now_ms", "next_id"), [(0, 70_000, 70_000), (3_000, 2_999, 3_000)])
+def test_producer_ids_go_on_above_those_that_its_logs_may_have(given: int, now_ms: int, next_id: int) -> None:
+    """Of a log of another cluster, Kafka's maybe, nobody knows which: none gives a thousand a second for ever."""
+    ids = pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=given))
+    image = image_of(*([ids] if given else []))
+    offers = told((1, [replica(T, 0, 5, 10)]))
+    (found,) = offered(image, offers, [])
+    new = image.apply(adopt(context(image, now_ms), found, offers).records, image.version + 1)
+    assert new.next_producer_id == next_id
+    assert not adopt(context(new, 2 * now_ms), found, offers).records, "once"
 
 
 def test_offsets_of_groups_come_back_compacted() -> None:

@@ -5,6 +5,11 @@ longer one. The one that is ahead of all holds every acknowledged record, as lon
 those that are compared; so nobody is elected before all who may have it have told, unless an operator says so.
 
 Epochs go on above all that any log has seen, since logs refuse older ones.
+
+So do producer ids, above all that the logs of a taken topic may have, in their batches or as what a transaction
+coordinator gave: one that is given twice makes new records pass for repeated ones, and ends the transactions of
+another. Which those are would take a reading of every record. The time in ms is above all: whoever gave them, Kafka
+maybe, gave less than a thousand a second since 1970.
 """
 
 from __future__ import annotations
@@ -280,6 +285,9 @@ def adopt(ctx: Context, told: api.RecoveredTopic, offers: Offers) -> Generated[b
         new = _adopted(image, topic_id, each.partition, rows) if old is None else confirmed(image, old, rows)
         if new is not None:
             records.append(partition_record(new))
+    if records and image.next_producer_id < ctx.now_ms:
+        passed = pb.ProducerIdsRecord(next_producer_id=ctx.now_ms)
+        records.append(pb.MetadataRecord(producer_ids=passed))
     return Generated(bool(records), records)
 
 
