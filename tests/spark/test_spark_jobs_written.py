@@ -96,6 +96,14 @@ def test_a_new_key_and_bad_input(spark: SparkSession, memory: StageGateway, tmp_
         repartition(spark, to="none", **where)
     with pytest.raises(JobError, match="topic 'copy' has 3 partitions, not 7"):
         repartition(spark, to="copy", partitions=7, **where)
+    with pytest.raises(OptionError, match="a topic has partitions, not -1"):
+        repartition(spark, to="new", partitions=-1, **where)
+    with pytest.raises(OptionError, match="is no SQL over"):
+        repartition(spark, to="new", partitions=7, key="nothing + 1", **where)
+    assert "new" not in memory.topics
+    made = repartition(spark, to="new", partitions=7, **where)
+    assert (made["rows"], len(memory.topics["new"].logs)) == (25, 7)
+    assert values(memory, "new") == sorted(row["value"] for row in memory.rows("flights"))
 
 
 def test_a_replay_in_its_order_from_topic_and_archive(

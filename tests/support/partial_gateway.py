@@ -20,5 +20,5 @@ class PartialGateway(gateway_pb2_grpc.GatewayServicer):
 
     Authenticate = Produce = _unknown_stream
     Describe = ListOffsets = FetchRange = _unknown
-    SizeRanges = EpochEnds = GroupOffsets = CommitGroup = _unknown
+    SizeRanges = EpochEnds = GroupOffsets = CommitGroup = CreateTopic = _unknown
     BeginStage = CommitUnit = AbortStage = DescribeSink = ListSinks = _unknown

@@ -350,6 +350,19 @@ class GatewayClient:
             found[item.name] = TopicInfo(item.name, bytes(item.topic_id), partitions)
         return found
 
+    def create_topic(self, name: str, partitions: int) -> tuple[int, str]:
+        """Kafka's error code, 0 for none, and why. A call that was repeated may hear that the topic exists."""
+        request = gateway_pb2.CreateTopicRequest(name=name, partitions=partitions)
+
+        def call(
+            gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
+        ) -> tuple[gateway_pb2.CreateTopicResponse, str]:
+            answer = gateway.CreateTopic(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
+            return answer, retriable([answer.error.code])
+
+        error = self.call(call).error
+        return error.code, error.message
+
     def list_offsets(self, queries: Sequence[Query], wait_ms: int = 0) -> list[OffsetAnswer]:
         """One answer per query, in order. With `wait_ms` the gateway waits that long for news."""
         if not queries:

@@ -44,6 +44,9 @@ def epoch_of(batch: bytes) -> int:
     return int.from_bytes(batch[12:16], "big", signed=True)
 
 
+TOPIC_ALREADY_EXISTS = 36
+
+
 class MemoryGateway(PartialGateway):
     """`topics` is the cluster; several servers may share one by `port` after `start_another`."""
 
@@ -67,6 +70,10 @@ class MemoryGateway(PartialGateway):
         """SizeRanges is known."""
         self.knows_epochs = False
         """EpochEnds is known."""
+        self.makes_topics = True
+        """CreateTopic is known."""
+        self.no_topic: tuple[int, str] | None = None
+        """What CreateTopic says; TOPIC_ALREADY_EXISTS where another one has made it in between."""
         self.is_old = False
         """It does not know of readers of committed records."""
         self.latest_shift = 0
@@ -205,6 +212,17 @@ class MemoryGateway(PartialGateway):
         self.commits.append(request)
         self.group |= {(item.topic, item.partition): item.offset for item in request.offsets}
         return gateway_pb2.CommitGroupResponse(errors=[common_pb2.Error() for _ in request.offsets])
+
+    def CreateTopic(self, request: Any, context: Any) -> gateway_pb2.CreateTopicResponse:  # noqa: N802
+        self.calls.append(f"CreateTopic {request.name} {request.partitions}")
+        answer = gateway_pb2.CreateTopicResponse()
+        if not self.makes_topics:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older build")
+        if self.no_topic:
+            answer.error.code, answer.error.message = self.no_topic
+        if not self.no_topic or self.no_topic[0] == TOPIC_ALREADY_EXISTS:
+            self.create(request.name, request.partitions)
+        return answer
 
     def GroupOffsets(self, request: Any, context: Any) -> gateway_pb2.GroupOffsetsResponse:  # noqa: N802
         answer = gateway_pb2.GroupOffsetsResponse()

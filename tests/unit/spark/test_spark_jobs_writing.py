@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, cov
 from pyspark_penstock.jobs.streams import Tally
 from pyspark_penstock.jobs.times import duration_ms, time_ms
 from pyspark_penstock.jobs.writing import Checkpoint, Target, sink_name, written_by_one
+from unit.spark.spark_memory_gateway import MemoryGateway
 
 # -- times ---------------------------------------------------------------------------------------
 
@@ -228,6 +230,62 @@ def test_the_delivery_is_exactly_once() -> None:
     assert TARGET.options(sinkId="s") == {
         "gateway": "h:1", "credentialsFile": "/f", "topic": "copy", "delivery": "exactly-once", "sinkId": "s",
     }  # fmt: skip
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryGateway]:
+    made = MemoryGateway()
+    made.start()
+    made.create("copy", 3)
+    yield made
+    made.stop()
+
+
+def target(memory: MemoryGateway, topic: str, partitions: int = 0) -> Target:
+    return writing.target_of(Cluster(memory.addresses[0]), topic, "flights", partitions)
+
+
+def test_a_topic_is_made_with_so_many_partitions_where_it_is_missing(memory: MemoryGateway) -> None:
+    made = target(memory, "new", 12)
+    assert (made.partitions, made.topic_id) == (12, memory.topics["new"].topic_id)
+    assert [call for call in memory.calls if call.startswith("CreateTopic")] == ["CreateTopic new 12"]
+    assert target(memory, "new", 12) == made == target(memory, "new")
+    memory.no_topic = (36, "it exists")  # an answer was lost, and the call repeated
+    assert target(memory, "newer", 5).partitions == 5
+
+
+def test_a_topic_that_is_there_is_never_changed(memory: MemoryGateway) -> None:
+    assert target(memory, "copy", 3).partitions == target(memory, "copy").partitions == 3
+    with pytest.raises(
+        JobError, match="topic 'copy' has 3 partitions, not 12: name another topic, which is made"
+    ):
+        target(memory, "copy", 12)
+    with pytest.raises(
+        JobError, match="there is no topic 'new' to write to; make it first: penstock topic cre"
+    ):
+        target(memory, "new")
+    memory.no_topic = (36, "it exists")
+    memory.create("new", 2)
+    with pytest.raises(JobError, match="topic 'new' has 2 partitions, not 5"):
+        target(memory, "new", 5)
+    assert not [call for call in memory.calls if call.startswith("CreateTopic")]
+
+
+def test_a_topic_that_can_not_be_made(memory: MemoryGateway) -> None:
+    memory.no_topic = (29, "User:a has no right to make topic 'new': Create on it, or on the cluster")
+    with pytest.raises(
+        JobError, match="topic 'new' can't be made: User:a has no right to make topic 'new': Cr"
+    ):
+        target(memory, "new", 5)
+    memory.no_topic = (37, "")
+    with pytest.raises(JobError, match="topic 'new' can't be made: Kafka error 37"):
+        target(memory, "new", 5)
+    memory.makes_topics = False
+    with pytest.raises(
+        JobError,
+        match="older build, which makes no topics; make it first: penstock topic create new --partitions 5",
+    ):
+        target(memory, "new", 5)
 
 
 def test_a_sink_is_named_by_its_topics() -> None:

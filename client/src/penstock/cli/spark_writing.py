@@ -27,9 +27,17 @@ to_option = click.option("--to", required=True, metavar="TOPIC", help="What is w
 
 @click.command("repartition")
 @click.option("--topic", required=True, help="What is copied.")
-@to_option
 @click.option(
-    "--partitions", type=click.IntRange(min=1), metavar="N", help="How many partitions the copy has to have."
+    "--to",
+    required=True,
+    metavar="TOPIC",
+    help="What is written. It has to be there, unless --partitions says how to make it.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    metavar="N",
+    help="How many partitions the copy has. It is made with them where it is missing.",
 )
 @click.option(
     "--key",
@@ -47,7 +55,6 @@ def repartition(topic: str, to: str, partitions: int | None, key: str, checkpoin
 
     \b
     Examples:
-      penstock topic create flights-12 --partitions 12
       penstock spark run repartition --topic flights --to flights-12 --partitions 12
       penstock spark run audit --topic flights --against flights-12 --keys-moved --isolation read_committed
       penstock spark run repartition --topic flights --to flights-by-day --key "date(timestamp)"

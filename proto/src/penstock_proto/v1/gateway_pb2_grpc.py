@@ -85,6 +85,11 @@ class GatewayStub:
                 request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.SerializeToString,
                 response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.FromString,
                 _registered_method=True)
+        self.CreateTopic = channel.unary_unary(
+                '/penstock.v1.Gateway/CreateTopic',
+                request_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicRequest.SerializeToString,
+                response_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicResponse.FromString,
+                _registered_method=True)
         self.BeginStage = channel.unary_unary(
                 '/penstock.v1.Gateway/BeginStage',
                 request_serializer=penstock__proto_dot_v1_dot_sinks__pb2.BeginStageRequest.SerializeToString,
@@ -182,6 +187,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateTopic(self, request, context):
+        """Makes a topic with the cluster's defaults.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BeginStage(self, request, context):
         """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended.
         """
@@ -264,6 +276,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.CommitGroup,
                     request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.FromString,
                     response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.SerializeToString,
+            ),
+            'CreateTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTopic,
+                    request_deserializer=penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicRequest.FromString,
+                    response_serializer=penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicResponse.SerializeToString,
             ),
             'BeginStage': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginStage,
@@ -538,6 +555,33 @@ class Gateway:
             '/penstock.v1.Gateway/CommitGroup',
             penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupRequest.SerializeToString,
             penstock__proto_dot_v1_dot_gateway__pb2.CommitGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/CreateTopic',
+            penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicRequest.SerializeToString,
+            penstock__proto_dot_v1_dot_gateway__pb2.CreateTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,8 @@ class GatewayStub:
     """What a consumer group has committed."""
     CommitGroup: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CommitGroupRequest, _gateway_pb2.CommitGroupResponse]
     """Commits offsets to a group that has no members."""
+    CreateTopic: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CreateTopicRequest, _gateway_pb2.CreateTopicResponse]
+    """Makes a topic with the cluster's defaults."""
     BeginStage: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]
     """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended."""
     CommitUnit: _grpc.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]
@@ -100,6 +102,8 @@ class GatewayAsyncStub(GatewayStub):
     """What a consumer group has committed."""
     CommitGroup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CommitGroupRequest, _gateway_pb2.CommitGroupResponse]  # type: ignore[assignment]
     """Commits offsets to a group that has no members."""
+    CreateTopic: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CreateTopicRequest, _gateway_pb2.CreateTopicResponse]  # type: ignore[assignment]
+    """Makes a topic with the cluster's defaults."""
     BeginStage: _aio.UnaryUnaryMultiCallable[_sinks_pb2.BeginStageRequest, _sinks_pb2.BeginStageResponse]  # type: ignore[assignment]
     """Exactly-once writing: see sinks.proto. Begins a stage; waits until what its id's last holder left is ended."""
     CommitUnit: _aio.UnaryUnaryMultiCallable[_sinks_pb2.CommitUnitRequest, _sinks_pb2.CommitUnitResponse]  # type: ignore[assignment]
@@ -189,6 +193,14 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.CommitGroupResponse, _abc.Awaitable[_gateway_pb2.CommitGroupResponse]]:
         """Commits offsets to a group that has no members."""
+
+    @_abc_1.abstractmethod
+    def CreateTopic(
+        self,
+        request: _gateway_pb2.CreateTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.CreateTopicResponse, _abc.Awaitable[_gateway_pb2.CreateTopicResponse]]:
+        """Makes a topic with the cluster's defaults."""
 
     @_abc_1.abstractmethod
     def BeginStage(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_penstock.errors import OptionError
-from pyspark_penstock.jobs.frame import DEFAULT_GATEWAY, Cluster, JobError, Outcome, Progress, quiet, span_of
+from pyspark_penstock.jobs.frame import DEFAULT_GATEWAY, Cluster, Outcome, Progress, quiet, span_of
 from pyspark_penstock.jobs.streams import Tally, to_its_end
 from pyspark_penstock.jobs.writing import (
     MEASURES,
@@ -47,19 +47,18 @@ def repartition(
 ) -> dict[str, Any]:
     """Copies the committed records of `topic` to `to`, where their keys decide the partition.
 
-    `partitions`: how many `to` is expected to have; 0 for any. `key`: SQL over `key, value, partition, offset,
-    timestamp, headers` that gives the new key. `checkpoint`: a directory for what the next run goes on from; "" for
-    one of the user's state, by the two topics. Raises PenstockError.
+    `partitions`: how many `to` has, and is made with where it is missing; 0 for any, where it is there. `key`: SQL over
+    `key, value, partition, offset, timestamp, headers` that gives the new key. `checkpoint`: a directory for what the
+    next run goes on from; "" for one of the user's state, by the two topics. Raises PenstockError.
     """
     outcome = Outcome("repartition")
     cluster = Cluster(gateway, credentials_file, "read_committed")
     source = span_of(cluster, topic)
-    target = target_of(cluster, to, topic)
-    if partitions and partitions != target.partitions:
-        raise JobError(
-            f"topic {to!r} has {target.partitions} partitions, not {partitions}: make another topic with {partitions}, "
-            "or leave the number out"
-        )
+    if partitions < 0:
+        raise OptionError(f"a topic has partitions, not {partitions}; leave the number out for what there is")
+    # Before the other topic is made: a key that is none leaves nothing behind.
+    rows = keyed(stream(source, spark, records_per_batch), key)
+    target = target_of(cluster, to, topic, partitions)
     sink = sink_name("repartition", source, target)
     told = {
         "job": "repartition",
@@ -67,7 +66,6 @@ def repartition(
         "to_id": target.topic_id.hex(),
         "key": key,
     }
-    rows = keyed(stream(source, spark, records_per_batch), key)
     place = Checkpoint.at(checkpoint, sink, told)
     begun = source.first | place.upto(topic)
     tally = Tally(topic, progress)

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_penstock.errors import OptionError
-from pyspark_penstock.gateway import GatewayClient, TopicMissingError, select_topics
+from pyspark_penstock.gateway import (
+    Backoff,
+    GatewayClient,
+    TopicInfo,
+    TopicMissingError,
+    UnknownCallError,
+    select_topics,
+)
 from pyspark_penstock.jobs.frame import Cluster, JobError, Offsets, Span
 
 if TYPE_CHECKING:
@@ -37,6 +44,9 @@ MEASURES: Final = (
     "count(*) AS rows",
     "coalesce(sum(coalesce(length(key), 0) + coalesce(length(value), 0)), 0) AS bytes",
 )
+_EXISTS: Final = 36
+"""TOPIC_ALREADY_EXISTS: somebody else made it just now, or this call did, whose answer was lost."""
+_ROUNDS_MAX: Final = 10
 _NOTE = "penstock-job.json"
 _NAME_CHARS = 50
 _HEAD_LINES = 2
@@ -59,8 +69,11 @@ class Target:
         return where | {"topic": self.topic, "delivery": DELIVERY} | names
 
 
-def target_of(cluster: Cluster, topic: str, source: str) -> Target:
-    """Raises PenstockError."""
+def target_of(cluster: Cluster, topic: str, source: str, partitions: int = 0) -> Target:
+    """The topic as it is. With `partitions` it has to have so many, and is made with them where it is missing.
+
+    Raises PenstockError.
+    """
     if topic == source:
         raise OptionError(
             f"topic {topic!r} can't be read and written by the same job; name another one to write to"
@@ -68,13 +81,41 @@ def target_of(cluster: Cluster, topic: str, source: str) -> Target:
     if not topic or "," in topic:
         raise OptionError(f"one topic is written, not {topic!r}; name it")
     options = cluster.options(topic)
+    client = GatewayClient.of(options)
     try:
-        found = select_topics(GatewayClient.of(options), options)[topic]
+        found = select_topics(client, options)[topic]
     except TopicMissingError:
+        if not partitions:
+            raise JobError(
+                f"there is no topic {topic!r} to write to; make it first: penstock topic create {topic} --partitions N"
+            ) from None
+        found = _made(client, topic, partitions)
+    if partitions and partitions != len(found.partitions):
         raise JobError(
-            f"there is no topic {topic!r} to write to; make it first: penstock topic create {topic} --partitions N"
-        ) from None
+            f"topic {topic!r} has {len(found.partitions)} partitions, not {partitions}: name another topic, which is "
+            "made where it is missing, or leave the number out"
+        )
     return Target(cluster, topic, found.topic_id, len(found.partitions))
+
+
+def _made(client: GatewayClient, topic: str, partitions: int) -> TopicInfo:
+    """Makes it. Raises PenstockError."""
+    try:
+        code, reason = client.create_topic(topic, partitions)
+    except UnknownCallError:
+        raise JobError(
+            f"the gateway is of an older build, which makes no topics; make it first: penstock topic create {topic} "
+            f"--partitions {partitions}"
+        ) from None
+    if code and code != _EXISTS:
+        raise JobError(f"topic {topic!r} can't be made: {reason or f'Kafka error {code}'}")
+    backoff = Backoff(100)
+    for _ in range(_ROUNDS_MAX):  # another gateway than the one that made it may hear of it a moment later
+        found = client.describe([topic]).get(topic)
+        if found is not None:
+            return found
+        backoff.wait()
+    raise JobError(f"topic {topic!r} was made, and no gateway shows it; see the right Describe on it")
 
 
 def sink_name(job: str, source: Span, target: Target, *words: str) -> str:

@@ -221,6 +221,7 @@ def calls(stub: Stub, metadata: Any = None) -> dict[str, Any]:
         "CommitGroup": lambda: stub.CommitGroup(
             pb.CommitGroupRequest(group="t", offsets=[pb.GroupOffset(topic="t")]), metadata=metadata
         ),
+        "CreateTopic": lambda: stub.CreateTopic(pb.CreateTopicRequest(name="t"), metadata=metadata),
         "Produce": lambda: stub.Produce(batches(), metadata=metadata),
         "FetchRange": lambda: stub.FetchRange(wanted, metadata=metadata),
     }
@@ -275,6 +276,8 @@ async def test_each_method_asks_for_its_right_with_the_users_name(
             expected.add(
                 ("User:alice", "127.0.0.1", Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
             )
+        if name == "CreateTopic":  # who may make any may make this one (Kafka: ControllerApis.createTopics)
+            expected.add(("User:alice", "127.0.0.1", Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME))
         assert set(asked.questions) == expected, name
     assert rig.nodes[1].logs == {}
     assert rig.nodes[1].ranges == []

@@ -16,5 +16,6 @@
 `size_ranges`     bytes of ranges, asked of their leaders
 `strays`          what a storage node has set aside: asked of that node
 `service`         The gRPC service `penstock.v1.Gateway`
+`topics`          a topic made for a native client
 `units`           exactly-once units, asked of the sinks' coordinators
 """

@@ -47,6 +47,8 @@ RIGHTS: Final[Mapping[str, Right | None]] = {
     # And of its topics, Describe for the first and Read for the second: the coordinator asks that.
     "/penstock.v1.Gateway/GroupOffsets": Right(Operation.DESCRIBE, ResourceType.GROUP),
     "/penstock.v1.Gateway/CommitGroup": Right(Operation.READ, ResourceType.GROUP),
+    # Or of the cluster, as with Kafka's CreateTopics.
+    "/penstock.v1.Gateway/CreateTopic": Right(Operation.CREATE),
     "/penstock.v1.Gateway/Produce": Right(Operation.WRITE),
     "/penstock.v1.Gateway/FetchRange": Right(Operation.READ),
     # Of the transactional id that is the sink's name. ListSinks leaves out what may not be described.

@@ -40,6 +40,7 @@ from penstock_gateway.rpc.offsets import LATEST, OffsetAnswer, list_offsets, wai
 from penstock_gateway.rpc.produce import ProduceStream
 from penstock_gateway.rpc.query_sessions import QuerySessions
 from penstock_gateway.rpc.size_ranges import size_ranges
+from penstock_gateway.rpc.topics import create_topic
 from penstock_gateway.rpc.units import UnitMethods, UnitRelay
 from penstock_kafka.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
@@ -71,8 +72,8 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
     ) -> None:
         """`batch_bytes_max`: of a batch that is produced in several messages. `door`: where clients sign in.
 
-        `controllers` make the topic of transactions when it is first needed; `have_offsets_topic` makes the topic that
-        groups are kept in for a principal, and says why it is not there. `direct_listeners`: the security of this
+        `controllers` make topics, that of transactions when it is first needed; `have_offsets_topic` makes the topic
+        that groups are kept in for a principal, and says why it is not there. `direct_listeners`: the security of this
         gateway's own, by name.
         """
         self._direct_listeners = direct_listeners or {}
@@ -80,6 +81,7 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         self._authenticator = None if door is None else Authenticator(door)
         self._batch_bytes_max = batch_bytes_max
         self._relay = relay
+        self._controllers = controllers
         self._units = UnitRelay(relay, controllers)
         self._own_endpoint = own_endpoint
         self._sessions = QuerySessions(lambda who: relay.open(ClientInfo(who, LISTENER)))
@@ -111,6 +113,9 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
             ),
             "CommitGroup": grpc.unary_unary_rpc_method_handler(
                 self.CommitGroup, pb.CommitGroupRequest.FromString, pb.CommitGroupResponse.SerializeToString
+            ),
+            "CreateTopic": grpc.unary_unary_rpc_method_handler(
+                self.CreateTopic, pb.CreateTopicRequest.FromString, pb.CreateTopicResponse.SerializeToString
             ),
             "Produce": grpc.stream_stream_rpc_method_handler(
                 self.Produce, pb.ProduceRequest.FromString, pb.ProduceResponse.SerializeToString
@@ -244,6 +249,19 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
         except PenstockError as e:
             await self._abort("CommitGroup", context, grpc.StatusCode.UNAVAILABLE, e.message)
             raise
+
+    async def CreateTopic(  # noqa: N802
+        self, request: pb.CreateTopicRequest, context: Context
+    ) -> pb.CreateTopicResponse:
+        """Makes a topic; answers once this gateway knows it."""
+        await self._check_ready("CreateTopic", context)
+        try:
+            answer = await create_topic(self._relay, self._controllers, identity_of(context), request)
+        except PenstockError as e:
+            await self._abort("CreateTopic", context, grpc.StatusCode.UNAVAILABLE, e.message)
+            raise
+        self._count("CreateTopic", "OK")
+        return answer
 
     async def Produce(  # noqa: N802
         self, requests: AsyncIterator[pb.ProduceRequest], context: Context
