@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock_kafka.wire.groups import group_partition, transaction_partition
 from penstock_kafka.wire.primitives import Malformed
@@ -11,6 +16,7 @@ from penstock_storage_node.transactions.records import (
     NO_PARTITIONS,
     Status,
     TransactionValue,
+    _read_any,
     put_key,
     put_value,
     read_key,
@@ -86,6 +92,52 @@ def test_keys_are_kafkas() -> None:
     assert put_key("tä").hex() == "0000000374c3a4"
     assert read_key(put_key("tä")) == "tä"
     assert read_key(b"\x00\x01\x00\x01x") is None
+    assert read_key(put_key("t") + b"later") == "t"
+    for damaged in (b"", b"\x00\x00\x00", put_key("t")[:-1], b"\x00\x00\x00\x01\xff"):
+        with pytest.raises(Malformed):
+            read_key(damaged)
+
+
+def at_rest(*head: Any, **tail: Any) -> TransactionValue:
+    """What `TransactionValue` is called with; no field that is not named is drawn."""
+    return TransactionValue(*head, **tail)
+
+
+AT_REST = st.builds(
+    at_rest,
+    st.sampled_from([Status.EMPTY, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT, Status.PREPARE_ABORT]),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 32_767),
+    st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**63 - 1),
+    start_ms=st.integers(-1, 2**63 - 1),
+    previous_id=st.integers(-1, 2**63 - 1),
+    next_id=st.just(-1) | st.integers(0, 2**63 - 1),
+    client_version=st.sampled_from([0, 2]),
+    last_epoch=st.integers(-1, 32_767),
+)
+
+
+def as_read(read: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        return read(data)
+    except Malformed:
+        return "malformed"
+
+
+@given(AT_REST, st.sampled_from([0, 1]), st.data())
+def test_what_is_read_the_short_way_is_read_the_same_the_long_way(
+    value: TransactionValue, version: int, drawn: st.DataObject
+) -> None:
+    data = bytearray(put_value(value, version))
+    assert read_value(bytes(data)) == _read_any(bytes(data))
+    for _ in range(drawn.draw(st.integers(1, 3))):
+        data[drawn.draw(st.integers(0, len(data) - 1))] = drawn.draw(
+            st.sampled_from([0, 1, 2, 8, 0x7F, 0x80, 0xE8])
+        )
+    cut = bytes(data[: drawn.draw(st.integers(0, len(data)))])
+    for damaged in (bytes(data), cut, bytes(data) + b"\0"):
+        assert as_read(read_value, damaged) == as_read(_read_any, damaged)
 
 
 def test_fields_of_later_versions_are_passed_over() -> None:

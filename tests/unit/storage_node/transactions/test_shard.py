@@ -11,8 +11,8 @@ from penstock_kafka.wire.primitives import Malformed
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.records import NO_PARTITIONS, Status, TransactionValue, put_key
 from penstock_storage_node.transactions.shard import HOLD_INIT_MS, HOLD_MS
-from penstock_storage_node.transactions.state import NO_TIMEOUT_MS, Add, Answer, End
-from penstock_storage_node.transactions.transitions import LOADED_LEFT_MS, RETRY_MS
+from penstock_storage_node.transactions.state import COMPLETE, NO_TIMEOUT_MS, Add, Answer, End
+from penstock_storage_node.transactions.transitions import LOADED_LEFT_MS, RESUMED_AT_ONCE, RETRY_MS
 from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
 
 BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
@@ -405,6 +405,46 @@ def test_ids_that_nobody_uses_expire_and_come_back_with_another_producer_id() ->
 
 
 # -- the log -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT])
+def test_many_transactions_of_a_log_go_on_over_several_turns(status: Status) -> None:
+    rig = Rig()
+    for number in range(2 * RESUMED_AT_ONCE + 1):
+        value = TransactionValue(
+            status, 5_000 + number, 1, TIMEOUT_MS, rig.wall_ms(), frozenset({A0}), rig.wall_ms()
+        )
+        rig.put(f"t{number}", value)
+    rig.hold_markers = True
+    rig.fail_over()
+    answers: list[Answer] = []
+    turns = 0
+    while rig.shard.is_loading:
+        rig.shard.init_producer("new", TIMEOUT_MS, answers.append)
+        rig.turn()
+        turns += 1
+    assert turns == 2 and set(codes(answers)) == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+    assert len(rig.due) == (0 if status is Status.ONGOING else 2 * RESUMED_AT_ONCE + 1)
+    rig.hold_markers = False
+    rig.settle()
+    if status is Status.ONGOING:
+        rig.pass_ms(TIMEOUT_MS + 1)
+    ended = {value.status for _, value in rig.shard.values()}
+    assert ended <= {Status.EMPTY, *COMPLETE}
+
+
+def test_a_log_that_is_lost_while_its_transactions_go_on() -> None:
+    rig = Rig()
+    for number in range(2 * RESUMED_AT_ONCE):
+        rig.put(
+            f"t{number}", TransactionValue(Status.PREPARE_COMMIT, 5_000 + number, 1, 9, 9, frozenset({A0}), 9)
+        )
+    rig.hold_markers = True
+    rig.fail_over()
+    assert rig.shard.is_loading and len(rig.due) == RESUMED_AT_ONCE
+    rig.shard.close()
+    rig.turn()
+    assert rig.due == []
 
 
 def test_a_loaded_decision_waits_for_the_high_watermark() -> None:

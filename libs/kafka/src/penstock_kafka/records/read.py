@@ -16,6 +16,8 @@ from penstock_kafka.records.varint import read_varint
 
 _TIMESTAMP_BYTES_MAX = 10
 _HEADER_BYTES_MIN = 2
+_LONG = 0x80
+"""A byte of a varint from here on has others behind it."""
 
 
 @dataclass(slots=True)
@@ -69,34 +71,61 @@ def find_timestamp(batch: Buffer, timestamp_ms: int, info: BatchInfo | None = No
 
 
 def _read_record(data: memoryview, pos: int, end: int, info: BatchInfo) -> tuple[Record, int]:
+    # Coordinators read whole logs with this. Most varints have one byte, and are read here; one that is behind `stop`
+    # shows at the latest in the last check.
     length, pos = read_varint(data, pos, end)
     stop = pos + length
     if length < 1 or stop > end:
         raise PenstockError(ErrorCode.INVALID_RECORD, f"record of {length} bytes, {end - pos} are left")
-    timestamp_delta, pos = read_varint(data, pos + 1, stop, _TIMESTAMP_BYTES_MAX)
-    offset_delta, pos = read_varint(data, pos, stop)
-    key, pos = _read_bytes(data, pos, stop)
-    value, pos = _read_bytes(data, pos, stop)
-    count, pos = read_varint(data, pos, stop)
-    if not 0 <= count <= (stop - pos) // _HEADER_BYTES_MIN:
-        raise PenstockError(ErrorCode.INVALID_RECORD, f"record with {count} headers")
-    headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):
-        name, pos = _read_bytes(data, pos, stop)
-        if name is None:
-            raise PenstockError(ErrorCode.INVALID_RECORD, "record header without a name")
-        content, pos = _read_bytes(data, pos, stop)
-        headers.append((name.decode("utf-8", "replace"), content))
+    try:
+        pos += 1
+        byte = data[pos]
+        if byte < _LONG:
+            timestamp_delta, pos = (byte >> 1) ^ -(byte & 1), pos + 1
+        else:
+            timestamp_delta, pos = read_varint(data, pos, stop, _TIMESTAMP_BYTES_MAX)
+        byte = data[pos]
+        if byte < _LONG:
+            offset_delta, pos = (byte >> 1) ^ -(byte & 1), pos + 1
+        else:
+            offset_delta, pos = read_varint(data, pos, stop)
+        key, pos = _read_bytes(data, pos, stop)
+        value, pos = _read_bytes(data, pos, stop)
+        headers: list[tuple[str, bytes | None]] = []
+        if pos < stop and not data[pos]:
+            pos += 1
+        else:
+            pos = _read_headers(data, pos, stop, headers)
+    except IndexError:
+        raise PenstockError(ErrorCode.INVALID_RECORD, f"a record ends at byte {end}") from None
     if pos != stop:
         raise PenstockError(ErrorCode.INVALID_RECORD, f"{stop - pos} bytes too many in a record")
     timestamp = info.max_timestamp if info.is_log_append_time else info.base_timestamp + timestamp_delta
     return Record(info.base_offset + offset_delta, timestamp, key, value, headers), pos
 
 
+def _read_headers(data: memoryview, pos: int, stop: int, headers: list[tuple[str, bytes | None]]) -> int:
+    count, pos = read_varint(data, pos, stop)
+    if not 0 <= count <= (stop - pos) // _HEADER_BYTES_MIN:
+        raise PenstockError(ErrorCode.INVALID_RECORD, f"record with {count} headers")
+    for _ in range(count):
+        name, pos = _read_bytes(data, pos, stop)
+        if name is None:
+            raise PenstockError(ErrorCode.INVALID_RECORD, "record header without a name")
+        content, pos = _read_bytes(data, pos, stop)
+        headers.append((name.decode("utf-8", "replace"), content))
+    return pos
+
+
 def _read_bytes(data: memoryview, pos: int, stop: int) -> tuple[bytes | None, int]:
-    length, pos = read_varint(data, pos, stop)
+    byte = data[pos]
+    if byte < _LONG:
+        length, pos = (byte >> 1) ^ -(byte & 1), pos + 1
+    else:
+        length, pos = read_varint(data, pos, stop)
     if length < 0:
         return None, pos
-    if length > stop - pos:
+    after = pos + length
+    if after > stop:
         raise PenstockError(ErrorCode.INVALID_RECORD, f"field of {length} bytes, {stop - pos} are left")
-    return bytes(data[pos : pos + length]), pos + length
+    return data[pos:after].tobytes(), after

@@ -53,6 +53,14 @@ _HEAD: Final = struct.Struct(">qhib")
 """Producer id and epoch, timeout, state."""
 _TIMES: Final = struct.Struct(">qq")
 """Of the last update and of the start."""
+_KEY_HEAD: Final = struct.Struct(">hh")
+_AT_REST: Final = struct.Struct(">hqhibBqqB")
+"""A value of version 1 without partitions, up to the count of its tagged fields: version, head, one byte more than the
+number of topics, times, count."""
+_PREVIOUS_ID: Final = uvarint(_TAG_PREVIOUS_ID) + uvarint(INT64.size)
+_CLIENT_VERSION: Final = uvarint(_TAG_CLIENT_VERSION) + uvarint(INT16.size)
+_LAST_EPOCH: Final = uvarint(_TAG_LAST_EPOCH) + uvarint(INT16.size)
+"""How these tagged fields begin."""
 
 
 class Status(IntEnum):
@@ -124,6 +132,13 @@ def put_key(transactional_id: str) -> bytes:
 
 def read_key(data: bytes) -> str | None:
     """The transactional id, None for a kind that is not known. Raises Malformed."""
+    if len(data) >= _KEY_HEAD.size:
+        version, size = _KEY_HEAD.unpack_from(data)
+        if version == _KEY_VERSION and size == len(data) - _KEY_HEAD.size:
+            try:
+                return data[_KEY_HEAD.size :].decode()
+            except UnicodeDecodeError:
+                pass
     reader = Reader(data, 0, False)
     return reader.string() if reader.int16() == _KEY_VERSION else None
 
@@ -181,6 +196,53 @@ def _put_tags(out: list[bytes], value: TransactionValue) -> None:
 
 def read_value(data: bytes) -> TransactionValue:
     """Raises Malformed, also for what no coordinator would have written."""
+    return _read_at_rest(data) or _read_any(data)
+
+
+def _read_at_rest(data: bytes) -> TransactionValue | None:
+    """What nearly all ids of a log that is loaded are: without partitions, and with no other tagged fields than those
+    of every id. None for all else, damage too."""
+    if len(data) < _AT_REST.size:
+        return None
+    version, producer_id, epoch, timeout_ms, number, topics, update_ms, start_ms, tags = _AT_REST.unpack_from(
+        data
+    )
+    status = _BY_NUMBER.get(number)
+    if version != _FLEXIBLE_SINCE or topics > 1 or tags > 3 or status is None or producer_id < 0 or epoch < 0:
+        return None
+    previous_id, client_version, last_epoch = -1, 0, -1
+    pos = _AT_REST.size
+    try:
+        for _ in range(tags):
+            if data.startswith(_PREVIOUS_ID, pos):
+                (previous_id,) = INT64.unpack_from(data, pos + 2)
+                pos += 10
+            elif data.startswith(_CLIENT_VERSION, pos):
+                (client_version,) = INT16.unpack_from(data, pos + 2)
+                pos += 4
+            elif data.startswith(_LAST_EPOCH, pos):
+                (last_epoch,) = INT16.unpack_from(data, pos + 3)
+                pos += 5
+            else:
+                return None
+    except struct.error:
+        return None
+    if previous_id == producer_id:
+        previous_id = producer_id  # one number in memory, not two
+    return TransactionValue(
+        status,
+        producer_id,
+        epoch,
+        timeout_ms,
+        update_ms,
+        start_ms=start_ms,
+        previous_id=previous_id,
+        client_version=client_version,
+        last_epoch=last_epoch,
+    )
+
+
+def _read_any(data: bytes) -> TransactionValue:
     version = INT16.unpack_from(data)[0] if len(data) >= INT16.size else -1
     if not 0 <= version <= VALUE_VERSION_MAX:
         raise Malformed(f"transaction state of version {version}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -45,6 +46,8 @@ from penstock_storage_node.transactions.writes import TOO_LARGE, Batch, Log, wri
 
 RETRY_MS: Final = 500
 """When a transition of the server's own that the log refused is tried again."""
+RESUMED_AT_ONCE: Final = 200
+"""Transactions that go on in one turn of the event loop when a log is read: about 2 ms."""
 LOADED_LEFT_MS: Final = 10_000
 """What a transaction has left at least after a load: then only the wall clock knows its age, and that may jump."""
 EXPIRY_IDS_MAX: Final = 500
@@ -92,6 +95,8 @@ class Transitions:
         self._ids: Final = Ids()
         self._unfinished: dict[str, None] = {}
         """While it is read: ids with a transaction."""
+        self._resuming: Iterator[str] | None = None
+        """After that: those of them that have yet to go on."""
         self._turn: list[Id] = []
         self._doubts: list[tuple[Question, Answer]] = []
         self._in_flight: deque[Batch] = deque()
@@ -235,6 +240,8 @@ class Transitions:
 
     def end_turn(self) -> None:
         """Append what was decided since the last time."""
+        if self._resuming is not None and not self.closed:
+            self._resume_some(self._resuming)
         turn, self._turn = self._turn, []
         doubts = [doubt for doubt in self._doubts if doubt[0].reply is not None]
         self._doubts = []
@@ -539,11 +546,16 @@ class Transitions:
         if error:
             self.close()
             return
-        self._loading = False
         unfinished, self._unfinished = self._unfinished, {}
         self._ids.sort_ongoing()
+        self._resuming = iter(unfinished)
+        self._resume_some(self._resuming)
+
+    def _resume_some(self, unfinished: Iterator[str]) -> None:
+        """Transactions go on; those of many ids not in one turn of the event loop."""
         now_ms, wall_ms = self._clock_ms(), self._wall_ms()
-        for name in unfinished:
+        some = list(islice(unfinished, RESUMED_AT_ONCE))
+        for name in some:
             entry = self._ids[name]
             value = entry.current
             assert value is not None
@@ -554,6 +566,11 @@ class Transitions:
             left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
             entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
             self._arm(entry)
+        if len(some) == RESUMED_AT_ONCE:
+            self._schedule()
+            return
+        self._resuming = None
+        self._loading = False
         self.units.resume()
 
     def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
