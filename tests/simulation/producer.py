@@ -86,7 +86,17 @@ def _new_record(topic: str, producer: int, value: int, wall_ms: int) -> NewRecor
 class Batch:
     """Records that stay together, with their place in the producer's sequence."""
 
-    __slots__ = ("crc", "data", "epoch", "partition", "retries", "retry_at_us", "sequence", "values")
+    __slots__ = (
+        "crc",
+        "data",
+        "epoch",
+        "number",
+        "partition",
+        "retries",
+        "retry_at_us",
+        "sequence",
+        "values",
+    )
 
     def __init__(self, partition: PartitionQueue, values: range) -> None:
         self.partition = partition
@@ -97,6 +107,8 @@ class Batch:
         self.crc = 0
         self.retries = 0
         self.retry_at_us = 0
+        self.number = 0
+        """Among all that were sent to the partition."""
 
 
 class PartitionQueue:
@@ -109,6 +121,7 @@ class PartitionQueue:
         "leader_epoch",
         "next_sequence",
         "route",
+        "sent",
         "waiting",
     )
 
@@ -118,6 +131,7 @@ class PartitionQueue:
         self.in_flight: list[Batch] = []
         self.next_sequence = 0
         self.route = 0
+        self.sent = 0
         self.leader_epoch = -1
         """The highest that this client has seen in metadata."""
         self.is_draining = False
@@ -126,6 +140,12 @@ class PartitionQueue:
     @property
     def left(self) -> int:
         return len(self.waiting) + len(self.in_flight)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would be one too many since the oldest that is out: the log would not know that one any
+        more when it comes again. librdkafka goes on, and ends with a fatal error ("rewound sequence number")."""
+        return bool(self.in_flight) and self.sent - self.in_flight[0].number >= IN_FLIGHT_MAX - 1
 
 
 class Producer:
@@ -201,7 +221,7 @@ class Producer:
                 # No leader; or another one, while too much is out to the old one.
                 soonest_us = min(soonest_us, now_us + 50_000)
                 continue
-            if queue.is_draining and queue.in_flight:
+            if (queue.is_draining and queue.in_flight) or queue.is_full:
                 continue  # its answer, or the end of its connection, brings the next turn
             queue.is_draining = False
             queue.route = route
@@ -252,6 +272,7 @@ class Producer:
                     waiting
                     and waiting[0].retry_at_us <= self._world.scheduler.now_us
                     and not batch.partition.is_draining
+                    and not batch.partition.is_full
                 ):
                     heads.append(waiting[0])
 
@@ -265,6 +286,8 @@ class Producer:
             queue = batch.partition
             queue.waiting.popleft()
             queue.in_flight.append(batch)
+            queue.sent += 1
+            batch.number = queue.sent
             self._build(batch)
             name = self._world.workload.names[queue.key.topic_id]
             items.append(ProducePartition(name, None, queue.key.partition, memoryview(batch.data)))
