@@ -39,6 +39,7 @@ TIMEOUT_S = 180.0
 FORGOTTEN_S = 65.0
 """After which the gauge of the longest lateness knows nothing of before."""
 STATE = "__transaction_state"
+IDS = "penstock_node_transactional_ids"
 GOAL_IDLE_MB, GOAL_LOAD_S, GOAL_TURN_MS = 10.0, 3.0, 10.0
 _COUNTS = re.compile(r"\b(ids|records|ms)=(\d+)")
 _PASSING = frozenset({14, 15, 16, 51, 89})
@@ -120,11 +121,11 @@ async def make_ids(address: str, first: int, end: int) -> None:
 
 
 def metric(cluster: LocalCluster, node: str, name: str) -> float:
-    """One without labels."""
+    """The sum of all its series."""
     (member,) = (member for member in cluster.state.members if member.name == node)
     with urllib.request.urlopen(f"http://127.0.0.1:{member.ports['http']}/metrics", timeout=10) as response:
         text: str = response.read().decode()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+    return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
 
 def resident_mb(cluster: LocalCluster) -> list[float]:
@@ -178,24 +179,22 @@ def measure(folder: Path, *, ids: int, idle: int, partitions: int, note: Progres
 def _take_over(cluster: LocalCluster, folder: Path, note: Progress, result: Result) -> Result:
     led = leaders(cluster)
     dead = f"node-{max(set(led.values()), key=list(led.values()).count)}"
-    wanted = sum(f"node-{leader}" == dead for leader in led.values())
     living = [node for node in NODES if node != dead]
+    had = {node: metric(cluster, node, IDS) for node in living}
     known = {node: len(loads(folder, node)) for node in living}
     began_s = time.monotonic()
     cluster.kill(dead)
-    while True:
-        rows = {node: loads(folder, node)[known[node] :] for node in living}
-        if sum(map(len, rows.values())) >= wanted:
-            break
+    while (have := sum(metric(cluster, node, IDS) for node in living)) < result.ids:
         if time.monotonic() - began_s > TIMEOUT_S:
-            raise RuntimeError(f"not loaded after {TIMEOUT_S:.0f} s: {rows}")
+            raise RuntimeError(f"{have:.0f} of {result.ids} ids are there after {TIMEOUT_S:.0f} s")
         time.sleep(0.05)
     result.loaded_s = time.monotonic() - began_s
-    every = [row for each in rows.values() for row in each]
-    result.load_s = max(row["ms"] for row in every) / 1000
-    result.loaded_ids = sum(row["ids"] for row in every)
+    result.loaded_ids = int(have - sum(had.values()))
+    # What a log has to say often is said once: of many partitions not all are there.
+    rows = [row for node in living for row in loads(folder, node)[known[node] :]]
+    result.load_s = max(row["ms"] for row in rows) / 1000
     time.sleep(1)
-    loaders = [node for node in living if rows[node]]
+    loaders = [node for node in living if metric(cluster, node, IDS) > had[node]]
     result.late_ms = max(metric(cluster, node, "penstock_loop_lag_seconds_max") * 1000 for node in loaders)
     note(f"{dead} killed: {result.loaded_ids} ids loaded in {result.load_s:.2f} s")
     return result
@@ -217,11 +216,15 @@ def main() -> int:
     table.add_row(
         f"{result.idle:,} idle ids, more RSS of a node", f"{result.idle_mb:.1f} MB", f"{GOAL_IDLE_MB:g} MB"
     )
-    table.add_row(f"{result.loaded_ids:,} ids loaded", f"{result.load_s:.2f} s", f"{GOAL_LOAD_S:g} s")
+    table.add_row("longest load of one partition", f"{result.load_s:.2f} s", f"{GOAL_LOAD_S:g} s")
     table.add_row(
         "longest lateness of the loop meanwhile", f"{result.late_ms:.0f} ms", f"{GOAL_TURN_MS:g} ms"
     )
-    table.add_row("from SIGKILL until loaded", f"{result.loaded_s:.2f} s", "")
+    table.add_row(
+        f"from SIGKILL until {result.loaded_ids:,} ids were loaded",
+        f"{result.loaded_s:.2f} s",
+        f"{GOAL_LOAD_S:g} s",
+    )
     table.add_row("ids made a second", f"{result.made_per_s:.0f}", "")
     Console().print(table)
     if options.json:
