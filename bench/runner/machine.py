@@ -1,0 +1,157 @@
+"""What the machine tells: CPU times of everybody and of ours, calibrations, facts for the document, missing things."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import psutil
+from bench.runner.noise import Noise, Reading, noise
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+CALIBRATION_ROUNDS: Final = 40
+_CALIBRATION_BYTES: Final = 1024 * 1024
+FREE_BYTES_MIN: Final = 8_000_000_000
+"""Three replicas of half a gigabyte for each of five contenders, and what Kafka prepares."""
+
+
+class Missing(Exception):
+    """Something that a bench needs is not there; the text is one line with the hint."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """CPU seconds and resident bytes of processes by role."""
+
+    cpu_s: dict[str, float]
+    rss_bytes: dict[str, list[int]]
+
+
+def used(processes: Iterable[tuple[str, psutil.Process]]) -> Used:
+    """Of living processes and of what they have started; the dead count with what their parents know of them."""
+    cpu_s: dict[str, float] = {}
+    rss_bytes: dict[str, list[int]] = {}
+    for role, process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    cpu_s[role] = cpu_s.get(role, 0.0) + _cpu_s(one)
+                    rss_bytes.setdefault(role, []).append(one.memory_info().rss)
+    return Used(cpu_s, rss_bytes)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def reading(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
+    """Now. This process and the clients that it has waited for are ours too."""
+    own = os.times()
+    ours_s = own.user + own.system + own.children_user + own.children_system
+    ours_s += sum(used(processes).cpu_s.values())
+    times = psutil.cpu_times()
+    # Guests' time is in user already.
+    busy_s = times.user + times.nice + times.system + times.irq + times.softirq
+    total_s = busy_s + times.idle + times.iowait + times.steal
+    return Reading(total_s, busy_s, times.steal, ours_s)
+
+
+def waiting() -> float:
+    """How much longer a loop of fixed work took than the CPU time that it got, as a share of that."""
+    block = b"x" * _CALIBRATION_BYTES
+    begin, begin_cpu = time.perf_counter(), time.thread_time()
+    for _ in range(CALIBRATION_ROUNDS):
+        hashlib.sha256(block)
+    cpu_s = time.thread_time() - begin_cpu
+    return max(0.0, (time.perf_counter() - begin) / cpu_s - 1) if cpu_s > 0 else 0.0
+
+
+class Watch:
+    """Looks at the machine before and after a run."""
+
+    def __init__(self) -> None:
+        self.noise: Noise | None = None
+
+    @contextlib.contextmanager
+    def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[None]:
+        """Sets `noise` when the run has ended."""
+        first = waiting()
+        before = reading(processes)
+        yield
+        after = reading(processes)
+        self.noise = noise(before, after, (first, waiting()))
+
+
+def settle() -> None:
+    """What earlier runs wrote shall not be written back during the next one."""
+    subprocess.run(["sync"], check=True)
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Files of `folder` are on disk alone afterwards; they were synced before. Needs no rights but to read them."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(handle)
+
+
+def need(*, kafka: bool, compiler: bool, module: str = "") -> None:
+    """Raise Missing for the first program that is not there."""
+    wanted = [("gcc", "the client of these runs is compiled: install gcc")] if compiler else []
+    if kafka:
+        wanted.append(("java", "Apache Kafka needs Java 17 or newer: install openjdk-17-jre-headless"))
+    if module == "bench.groups":
+        wanted.append(("kcat", "the row groups sends by kcat: install kcat"))
+    for program, hint in wanted:
+        if shutil.which(program) is None:
+            raise Missing(
+                f"{program} is missing; {hint}, or choose rows without it (ONLY=, --systems penstock)"
+            )
+
+
+def need_space(folder: Path, least_bytes: int = FREE_BYTES_MIN) -> None:
+    """Raise Missing when the disk below `folder` is too full for a run."""
+    free = shutil.disk_usage(folder).free
+    if free < least_bytes:
+        raise Missing(
+            f"{folder} has {free / 1e9:.1f} GB free and a visit takes up to {least_bytes / 1e9:.0f}: make room, or "
+            "give --scratch a folder on another disk"
+        )
+
+
+def facts() -> dict[str, str]:
+    """Of this machine, for the document: nothing that names it."""
+    cores = psutil.cpu_count() or 1
+    return {
+        "cores": str(cores),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "Linux": platform.release().partition("-")[0],
+        "Python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def versions(kafka: str) -> dict[str, str]:
+    return {"Kafka": kafka, "confluent-kafka": version("confluent-kafka")}
+
+
+def commit() -> str:
+    """HEAD, with -dirty when something is not committed; "unknown" outside of a clone."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
