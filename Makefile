@@ -80,8 +80,8 @@ clean: ## remove what make made, the environment included
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
 
 .PHONY: bench
-bench: setup ## Penstock beside Apache Kafka, SECURE=1 with TLS and users on both (java, mvn, kcat; BENCH="--help")
-	$(BIN)/python -m bench.compare $(if $(SECURE),--secure) $(BENCH)
+bench: setup ## Penstock beside Apache Kafka in pairs: ONLY=regex ROUNDS=5 SECURE=1, BENCH=--quick or --list (java, mvn, gcc)
+	$(BIN)/python -m bench.runner $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin ROUNDS)),$(if $(ROUNDS),--rounds $(ROUNDS))) $(if $(SECURE),--secure) $(BENCH)
 
 .PHONY: bench-versions
 bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--before DIR" (kcat)

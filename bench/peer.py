@@ -159,14 +159,6 @@ class KafkaCluster:
         folders = [self.folder / f"kafka-{index + 1}" for index in range(self.node_count)]
         self.processes = [self._java(f, "kafka.Kafka", str(f / "server.properties")) for f in folders]
 
-    def kill_and_run(self) -> None:
-        """End every broker by SIGKILL, start all again on what they have on disk; returns at once, as `start` does."""
-        for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-            process.wait(10)
-        self.run()
-
     def _listeners(self, client_port: int, controller_port: int) -> str:
         if self._door is None:
             return f"listeners=PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}\n"

@@ -9,9 +9,11 @@
     make fuzz EXECUTIONS=10000000 ARGS="--json fuzz.json"
     make fuzz EXECUTIONS=10000000 ONLY="sasl.scram" ARGS="--json scram.json"
     make security SECURITY="--json security.json"
+    make bench BENCH="--json bench.json"
 
 The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz,
-families (of fuzz targets, one file per family) or security (a second file is of a run before a change).
+families (of fuzz targets, one file per family), security (a second file is of a run before a change) or bench
+(one file per occasion; its table stands in docs/performance.md).
 Commit and date stand above the table: of HEAD and today, unless --commit and --date say otherwise.
 """
 
@@ -278,7 +280,18 @@ def _security(held: Sequence[Sequence[Figures]]) -> str:
     return f"In brackets: before the mends.\n\n{made}" if before else made
 
 
+def _bench(held: Sequence[Figures]) -> str:
+    # bench/ is found from the root, and this program is started from tools/.
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from bench.runner.documents import from_json
+    from bench.runner.tables import page_block
+
+    return "\n\n".join(page_block(from_json(one)) for one in held)
+
+
 KINDS: Final[dict[str, Kind]] = {
+    "bench": Kind("../performance.md", ("make bench",), _bench),
     "seeds": Kind("simulation.md", ("make simulate",), _seeds),
     "planted": Kind("simulation.md", ("make simulate-planted",), _planted),
     "chaos": Kind("chaos.md", ("make chaos",), _chaos),

@@ -130,6 +130,11 @@ def kafka(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
     nodes = 1 if layout.single else layout.nodes
     cluster = KafkaCluster(folder / "kafka", nodes, _family(nodes), door=door, settings=settings)
     begun = time.perf_counter()
+
+    def start_again() -> None:
+        cluster.kill()
+        cluster.run()
+
     try:
         cluster.start()
         yield Running(
@@ -139,7 +144,7 @@ def kafka(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
             lambda: [("broker", psutil.Process(process.pid)) for process in cluster.processes],
             folder / "kafka",
             begun,
-            cluster.kill_and_run,
+            start_again,
         )
     finally:
         cluster.stop()

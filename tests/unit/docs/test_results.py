@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import bench.runner.documents
 import pytest
 
 import chaos.run
@@ -125,6 +126,16 @@ FIGURES = {
     "families": (
         {"seed": 5, "targets": [Outcome("sasl.plain", executions=1000, accepted=10, cpu_s=0.5).figures()]},
         ["| `sasl.plain` | 1,000 | 10 | 2,000 | 0 | 0 → 0 | 0 MiB | +0.0 MiB | ok |", "Seeds 5, one"],
+    ),
+    "bench": (
+        bench.runner.documents.Document(
+            "1a2b3c4",
+            "2026-11-26",
+            {"cores": "2"},
+            {"Kafka": "4.3.1"},
+            samples=[bench.runner.documents.Sample("failover", "penstock", 0, {"leader_killed_p50_s": 0.13})],
+        ).to_json(),
+        ["| longest wait of a client by gateway | leader killed p50, s | 0.13 |"],
     ),
     "security": (
         [asdict(Cost("idle_sockets", "many sockets", True, "shut", 12.4, 3.6, 0, 1.26, 180.0, 2))],
