@@ -91,6 +91,7 @@ def start(bench: Bench, step: Step) -> Figures:
 def idle(bench: Bench, step: Step) -> Figures:
     """Cores that all processes use together while nobody asks for anything."""
     load = step.row.load
+    bench.running.wait_ready(step.row.layout.nodes)
     if load.partitions:
         bench.topic(step, load)
     with _connections(bench, step):

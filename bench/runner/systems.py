@@ -58,7 +58,26 @@ class Running:
     """After a kill -9 of all of it."""
 
     def used(self) -> Used:
-        return used(self.processes())
+        """Of all its processes. Raises SystemFailed when one has ended: figures of the others would be praise."""
+        try:
+            processes = self.processes()
+            dead = [role for role, one in processes if one.status() == psutil.STATUS_ZOMBIE]
+        except psutil.NoSuchProcess as error:
+            raise SystemFailed(f"{self.name}: process {error.pid} has ended by itself") from None
+        if dead:
+            raise SystemFailed(f"{self.name}: a {dead[0]} has ended by itself")
+        return used(processes)
+
+    def wait_ready(self, nodes: int) -> None:
+        """Until clients are told of so many nodes."""
+        admin = self.admin()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with suppress(KafkaException):
+                if len(admin.list_topics(timeout=5).brokers) >= nodes:
+                    return
+            time.sleep(0.05)
+        raise SystemFailed(f"{self.name}: {nodes} nodes are not there after {START_TIMEOUT_S} s")
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstraps["direct"], "log_level": 0, **self.client})
