@@ -29,6 +29,8 @@ def command(row: Row, rounds: int, *, quick: bool, file: Path, systems: Sequence
     call = [sys.executable, "-m", row.module]
     if row.module == "bench.failover":
         return [*call, "--times", str(2 if quick else max(rounds, 20)), "--json"]
+    if row.module == "bench.transactional_ids":
+        return [*call, *(["--ids", "5000", "--idle", "1000"] if quick else []), "--json", str(file)]
     if row.module == "bench.groups":
         small = ["--groups", "10", "--seconds", "3"] if quick else []
         return [
@@ -96,8 +98,19 @@ def _spark(row: Row, held: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample(row.name, system, 0, figures)
 
 
+def _transactional_ids(row: Row, held: Mapping[str, Any]) -> Iterator[Sample]:
+    figures = {
+        "idle_ids_rss_mb": float(held["idle_mb"]),
+        "load_s": float(held["load_s"]),
+        "loop_late_ms": float(held["late_ms"]),
+        "killed_to_loaded_s": float(held["loaded_s"]),
+    }
+    yield Sample(row.name, "penstock", 0, figures)
+
+
 _READERS: Final[Mapping[str, Callable[[Row, Any], Iterator[Sample]]]] = {
     "bench.failover": _failover,
     "bench.groups": _groups,
     "bench.spark": _spark,
+    "bench.transactional_ids": _transactional_ids,
 }

@@ -345,6 +345,16 @@ ROWS: Final[tuple[Row, ...]] = (
         "spark", "records/s of Spark's source and of Spark's Kafka connector, counted", Kind.ELSEWHERE,
         ("count_1_kib_direct", "count_1_kib_gateway"), (KAFKA, PENSTOCK), module="bench.spark",
     ),
+    Row(
+        "transactional-ids", "10,000 idle transactional ids; 100,000 read by the next coordinator", Kind.ELSEWHERE,
+        ("idle_ids_rss_mb", "load_s", "loop_late_ms", "killed_to_loaded_s"), (PENSTOCK,),
+        module="bench.transactional_ids",
+        goals=(
+            Goal("penstock", "idle_ids_rss_mb", 10, at_most=True, against=""),
+            Goal("penstock", "load_s", 3, at_most=True, against=""),
+            Goal("penstock", "loop_late_ms", 10, at_most=True, against=""),
+        ),
+    ),
 )  # fmt: skip
 
 

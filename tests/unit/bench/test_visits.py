@@ -137,6 +137,7 @@ HELD = {
         ]
     },
     "spark": {"rows": [{"job": "count", "size": "1 KiB", "mode": "direct", "kafka": 100, "penstock": 150}]},
+    "transactional-ids": {"idle_mb": 7.1, "load_s": 0.9, "late_ms": 3, "loaded_s": 2.5, "ids": 100_000},
 }
 MADE = {
     "failover": [("penstock", 0, {"leader_killed_p50_s": 0.1, "leader_killed_max_s": 0.3})],
@@ -147,6 +148,13 @@ MADE = {
         ("penstock", 1, {"commit_cpu_ms": 0.1}),
     ],
     "spark": [("kafka", 0, {"count_1_kib_direct": 100.0}), ("penstock", 0, {"count_1_kib_direct": 150.0})],
+    "transactional-ids": [
+        (
+            "penstock",
+            0,
+            {"idle_ids_rss_mb": 7.1, "load_s": 0.9, "loop_late_ms": 3.0, "killed_to_loaded_s": 2.5},
+        )
+    ],
 }
 MODULE_ROWS = {row.name: row for row in ROWS if row.module}
 
