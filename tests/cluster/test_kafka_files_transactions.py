@@ -229,8 +229,10 @@ def test_a_directory_of_kafka_is_taken_over(tmp_path: Path) -> None:
         wait_for(lambda: _offered(cluster) == TOPICS, "the node offers what it has")
         taken = said(cluster, "cluster", "recover", "--from-nodes", "--yes")
         assert [topic["error"] for topic in taken["topics"]] == [None] * len(TOPICS)
-        for topic in TOPICS:
-            wait_for_full_isr(cluster.bootstrap, topic)
+        # Whose metadata have the topics has heard that ids were passed over.
+        for door in doors:
+            for topic in TOPICS:
+                wait_for_full_isr(door, topic)
 
         new_ids = [n for door in doors for n in _new_ids(door)]
         assert not set(new_ids) & old_ids

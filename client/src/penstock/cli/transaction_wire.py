@@ -7,6 +7,7 @@ gateway, which knows the rest of the way; at direct ones the nodes.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,10 @@ LIST_TRANSACTIONS: Final = 66
 _TRANSACTION: Final = 1
 """Kind of coordinator."""
 _LIST_VERSION: Final = 2
+_LOADING: Final = 14
+"""COORDINATOR_LOAD_IN_PROGRESS."""
+_LOAD_WAIT_S: Final = 30.0
+_LOAD_AGAIN_S: Final = 0.2
 _MOVED: Final = frozenset({5, 6, 14, 15, 16})
 NOT_FOUND: Final = 105
 """TRANSACTIONAL_ID_NOT_FOUND."""
@@ -114,17 +119,25 @@ def list_transactions(
     longer_than_ms: int = -1,
     pattern: str | None = None,
 ) -> tuple[list[Listed], list[str]]:
-    """Ids, of all coordinators; and which of `states` there are none. Raises CommandError."""
+    """Ids, of all coordinators; and which of `states` there are none. Raises CommandError.
+
+    A coordinator that has just begun is asked again until it has read its log (Kafka: ListTransactionsHandler).
+    """
     body = wire.count_of(len(states)) + b"".join(map(wire.compact, states))
     body += wire.count_of(len(producer_ids)) + struct.pack(f">{len(producer_ids)}q", *producer_ids)
     body += struct.pack(">q", longer_than_ms) + (b"\x00" if pattern is None else wire.compact(pattern))
     found: dict[str, Listed] = {}
     unknown: dict[str, None] = {}
     # At a proxy listener several nodes have the address of one gateway, which asks them all.
+    deadline = time.monotonic() + _LOAD_WAIT_S
     for place in dict.fromkeys(cluster.brokers.values()):
         address = Bootstrap(place, "", connector_of(cluster.bootstrap))
-        reader = _asked(address, LIST_TRANSACTIONS, body, _LIST_VERSION)
-        _throttle, code = reader.unpack(">ih")
+        while True:
+            reader = _asked(address, LIST_TRANSACTIONS, body, _LIST_VERSION)
+            _throttle, code = reader.unpack(">ih")
+            if code != _LOADING or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOAD_AGAIN_S)
         if code:
             raise CommandError(f"{address}: {said(code)}")
         unknown.update(dict.fromkeys(reader.compact() or "" for _ in range(reader.count())))
