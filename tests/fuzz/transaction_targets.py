@@ -117,7 +117,7 @@ class _Host:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.loading_count = 0
+        self.is_whole = True
         self.make_topic = lambda _: None
 
     def find(self, _: str) -> Shard:

@@ -67,7 +67,7 @@ class Host:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.loading_count = 0
+        self.is_whole = True
         self.counts = {"t": 3, "secret": 1, "__consumer_offsets": 50}
         self.made: list[str] = []
 
@@ -419,7 +419,7 @@ async def test_operators_see_what_there_is() -> None:
         producer_id_filters=(),
     )
     assert answer.unknown_state_filters == ("Nonsense",)
-    peer.host.loading_count = 1
+    peer.host.is_whole = False
     answer = await peer.call(K.LIST_TRANSACTIONS, 0, state_filters=(), producer_id_filters=())
     assert (int(answer.error_code), answer.transaction_states) == (E.COORDINATOR_LOAD_IN_PROGRESS, ())
 

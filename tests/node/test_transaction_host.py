@@ -138,6 +138,21 @@ async def test_a_transaction_from_the_producers_id_to_the_last_record(cluster: M
     assert refused.value.code is E.NOT_COORDINATOR
 
 
+async def test_it_is_whole_when_all_that_it_leads_is_read(cluster: MiniCluster) -> None:
+    """Else a list of ids would lack those of a log that is not open yet, and say nothing."""
+    node = cluster.nodes[1]
+    one = Coordinator(node)
+    assert one.host.is_whole, "there is nothing to read"
+    cluster.make_topic()
+    assert not one.host.is_whole, "it leads, and has no log yet"
+    assert one.host.loading_count == 0
+    await one.served()
+    await eventually(lambda: one.host.is_whole)
+    cluster.elect(2, [1, 2, 3])
+    assert one.host.is_whole, "it leads nothing"
+    await eventually(lambda: list(one.host.shards()) == [])
+
+
 async def test_what_one_turn_asks_for_is_one_batch(cluster: MiniCluster) -> None:
     one = (await coordinators(cluster))[1]
     answers: list[Answer] = []

@@ -262,6 +262,17 @@ class CoordinatorHost(Generic[S]):
         """Coordinators whose partition is still being read."""
         return sum(not hosted.ready for hosted in self._hosted.values())
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is read that the metadata give to this node, logs that are not even open yet included."""
+        topic = self._manager.registry.image.topic(self.topic)
+        if topic is None:
+            return True
+        node_id = self._manager.registry.node_id
+        mine = (number for number, partition in topic.partitions.items() if partition.leader == node_id)
+        found = map(self._hosted.get, mine)
+        return all(hosted is not None and hosted.ready for hosted in found)
+
     # -- leadership --------------------------------------------------------------------------
 
     def on_lead(self, partition: Partition) -> None:

@@ -364,7 +364,7 @@ class TransactionHandler:
 
     def _list_steps(self, call: _Call, request: Any) -> Generator[None, None, bytes]:
         """A node may have a million ids: a step for each."""
-        if self._host.loading_count:
+        if not self._host.is_whole:
             raise PenstockError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "ids are being read")
         matches = _filter(request, self._host.now_ms)
         caller, may_see = call.caller, self._rights.may_see

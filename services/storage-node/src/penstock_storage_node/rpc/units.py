@@ -148,7 +148,7 @@ class UnitsService:
         those of many sinks together have no bound."""
         del context
         response = pb.ListSinksResponse()
-        if self._host.loading_count:
+        if not self._host.is_whole:
             response.error.code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             response.error.message = "sinks are being read, ask again"
             return response
